@@ -5,7 +5,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,10 @@ class Backend:
     url: str = ""
 
     def leaks(self) -> list[str]:
-        """Keys that would stay for ever although nothing in keys.py says so."""
+        """Keys that would stay for ever although nothing in keys.py says so.
+
+        A version's own may only stay while it is registered.
+        """
         names = [name.decode() for name in self.client.scan_iter(count=1000)]
         with self.client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -183,16 +186,17 @@ class Backend:
         return sorted(
             name
             for name, lifetime in zip(names, lifetimes, strict=True)
-            if lifetime == -1 and not is_permanent(name)
+            if lifetime == -1 and not is_permanent(name, names)
         )
 
 
-def is_permanent(name: str) -> bool:
+def is_permanent(name: str, others: Collection[str]) -> bool:
     if name in keys.PERMANENT:
         return True
     if not name.startswith("{model2:"):
         return False
-    return name in VersionKeys(name[: name.index("}") + 1]).permanent()
+    version_keys = VersionKeys(name[: name.index("}") + 1])
+    return version_keys.config in others and name in version_keys.permanent()
 
 
 def server_backend(url: str) -> Backend:

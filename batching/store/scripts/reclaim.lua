@@ -1,7 +1,7 @@
 -- reclaim: what a dead or leaving worker owned waits again, or is answered for good.
 --
 -- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
---       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather
+--       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather  13 config
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -15,7 +15,8 @@
 -- its record says who had it, so that a late reply before the next claim still counts. A released
 -- request goes back to the head of the queue in its old order, without having used an attempt; so
 -- does a recovered one, whose worker never learnt that it owned it. An answer of which pieces have
--- been sent is never begun again: its client would see them twice.
+-- been sent is never begun again: its client would see them twice. A list or hash that this makes for a
+-- version that was unregistered meanwhile gets a TTL: nodes clear it away, but this one may be the last.
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -76,6 +77,9 @@ if reclaimed > 0 then
 end
 if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
+if reclaimed + answered + orphaned > 0 and redis.call('EXISTS', KEYS[13]) == 0 then
+  for _, name in ipairs({KEYS[4], KEYS[5], KEYS[8]}) do redis.call('PEXPIRE', name, 86400000) end
+end
 if left == 0 and mode ~= 'recovered' then
   -- A batch that it was collecting is anybody's now.
   if redis.call('HGET', KEYS[12], 'worker') == worker_id then

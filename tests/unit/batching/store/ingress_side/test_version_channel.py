@@ -13,8 +13,10 @@ from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import connect_async
 from batching.store.ingress_side.pending_request import AwaitedRequest, ClientLeft
+from batching.store.registry.queue_configs import QueueConfigs
 from batching.store.scripts import loader as scripts
 from tests.support import (
+    KEY,
     QueueHarness,
     body_of,
     eventually_async,
@@ -713,7 +715,8 @@ async def test_channel_answers_requests_for_a_version_that_was_unregistered_mean
         await queued(harness, 2)
         harness.worker().claim(1, 0.0)
         # When it is unregistered, and its worker dies
-        harness.client.delete(harness.keys.config)
+        with harness.backend.connect() as client:
+            QueueConfigs(client).delete(KEY)
         harness.silence_worker()
         # Then
         for one in asked:

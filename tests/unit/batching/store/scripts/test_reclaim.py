@@ -2,6 +2,7 @@ import pytest
 
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.registry.queue_configs import QueueConfigs
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
@@ -47,6 +48,20 @@ def test_reclaim_takes_back_what_a_silent_worker_held_and_forgets_it(harness):
     assert not harness.client.hexists(harness.keys.workers, "worker-a")
     # And another worker is woken
     assert harness.wakeups() == 1
+
+
+@pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED], ids=str)
+def test_reclaim_of_an_unregistered_version_leaves_no_key_for_ever(real_harness, mode):
+    # Given a worker that works on a version's only request when that is unregistered
+    leased(real_harness, "a")
+    QueueConfigs(real_harness.client).delete(KEY)
+
+    # When its node takes the request back, and dies before it refuses what waits
+    assert real_harness.node().reclaim(KEY, "worker-a", mode) == 1
+
+    # Then the request is there for another node, and for a day
+    assert real_harness.queued() + real_harness.suspects() == ["a"]
+    assert real_harness.backend.leaks() == []
 
 
 def test_reclaim_answers_with_the_reason_that_the_node_saw(harness):
