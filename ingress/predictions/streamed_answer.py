@@ -50,6 +50,10 @@ class StreamedAnswer:
             raise
         return piece
 
+    def need_no_pieces(self) -> None:
+        """Counts the answer as given with its head."""
+        self._outcome = (self.status, "")
+
     async def close(self) -> None:
         """Counts the answer, and tells a handler that still runs to stop."""
         status, reason = self._outcome
@@ -60,14 +64,17 @@ class StreamedAnswer:
 async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
     """Sends the answer in pieces, or as one to a client that could not tell its end.
 
-    HTTP/1.0 knows no chunks; the answer to HEAD, and one with 204 or 304, has no body at all.
+    HTTP/1.0 knows no chunks. The answer to HEAD, and one with 204 or 304, has no body at all, and
+    does not wait for the rest.
 
     Raises:
         ServeError: nothing was sent.
     """
     try:
-        has_body = exchange.method != "HEAD" and answer.status not in WITHOUT_BODY
-        if exchange.http_version == "1.1" and has_body:
+        if exchange.method == "HEAD" or answer.status in WITHOUT_BODY:
+            answer.need_no_pieces()
+            exchange.respond(answer.status, answer.headers, b"")
+        elif exchange.http_version == "1.1":
             await _send_pieces(answer, exchange)
         else:
             body = await _gathered(answer, limit_bytes)

@@ -16,7 +16,7 @@ from tests.ports import free_ports
 from tests.support import eventually, items_of
 from tests.tls import needs_openssl
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
-from tests.unit.ingress.sockets import listening
+from tests.unit.ingress.sockets import listening, read_to_end
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -90,6 +90,27 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
     assert not answer.endswith(b"0\r\n\r\n")
     spec = echo.registry.resolve("echo", None)
     eventually(lambda: echo.registry.queue(spec).open_requests == 0)
+
+
+def test_head_of_a_stream_is_answered_at_once_and_the_connection_goes_on(echo, flood):
+    # Given a stream without an end
+    address = Address("127.0.0.1", free_ports(1))
+    with listening(echo, address), socket.create_connection((address.host, address.port)) as client:
+        client.settimeout(20)
+        # When
+        client.sendall(REQUEST.replace(b"POST", b"HEAD") + b"\r\nx")
+        head = client.recv(65536)
+        # Then its worker is told that the rest is not wanted
+        eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+        # And the next answer follows the head
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        following = read_to_end(client)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert head.endswith(b"\r\n\r\n")
+    assert head.count(b"\r\n\r\n") == 1
+    assert b"connection: keep-alive" in head
+    assert b"content-length" not in head
+    assert following.startswith(b"HTTP/1.1 200 ")
 
 
 def ask(client, *lines, version=b"1.1", method=b"POST"):
