@@ -7,6 +7,7 @@ type, default and help are written in the field, and only there.
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import types
 import typing
@@ -38,6 +39,17 @@ class UnusableSettings(click.ClickException):
     """No start with these settings can succeed, so a supervisor need not try again."""
 
     exit_code = EXIT_UNUSABLE
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers, which NaN and infinity are outside of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number; fails with one line that says what is wrong."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
 
 
 def require_store(settings: Settings) -> None:

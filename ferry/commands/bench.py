@@ -20,7 +20,13 @@ from ferry.load.driver import Load
 from ferry.load.figures import Figures
 from ferry.load.report import HEADS, Point, as_record, table, write_report
 from ferry.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, progress_bar
-from ferry.options import check_header_value, inference_option, json_option, management_option
+from ferry.options import (
+    NumberRange,
+    check_header_value,
+    inference_option,
+    json_option,
+    management_option,
+)
 
 NO_SUCCESS = "no request was answered with a success"
 # Each was part of the warm-up, which took longer than the whole run; or --rate is low.
@@ -64,14 +70,14 @@ _LOAD_OPTIONS = (
     click.option(
         "--rate",
         "rate_per_s",
-        type=click.FloatRange(0, 1_000_000),
+        type=NumberRange(0, 1_000_000),
         default=0.0,
         help="Requests per second. Default: as fast as they are answered.",
     ),
     click.option(
         "--duration",
         "duration_s",
-        type=click.FloatRange(0, _DAY_S, min_open=True),
+        type=NumberRange(0, _DAY_S, min_open=True),
         default=10.0,
         show_default=True,
         help="Seconds to measure.",
@@ -79,7 +85,7 @@ _LOAD_OPTIONS = (
     click.option(
         "--warmup",
         "warmup_s",
-        type=click.FloatRange(0, _DAY_S),
+        type=NumberRange(0, _DAY_S),
         default=1.0,
         show_default=True,
         help="Seconds of load before that, which are not measured.",

@@ -9,7 +9,8 @@ import uvloop
 
 from batching.settings.sources import SettingsError, UnusableNow
 from ferry.console import warn
-from ferry.shadow.comparison_options import Comparison, Range, comparison_options
+from ferry.options import NumberRange
+from ferry.shadow.comparison_options import Comparison, comparison_options
 from ferry.shadow.mirror import Mirror
 from ferry.shadow.recording import Recorder, Unreadable, read_requests
 from ferry.shadow.replay import Replay
@@ -71,7 +72,7 @@ def shadow(context: click.Context, /, recording: Path | None, **options: Any) ->
 )
 @click.option(
     "--share",
-    type=Range(0, 1),
+    type=NumberRange(0, 1),
     default=1.0,
     show_default=True,
     help="How many of the requests the new server gets, too, at random; 0.1 is a tenth.",
@@ -87,7 +88,7 @@ def shadow(context: click.Context, /, recording: Path | None, **options: Any) ->
 @click.option(
     "--duration",
     "duration_s",
-    type=Range(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     help="Seconds after which to stop. Default: when told to, by Ctrl-C or SIGTERM.",
 )
 @click.option(

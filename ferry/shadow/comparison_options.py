@@ -1,13 +1,12 @@
 """The options that both forms of `ferry shadow` share."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from ferry.api import INFERENCE_TOKEN_VARIABLE, token_header
-from ferry.options import json_option
+from ferry.options import NumberRange, json_option
 from ferry.shadow.comparison import Tolerance
 from ferry.shadow.result import Result
 from ferry.shadow.target import Target
@@ -15,22 +14,12 @@ from ferry.shadow.target import Target
 OLD_TOKEN_VARIABLE = "FERRY_OLD_TOKEN"  # noqa: S105 - its name
 
 
-class Range(click.FloatRange):
-    """A range that NaN is outside of."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number.", param, ctx)
-        return number
-
-
 _OPTIONS = (
     click.option("--old", help="URL of the server that is trusted."),
     click.option("--new", help="URL of the server that is tried."),
     click.option(
         "--tolerance",
-        type=Range(0, 1),
+        type=NumberRange(0, 1),
         default=1e-4,
         show_default=True,
         help="How far numbers in JSON may differ, relative to the larger one. Two integers are "
@@ -38,7 +27,7 @@ _OPTIONS = (
     ),
     click.option(
         "--near-zero",
-        type=Range(0),
+        type=NumberRange(0),
         default=1e-8,
         show_default=True,
         help="Numbers that are no farther apart than this are equal, too.",
@@ -59,7 +48,7 @@ _OPTIONS = (
     click.option(
         "--timeout",
         "timeout_s",
-        type=Range(0, 86_400, min_open=True),
+        type=NumberRange(0, 86_400, min_open=True),
         default=120.0,
         show_default=True,
         help="Seconds to wait for an answer.",

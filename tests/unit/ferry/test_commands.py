@@ -11,6 +11,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -444,6 +445,37 @@ def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
     # Then
     assert "File 'missing.jpg' does not exist" in result.stderr
     assert server.asked == []
+
+
+def options_of(command, words=()):
+    """Each command below this one and each of its options."""
+    for name, child in getattr(command, "commands", {}).items():
+        yield from options_of(child, (*words, name))
+    yield from ((words, one) for one in command.params if isinstance(one, click.Option))
+
+
+FLOATS = [
+    pytest.param(words, one.opts[0], id=" ".join((*words, one.opts[0])))
+    for words, one in options_of(main)
+    if isinstance(one.type, click.types.FloatParamType)
+]
+
+
+def test_options_that_take_numbers_are_found():
+    assert {"bench", "shadow"} <= {case.values[0][0] for case in FLOATS}
+
+
+@pytest.mark.parametrize(("words", "option"), FLOATS)
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "x"])
+def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option, text):
+    # When
+    found = CliRunner().invoke(main, [*words, f"{option}={text}"])
+    # Then
+    assert isinstance(found.exception, SystemExit)
+    [line] = [line for line in found.output.splitlines() if line.startswith("Error: ")]
+    # A setting has a name of its own, which environment and files have, too.
+    assert option in line or option[2:].replace("-", "_").removesuffix("_s") in line
+    assert text in line
 
 
 def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):
