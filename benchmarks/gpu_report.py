@@ -5,6 +5,7 @@
 writes the tables of a record, made on another machine perhaps, into docs/performance.md.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,5 +127,23 @@ def _split_row(point: Mapping[str, Any]) -> str:
     return f"{_head(point)} | {parts['images']:.0f} | {times} |"
 
 
+def read_record(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the record of the file that is named; ends the program if there are no results.
+
+    Raises:
+        SystemExit: says in one sentence what to do.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        [path] = arguments
+        record: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if record["points"]:
+            return record
+    where = f" in {' '.join(arguments)}" if arguments else ""
+    sys.exit(
+        f"There are no results{where}: name the one record that `make bench-gpu` has written, "
+        "such as benchmarks/results/gpu.json."
+    )
+
+
 if __name__ == "__main__":
-    write_block("gpu", markdown(json.loads(Path(sys.argv[1]).read_text())))
+    write_block("gpu", markdown(read_record(sys.argv[1:])))
