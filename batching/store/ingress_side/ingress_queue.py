@@ -1,10 +1,11 @@
 """The ingress's calls on one version's queue: submit, receive, audit, cancel."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, cast
 
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
@@ -15,11 +16,13 @@ from batching.store.connections.bulk_calls import BulkCalls
 from batching.store.connections.commands import Buffer, Command, packed, packed_set
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
+from batching.store.redis_errors import AWAY
 from batching.store.replies import named_request
 from batching.store.scripts.loader import command, ordered_keys, script
 
 RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
+PROBE_S = 0.2
 
 
 class SubmitCode(IntEnum):
@@ -33,6 +36,7 @@ class SubmitCode(IntEnum):
     NO_MEMORY = -3
     NO_TICKET = -4
     NO_BEAT = -5
+    TOO_LARGE = -6  # for Redis, which closes the connection; never the script's
 
 
 _REFUSED_WITH_BODY = frozenset(
@@ -119,6 +123,23 @@ class IngressQueue:
             [one for one, code in outcomes if code in _REFUSED_WITH_BODY and one.wire.body]
         )
         return found
+
+    async def refuses(self, size_bytes: int) -> bool:
+        """Returns whether a value of this size is over Redis' `proto-max-bulk-len`.
+
+        Redis closes the connection on which such a value is on its way, and its reason is lost. So
+        this announces a value, and sends none of it. The setting itself is mostly not ours to read.
+        """
+        probe = AsyncHeldConnection(self._client)
+        try:
+            announced = b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % size_bytes
+            async with asyncio.timeout(PROBE_S):
+                [answer] = await probe.exchange((announced,), 1)
+        except AWAY:  # it waits for the value, or is away
+            return False
+        finally:
+            await probe.close()
+        return isinstance(answer, ResponseError) and "bulk length" in str(answer)
 
     def _submit_arguments(self, submissions: Sequence[Submission]) -> list[str | int | bytes]:
         ingress_id = self._ingress_id

@@ -1,7 +1,7 @@
 """Submits requests in one script call, repeated under the same ids while Redis is briefly away."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from redis.exceptions import OutOfMemoryError
@@ -19,6 +19,15 @@ from batching.store.redis_errors import AWAY
 from batching.store.unavailable import memory_full, store_unavailable
 
 SUBMIT_AT_ONCE = 256
+
+# Redis' proto-max-bulk-len can be no lower.
+_SURELY_TAKEN_BYTES = 1024 * 1024
+
+
+class RefusedByRedis(errors.PayloadTooLarge):
+    """The body is within `max_request_size`, but larger than Redis takes."""
+
+    reason = "payload_too_large_for_redis"
 
 
 class Channel(Protocol):
@@ -171,19 +180,14 @@ async def submit(
     """
     now = asyncio.get_running_loop().time
     cause: Exception | None = None
+    too_large: set[PendingRequest] = set()
     oldest_age_s = now() - max(moved_at, min([request.entered_at for request in requests]))
     end = now() + max(2 * patience.retry_s, patience.submit_s - oldest_age_s)
     try:
         async with asyncio.timeout_at(end + _body_bytes(requests) / patience.bytes_per_s) as limit:
             while True:
-                # Others were answered meanwhile, or have left: an earlier try has queued them.
-                waiting = [request for request in requests if not request.is_over]
                 try:
-                    codes = await queue.submit([_submission(one, now()) for one in waiting])
-                    if len(waiting) == len(requests):
-                        return codes
-                    found = dict(zip(waiting, codes, strict=True))
-                    return [found.get(request, SubmitCode.KNOWN) for request in requests]
+                    return await _submit_open(queue, requests, too_large, now())
                 except OutOfMemoryError as error:
                     raise memory_full() from error
                 except AWAY as error:
@@ -193,9 +197,39 @@ async def submit(
                         # (asyncio.wait_for before Python 3.12).
                         raise TimeoutError from error
                     limit.reschedule(end)  # a body whose submit failed is not on its way
-                    await asyncio.sleep(patience.retry_s)
+                    if not await _finds_too_large(queue, requests, too_large):
+                        await asyncio.sleep(patience.retry_s)
     except TimeoutError:
         raise store_unavailable(cause) from cause
+
+
+async def _submit_open(
+    queue: IngressQueue,
+    requests: Sequence[PendingRequest],
+    too_large: Collection[PendingRequest],
+    now_s: float,
+) -> list[SubmitCode]:
+    # Others were answered meanwhile, or have left: an earlier try has queued them.
+    waiting = [one for one in requests if not one.is_over and one not in too_large]
+    codes = await queue.submit([_submission(one, now_s) for one in waiting]) if waiting else []
+    if len(waiting) == len(requests):
+        return codes
+    found = dict(zip(waiting, codes, strict=True)) | dict.fromkeys(too_large, SubmitCode.TOO_LARGE)
+    return [found.get(request, SubmitCode.KNOWN) for request in requests]
+
+
+async def _finds_too_large(
+    queue: IngressQueue, requests: Sequence[PendingRequest], too_large: set[PendingRequest]
+) -> bool:
+    """Adds the request with the largest body if Redis takes none of that size."""
+    others = [one for one in requests if one not in too_large]
+    largest = max(others, key=lambda one: len(one.wire.body), default=None)
+    if largest is None or len(largest.wire.body) <= _SURELY_TAKEN_BYTES:
+        return False
+    is_refused = await queue.refuses(largest.wire.size_bytes)
+    if is_refused:
+        too_large.add(largest)
+    return is_refused
 
 
 def _submission(request: PendingRequest, now: float) -> Submission:
@@ -232,6 +266,11 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
             f'Model "{name}" has no worker to serve inference request. Please use scale workers '
             "API to add workers.",
             retry_after_s=1.0,
+        )
+    if code is SubmitCode.TOO_LARGE:
+        return RefusedByRedis(
+            "The body is larger than Redis takes: raise Redis' proto-max-bulk-len, or lower "
+            "max_request_size, which lets such bodies in."
         )
     if code is SubmitCode.NO_MEMORY:
         return memory_full()

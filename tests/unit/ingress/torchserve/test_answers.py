@@ -2,14 +2,18 @@ import json
 
 import pytest
 
-from batching.errors import QueueFull
+from batching.errors import PayloadTooLarge, QueueFull
 from batching.protocol import Reply
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_side.submitter import refusal
+from ingress.http1.exchange import Answer
 from ingress.torchserve.answers import (
     clean_headers,
     error_answer,
     json_bytes,
     reply_answer,
 )
+from tests.support import KEY
 
 RID = "00000000-0000-4000-8000-000000000000"
 
@@ -54,3 +58,15 @@ def test_handler_headers_cannot_break_the_answer():
         ("X-Nul", "ab"),
         ("X-Accent", "??"),
     ]
+
+
+def test_body_that_redis_does_not_take_is_answered_with_what_to_do():
+    answer = error_answer(refusal(SubmitCode.TOO_LARGE, KEY, 0.0))
+    assert answer.status == 413
+    assert ("x-ferry-reason", "payload_too_large_for_redis") in answer.headers
+    assert b"proto-max-bulk-len" in answer.body
+    assert b"max_request_size" in answer.body
+
+
+def test_body_over_the_limit_is_answered_as_by_torchserve():
+    assert error_answer(PayloadTooLarge("More than 9 bytes.")) == Answer(413, [], b"")
