@@ -93,4 +93,4 @@ def _print(record: dict[str, Any]) -> None:
     for model in record["models"]:
         for error in model["errors"]:
             name = escape(f"{model['model']} {model['version']}")
-            console.print(f"[red]not serving:[/] {name}: {escape(error)}", soft_wrap=True)
+            console.print(f"[red]not loaded:[/] {name}: {escape(error)}", soft_wrap=True)

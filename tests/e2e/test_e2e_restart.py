@@ -80,8 +80,8 @@ def test_server_that_starts_again_tells_what_became_of_each_archive(start, tmp_p
     assert server.http.get(f"{server.inference}/ping").json() == {"status": "Healthy"}
     shown = status_of(server, tmp_path)
     assert shown.startswith("ready\n")
-    assert f"not serving: gone 1.0: {GONE}\n" in shown
-    assert f"not serving: broken 1.0: {BROKEN}" in shown
+    assert f"not loaded: gone 1.0: {GONE}\n" in shown
+    assert f"not loaded: broken 1.0: {BROKEN}" in shown
 
     # When one archive is put right, and registered again
     (tmp_path / "kept.mar").rename(server.store / "gone-1.0.mar")
