@@ -36,4 +36,4 @@ def test_errors_of_versions_and_of_their_workers_are_shown_each_once(capsys):
     _print(record | {"models": [_summary(version) for version in (described, gone)]})
     # Then
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == ["not loaded: m 1.0: No [GPU]", "not serving: m 2.0: Not found"]
+    assert lines[-2:] == ["not loaded: m 1.0: No [GPU]", "not loaded: m 2.0: Not found"]
