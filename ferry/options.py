@@ -52,6 +52,17 @@ class NumberRange(click.FloatRange):
         return number
 
 
+def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Returns a decorator that gives a command these options, listed in this order."""
+
+    def give(command: Command) -> Command:
+        for option in reversed(options):  # click lists the last one that was applied first
+            command = option(command)
+        return command
+
+    return give
+
+
 def require_store(settings: Settings) -> None:
     """Checks that the model store is a folder: else each archive would be "not found".
 

@@ -7,34 +7,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 from rich.markup import escape
 from rich.table import Table
 
-from ferry.api import INFERENCE_TOKEN_VARIABLE, token_header
 from ferry.console import out, warn
 from ferry.load.driver import Load
 from ferry.load.figures import Figures
+from ferry.load.load_options import load_options, make_load
 from ferry.load.report import HEADS, Point, as_record, table, write_report
 from ferry.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, progress_bar
-from ferry.options import (
-    NumberRange,
-    check_header_value,
-    inference_option,
-    json_option,
-    management_option,
-)
+from ferry.options import inference_option, json_option, management_option
 
 NO_SUCCESS = "no request was answered with a success"
 # Each was part of the warm-up, which took longer than the whole run; or --rate is low.
 NONE_MEASURED = "no request was sent in the seconds that are measured: raise --duration"
-_DAY_S = 86_400
-_CONNECTIONS = 16
-# So many that requests leave on time. Each is an open file, of which most processes may have 1024.
-_CONNECTIONS_OF_OPEN_LOOP = 1000
 
 
 def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
@@ -49,64 +39,6 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
     return read
 
 
-_LOAD_OPTIONS = (
-    click.option(
-        "--body",
-        type=click.File("rb"),
-        help="File that each request sends as its body. Default: an empty body.",
-    ),
-    click.option(
-        "--content-type",
-        default="",
-        callback=check_header_value,
-        help="Content type of the body. Default: none.",
-    ),
-    click.option(
-        "--connections",
-        type=click.IntRange(1),
-        help="Most requests that are open at a time; others wait, which counts as latency. "
-        f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
-    ),
-    click.option(
-        "--rate",
-        "rate_per_s",
-        type=NumberRange(0, 1_000_000),
-        default=0.0,
-        help="Requests per second. Default: as fast as they are answered.",
-    ),
-    click.option(
-        "--duration",
-        "duration_s",
-        type=NumberRange(0, _DAY_S, min_open=True),
-        default=10.0,
-        show_default=True,
-        help="Seconds to measure.",
-    ),
-    click.option(
-        "--warmup",
-        "warmup_s",
-        type=NumberRange(0, _DAY_S),
-        default=1.0,
-        show_default=True,
-        help="Seconds of load before that, which are not measured.",
-    ),
-    click.option(
-        "--metrics-url",
-        envvar="FERRY_METRICS_URL",
-        show_envvar=True,
-        default="http://127.0.0.1:8082/metrics",
-        show_default=True,
-        help="Where the server tells how large its batches were.",
-    ),
-)
-
-
-def _load_options(command: Any) -> Any:
-    for option in reversed(_LOAD_OPTIONS):  # click lists the last one that was applied first
-        command = option(command)
-    return command
-
-
 @click.group()
 def bench() -> None:
     """Measure throughput and latency under load."""
@@ -114,7 +46,7 @@ def bench() -> None:
 
 @bench.command(name="url")
 @click.argument("url")
-@_load_options
+@load_options
 @json_option
 def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
     """Send POST requests to one URL and measure throughput and latency.
@@ -125,7 +57,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     Without --rate, each connection sends its next request when it has an answer (closed loop). With
     --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
     """
-    load = _load(url, **options)
+    load = make_load(url, **options)
     if not _is_http(url):
         raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
     with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
@@ -166,7 +98,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     show_default=True,
     help="Folder for chart.png and report.json.",
 )
-@_load_options
+@load_options
 @management_option
 @inference_option
 @json_option
@@ -190,7 +122,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     key.
     """
     sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
-    load = _load("", **options)
+    load = make_load("", **options)
     with _writing(folder):  # before minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -251,20 +183,6 @@ def _is_http(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # no such port, or half an address
         return False
-
-
-def _load(
-    url: str, body: IO[bytes] | None, content_type: str, connections: int | None, **options: Any
-) -> Load:
-    headers = {"content-type": content_type} if content_type else {}
-    enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate_per_s"] else _CONNECTIONS
-    return Load(
-        url=url,
-        body=body.read() if body else b"",
-        headers=headers | (token_header(INFERENCE_TOKEN_VARIABLE) or token_header()),
-        connections=connections or enough,
-        **options,
-    )
 
 
 def _facts(sweep: Sweep, load: Load) -> dict[str, str]:

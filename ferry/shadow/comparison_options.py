@@ -1,12 +1,11 @@
 """The options that both forms of `ferry shadow` share."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from ferry.api import INFERENCE_TOKEN_VARIABLE, token_header
-from ferry.options import NumberRange, json_option
+from ferry.options import NumberRange, json_option, option_group
 from ferry.shadow.comparison import Tolerance
 from ferry.shadow.result import Result
 from ferry.shadow.target import Target
@@ -14,7 +13,7 @@ from ferry.shadow.target import Target
 OLD_TOKEN_VARIABLE = "FERRY_OLD_TOKEN"  # noqa: S105 - its name
 
 
-_OPTIONS = (
+comparison_options = option_group(
     click.option("--old", help="URL of the server that is trusted."),
     click.option("--new", help="URL of the server that is tried."),
     click.option(
@@ -55,12 +54,6 @@ _OPTIONS = (
     ),
     json_option,
 )
-
-
-def comparison_options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):  # click lists the last one that was applied first
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True, slots=True)
