@@ -69,7 +69,7 @@ def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Starte
             assert rig.manage("DELETE", f"models/{name}").status_code == 200
             assert crowd.ask(name, ["gone"])[0].status == 404
     left = {key.decode() for key in rig.redis.scan_iter(target_nodes=redis.RedisCluster.PRIMARIES)}
-    eternal = [key for key in left if rig.redis.ttl(key) == -1 and not is_permanent(key)]
+    eternal = [key for key in left if rig.redis.ttl(key) == -1 and not is_permanent(key, left)]
     assert [key for key in eternal if not key.startswith("{ferry}:rq:")] == []
     assert all(key.startswith(("{ferry}:", "{model2:")) for key in left)
 
