@@ -206,10 +206,16 @@ def server_backend(url: str) -> Backend:
     client.flushall()
     return Backend(
         client=client,
-        connect=lambda: connect(url),
-        connect_async=lambda: connect_async(url),
+        connect=lambda: _patient(connect(url)),
+        connect_async=lambda: _patient(connect_async(url)),
         url=url,
     )
+
+
+def _patient(client: Any) -> Any:
+    """Lets the client wait for a connection for as long as a busy machine may stand still."""
+    client.connection_pool.connection_kwargs["socket_connect_timeout"] = 30.0
+    return client
 
 
 async def join(queue: NodeQueue, node: NodeStatus) -> None:
