@@ -1,6 +1,7 @@
 """F15 to F20 and F22 to F24: Redis dies, forgets, stands still, is full, is far away."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -50,10 +51,14 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
 ) -> None:
     name = f"f15-{loss}"
     with rig.serve(name, pace_s=0.05, batch_size=4, max_batch_delay=10) as model:
-        # Given thirty requests of which some are done, some at work, and the rest wait
-        bodies = [f"{'hold|' * (number == 8)}in flight {number}" for number in range(30)]
-        sent = crowd.send(name, bodies, timeout_ms=10_000)
-        model.wait_calls(3)
+        # Given thirty requests of which eight are done, one is at work, and the rest wait
+        send = functools.partial(crowd.send, name, timeout_ms=10_000)
+        sent = send(f"done {number}" for number in range(8))
+        eventually(lambda: all(one.status == 200 for one in sent))
+        sent += send(["hold|at work"])
+        eventually(lambda: "hold|at work" in model.bodies())
+        sent += send(f"waits {number}" for number in range(21))
+        eventually(lambda: model.open_requests() == 22)
 
         # When Redis is emptied, or dies and comes back empty after two seconds
         if loss == "flush":
