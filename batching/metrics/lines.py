@@ -15,6 +15,10 @@ from batching.models.statuses import HostSample
 metric_log = logging.getLogger("TS_METRICS")
 model_metric_log = logging.getLogger("MODEL_METRICS")
 
+# Where its lines are also found, if files are written: in this folder, or with the other logs.
+METRICS_VARIABLE = "METRICS_LOCATION"
+MODEL_METRICS_FILE = "model_metrics.log"
+
 COUNTERS = {
     "Requests2XX": "Count",
     "Requests4XX": "Count",

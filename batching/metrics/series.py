@@ -1,7 +1,7 @@
 """Carries handlers' metrics from a worker to an ingress.
 
-A worker adds its measurements to one hash per model version, at most once a second and only what
-has changed. An ingress reads the hash when it is scraped.
+A worker adds its measurements to one hash per model version, with the replies of each batch, and
+only what has changed. An ingress reads the hash when it is scraped.
 """
 
 import json

@@ -11,7 +11,7 @@ from batching.models.spec import VersionKey
 from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.keys import VersionKeys
-from batching.store.scripts.loader import ordered_keys, script
+from batching.store.scripts.loader import ScriptCall, ordered_keys, script, source
 
 log = logging.getLogger(__name__)
 
@@ -21,29 +21,58 @@ RECORD_AT_ONCE = 500
 
 
 class HandlerMeasurements:
-    """Records the metrics of one version; raises redis' own errors."""
+    """Records the metrics of one version.
+
+    After an error the same measurements may be recorded again; if only the answer was lost, those
+    of a counter then count twice. A full Redis has them dropped.
+    """
 
     def __init__(self, client: Client, key: VersionKey) -> None:
-        self._keys = VersionKeys.of(key)
-        self._record = script(at(client, self._keys.tag), "record")
+        keys = VersionKeys.of(key)
+        self._keys = ordered_keys("record", keys)
+        self._client = at(client, keys.tag)
+        self._record = script(self._client, "record")
+        self._has_told = False
+
+    def prepare(self) -> None:
+        """Has Redis know the script, or `calls` would run later than the calls they go with."""
+        self._client.script_load(source("record"))
 
     def record(self, measurements: Sequence[Measurement]) -> int:
         """Adds the measurements; returns how many were dropped, as the version has too many series.
 
-        After an error the same measurements may be recorded again; if only the answer was lost,
-        those of a counter then count twice. A full Redis has them dropped.
+        Raises redis' own errors, but for those of the script.
         """
-        names = ordered_keys("record", self._keys)
-        dropped = 0
+        answers: list[int | ResponseError] = []
+        for _, keys, arguments in self.calls(measurements):
+            try:
+                answers.append(self._record(keys=keys, args=arguments))
+            except ResponseError as error:
+                answers.append(error)
+        return self.note(answers)
+
+    def calls(self, measurements: Sequence[Measurement]) -> list[ScriptCall]:
+        """Returns what `record` runs, for a caller that sends it along with other calls."""
+        calls: list[ScriptCall] = []
         for start in range(0, len(measurements), RECORD_AT_ONCE):
             arguments: list[str | float] = [MAX_FIELDS]
             for one in measurements[start : start + RECORD_AT_ONCE]:
                 operation = "set" if one.series.kind is MetricKind.GAUGE else "add"
                 arguments += (operation, one.series.to_field(), one.value)
-            try:
-                dropped += max(0, self._record(keys=names, args=arguments))
-            except ResponseError as error:
-                log.error("metrics refused: %s", error)
+            calls.append(("record", self._keys, arguments))
+        return calls
+
+    def note(self, answers: Sequence[int | ResponseError]) -> int:
+        """Logs what the script did not take; returns how many were dropped."""
+        dropped = 0
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                log.error("metrics refused: %s", answer)
+            else:
+                dropped += max(0, answer)
+        if dropped and not self._has_told:
+            self._has_told = True
+            log.warning("the model measures too many series: %d were dropped", dropped)
         return dropped
 
 

@@ -1,6 +1,7 @@
 """TorchServe's log files: what the server's processes write, sorted into files and shown as well.
 
-One process writes all of them, so that they can be rolled; the others write into its pipes.
+One process writes them, so that they can be rolled; the others write into its pipes. Only handlers'
+metrics are written by the workers, as they are to be there when the answer is.
 Source: TorchServe 0.12 log4j2.xml: names, 100 MB each, 5 old ones.
 """
 
@@ -16,16 +17,16 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any, Self
 
-METRICS_VARIABLE = "METRICS_LOCATION"
+from batching.metrics.lines import METRICS_VARIABLE, MODEL_METRICS_FILE
 
 MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"
 # Lines of these loggers have files of their own, whichever process wrote them.
 _FILE_OF_LOGGER = {
     b"ACCESS_LOG": "access_log.log",
     b"TS_METRICS": "ts_metrics.log",
-    b"MODEL_METRICS": "model_metrics.log",
+    b"MODEL_METRICS": MODEL_METRICS_FILE,
 }
-_METRIC_FILES = frozenset({"ts_metrics.log", "model_metrics.log"})
+_METRIC_FILES = frozenset({"ts_metrics.log", MODEL_METRICS_FILE})
 _LOG_LINE = re.compile(rb"[0-9-]{10}T\S+Z [A-Z]+ (\S+) ")
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -36,7 +37,8 @@ class LogFiles:
     def __init__(
         self, folder: Path, console: IO[bytes], *, max_bytes: int = 100 * 2**20, old_files: int = 5
     ) -> None:
-        metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder)
+        metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder).absolute()
+        self.variables = {METRICS_VARIABLE: str(metrics_folder)}
         self._console = console
         self._files = {
             name: _File(
@@ -90,7 +92,10 @@ class LogFiles:
 
     def _write(self, sorter: "_Sorter", chunk: bytes) -> None:
         for file_name, line in sorter.lines(chunk):
-            self._files[file_name].write(line.decode(errors="replace"))
+            if file_name == MODEL_METRICS_FILE:
+                self._files[file_name].roll_if_full()
+            else:
+                self._files[file_name].write(line.decode(errors="replace"))
             self._show(line)
         with contextlib.suppress(OSError, ValueError):
             self._console.flush()
@@ -124,6 +129,13 @@ class _File(RotatingFileHandler):
         self._has_failed = False
         self.emit(logging.makeLogRecord({"msg": line}))
         self._is_said = self._has_failed
+
+    def roll_if_full(self) -> None:
+        """Begins a new file, if other processes have filled this one."""
+        with contextlib.suppress(OSError):
+            if Path(self.baseFilename).stat().st_size >= self.maxBytes:
+                self.doRollover()
+                self.make()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
         """Replaces the traceback for each line, which would fill the next disk."""

@@ -27,6 +27,7 @@ class PartProcess:
     def start(self) -> subprocess.Popen[bytes]:
         """Starts the process; the first one says through the pipe when it is ready."""
         env = {**os.environ, **self.settings.to_environment(), **self.variables}
+        env |= self.logs.variables if self.logs else {}
         env |= {READY_VARIABLE: "", LAUNCH_VARIABLE: Launch.AGAIN}
         fds = self.ready.writer()
         for fd in fds:

@@ -41,8 +41,8 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         server.manage("PUT", "models/measuring", min_worker=0, synchronous="true")
 
         # Then a scrape has the sums over both, under TorchServe's names
-        eventually(lambda: Scrape(server).value("Seen_total", Who="me") == 5, 5)
         scrape = Scrape(server)
+        assert scrape.value("Seen_total", Who="me") == 5
         assert scrape.value("Load", ModelName="measuring", Level="Model") == 50
         assert scrape.value("Size_count", Who="me") == 5
         assert scrape.value("Size_bucket", Who="me", le="2.5") == 0
@@ -57,6 +57,39 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         server.manage("DELETE", "models/measuring")
         eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
         server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["prometheus", "log"])
+def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mode) -> None:
+    # Given a server with two ingress processes that shows metrics, or writes them into a file
+    server = FerryServer(
+        tmp_path,
+        *("--model-metrics-auto-detect", "--metrics-mode", mode, "--log-files"),
+        *("--ingress-processes", "2"),
+    )
+    server.wait_started()
+    log_path = tmp_path / "logs" / "model_metrics.log"
+
+    def seen() -> float:
+        if mode == "prometheus":
+            return Scrape(server).value("Seen_total", Who="me")
+        return log_path.read_text().count("Seen.Count:1.0")
+
+    try:
+        archive = make_archive(server.store, "measuring", {"handler.py": HANDLER})
+        server.register(archive)
+
+        # When
+        found = []
+        for _ in range(100):
+            assert server.predict("measuring", b"abc").status_code == 200
+            found.append(seen())
+
+        # Then
+        assert found == [*range(1, 101)]
     finally:
         server.process.kill()
 

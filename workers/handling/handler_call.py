@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,6 @@ class HandlerCall:
         settings: Settings,
         stream: BatchStream,
         timer: HandlerTimer,
-        on_measured: Callable[[], None] = lambda: None,
     ) -> None:
         self.context = context = model.context
         self.questions: dict[int, Inference] = {}
@@ -46,7 +45,6 @@ class HandlerCall:
         self._stream = stream
         self._timer = timer
         self._guard = ForkGuard()
-        self._on_measured = on_measured
         self._on_sigterm: Any = None
         labels = {"ModelName": context.model_name, "Level": "Model"}
         self._labels = labels_of(labels.items())
@@ -83,8 +81,6 @@ class HandlerCall:
             # SIGTERM stops this worker again: libraries take the signal over at their first call,
             # and nothing else would end this process.
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            # An idle worker never has anything to report.
-            self._on_measured()
 
     def _open_questions(self, rows: list[dict[str, Any]]) -> None:
         """Makes rows of those that came in the Open Inference Protocol."""

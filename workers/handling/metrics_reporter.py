@@ -1,8 +1,9 @@
-"""Brings the handler's measurements to Redis, a second after a batch, in a thread of its own.
+"""Brings the handler's measurements to Redis: with the replies of the batch that they are of.
 
-While a batch runs, the handler only adds numbers up.
+While a batch runs, the handler only adds numbers up. A thread takes what no batch takes along.
 """
 
+import contextlib
 import logging
 import socket
 import threading
@@ -21,9 +22,9 @@ from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 1.0
-# Handlers may also measure in threads of their own, and while a batch runs.
+# Handlers may also measure in threads of their own, and while they are loaded.
 LOOK_S = 10.0
+STOP_S = 2.0
 HOSTNAME = "Hostname"
 
 
@@ -35,7 +36,7 @@ def declare(store: MetricsStore, declared: Sequence[DeclaredMetric]) -> None:
 
 
 class MetricsReporter:
-    """Takes measurements out of a store and records them until `stop`."""
+    """Takes measurements out of a store, for a caller of `unsent` and for a thread of its own."""
 
     def __init__(
         self,
@@ -55,28 +56,46 @@ class MetricsReporter:
         self._unsent: dict[Series, float] = {}
         self._told: set[str] = set()
         self._should_stop = threading.Event()
-        self._may_have_news = threading.Event()
+        self._is_sending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
+        """Records the measurements of loading, then every few seconds what is left over."""
+        with contextlib.suppress(*AWAY):
+            self._queue.prepare()
+        self.report()
         self._thread.start()
-
-    def wake(self) -> None:
-        """Has the measurements until now recorded within a second.
-
-        Without this the thread looks seldom: an idle worker measures nothing.
-        """
-        if not self._may_have_news.is_set():
-            self._may_have_news.set()
 
     def stop(self) -> None:
         """Records the measurements so far, if Redis answers."""
         self._should_stop.set()
-        self._may_have_news.set()
-        self._thread.join(2 * REPORT_S)
+        self._thread.join(STOP_S)
 
     def report(self) -> None:
-        """Records the measurements since the last call, or keeps them for the next one."""
+        """Records the measurements that are unsent, or keeps them for the next time."""
+        with contextlib.suppress(*AWAY), self.unsent() as measurements:
+            if measurements:
+                self._queue.record(measurements)
+
+    @contextlib.contextmanager
+    def unsent(self) -> Iterator[list[Measurement]]:
+        """Gives what has not been sent, to be sent in the with block.
+
+        If that raises, the same is given again with what comes next. Nothing is given while another
+        thread sends: no reply waits for it.
+        """
+        if not self._is_sending.acquire(blocking=False):
+            yield []
+            return
+        try:
+            self._collect()
+            yield [Measurement(series, value) for series, value in self._unsent.items()]
+            self._unsent.clear()
+        finally:
+            self._is_sending.release()
+
+    def _collect(self) -> None:
+        """Adds what was measured since the last time to what is unsent, and logs it."""
         for measurement in self._take():
             series, value = measurement.series, measurement.value
             if self._is_logging and series.part in ("", SUM):
@@ -86,24 +105,10 @@ class MetricsReporter:
                 )
             is_gauge = series.kind is MetricKind.GAUGE
             self._unsent[series] = value if is_gauge else self._unsent.get(series, 0.0) + value
-        if not self._unsent:
-            return
-        try:
-            unsent = [Measurement(series, value) for series, value in self._unsent.items()]
-            dropped = self._queue.record(unsent)
-        except AWAY as error:
-            log.debug("metrics kept for the next second: %s", error)
-            return
-        self._unsent.clear()
-        if dropped:
-            self._tell_once("*", f"the model has too many series, {dropped} were dropped")
 
     def _run(self) -> None:
-        while not self._should_stop.wait(REPORT_S):
+        while not self._should_stop.wait(LOOK_S):
             self.report()
-            if not self._unsent:
-                self._may_have_news.wait(LOOK_S)
-            self._may_have_news.clear()
         self.report()
 
     def _take(self) -> Iterator[Measurement]:

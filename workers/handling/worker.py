@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -23,13 +24,14 @@ from typing import Any
 from batching.batcher import Batcher
 from batching.errors import InternalError
 from batching.metrics.declared import read_metrics_config
+from batching.metrics.lines import model_metric_log
+from batching.metrics.series import Measurement
 from batching.policy import policy_of
 from batching.process.logs import configure_logging
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
-from batching.store.measurements import HandlerMeasurements
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
@@ -39,6 +41,7 @@ from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.slots.assignment import Assignment
@@ -60,6 +63,10 @@ LOOK_AGAIN_S = 1.0
 LOOK_S = 10.0
 
 
+def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
+    return contextlib.nullcontext(())
+
+
 class Worker:
     """The loop of a worker process: gather, run, reply."""
 
@@ -70,6 +77,7 @@ class Worker:
         run: Callable[[Batch], list[Reply]],
         is_broken: Callable[[], bool] = lambda: False,
         *,
+        unsent: Callable[[], AbstractContextManager[Sequence[Measurement]]] = _nothing_measured,
         idle_s: float = BLOCK_S,
         look_s: float = LOOK_S,
         reply_patience_s: float = REPLY_PATIENCE_S,
@@ -79,6 +87,7 @@ class Worker:
         self._queue = queue
         self._run = run
         self._is_broken = is_broken
+        self._unsent = unsent
         self._idle_s = idle_s
         self._look_s = look_s
         self._reply_patience_s = reply_patience_s
@@ -125,7 +134,8 @@ class Worker:
         end = time.monotonic() + self._reply_patience_s
         while True:
             try:
-                self._queue.reply(items, replies)
+                with self._unsent() as measured:
+                    self._queue.reply(items, replies, measured)
             except AWAY as error:
                 # Requests that cannot be answered are given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
@@ -216,21 +226,24 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
         model.context.metrics,
-        HandlerMeasurements(client, spec.key),
+        queue.measurements,
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect,
         is_logging=settings.is_logging_metrics,
     )
+    if settings.log_files:
+        model_metric_log.addHandler(MetricsFile(settings))
     timer = HandlerTimer(spec.response_timeout_s)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
     stream = BatchStream(model.context, send, timer, outage)
-    call = HandlerCall(model, settings, stream, timer, reporter.wake)
+    call = HandlerCall(model, settings, stream, timer)
     runner = Runner(call, stream, queue.read_again, settings.max_response_size_bytes)
     worker = Worker(
         Batcher(queue, policy_of(spec)),
         queue,
         runner.run,
         lambda: runner.is_device_broken,
+        unsent=reporter.unsent,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
         outage=outage,

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from batching.store.client_types import Client
 from batching.store.connections.commands import Buffer, Command, packed
 from batching.store.connections.lost_connections import drop_if_lost
 from batching.store.scripts import loader as scripts
+from batching.store.scripts.loader import ScriptCall
 
 
 class HeldConnection:
@@ -23,12 +24,22 @@ class HeldConnection:
 
     def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
         """Returns what the script `<verb>.lua` answers."""
-        command = packed(("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments))
+        command = packed(scripts.command(verb, keys, arguments))
         try:
             return self._answer(command)
         except NoScriptError:
             self.call(("SCRIPT", "LOAD", scripts.source(verb)))
             return self._answer(command)
+
+    def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Returns what each script answers, or its ResponseError; one round trip for all."""
+        commands = [packed(scripts.command(*call)) for call in calls]
+        answers = self.exchange(commands, len(calls))
+        for place, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                self.call(("SCRIPT", "LOAD", scripts.source(calls[place][0])))
+                [answers[place]] = self.exchange([commands[place]], 1)
+        return answers
 
     def call(self, command: Command) -> Any:
         """Returns the answer to the command."""
@@ -42,7 +53,7 @@ class HeldConnection:
         return strings
 
     def exchange(self, commands: Sequence[Buffer], count: int) -> list[Any]:
-        """Returns the answers to so many packed commands, some of which may be refused at OOM.
+        """Returns the answers to so many packed commands, ResponseErrors among them.
 
         The buffers are sent as they are, without a copy.
         """
@@ -50,11 +61,7 @@ class HeldConnection:
 
         def exchange() -> list[Any]:
             connection.send_packed_command(commands)
-            try:
-                return [_answer_or_oom(connection) for _ in range(count)]
-            except ResponseError:
-                connection.disconnect()  # as further answers may come
-                raise
+            return [_answer_or_error(connection) for _ in range(count)]
 
         answers: list[Any] = _with_retry(connection, exchange)
         return answers
@@ -78,10 +85,10 @@ class HeldConnection:
         return connection
 
 
-def _answer_or_oom(connection: Any) -> Any:
+def _answer_or_error(connection: Any) -> Any:
     try:
         return connection.read_response()
-    except OutOfMemoryError as error:
+    except ResponseError as error:
         return error
 
 

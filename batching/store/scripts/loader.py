@@ -9,6 +9,9 @@ from typing import Any
 
 from batching.store.client_types import AsyncClient, Client
 
+# A verb, its KEYS and its ARGV.
+ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
+
 # Read at import: when the first request comes there may be no descriptor left, or another release
 # may have been installed.
 _SOURCES = {
@@ -72,8 +75,8 @@ def sha(verb: str) -> str:
 
 
 def command(
-    verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]
-) -> tuple[str | int | bytes, ...]:
+    verb: str, keys: Sequence[str], arguments: Sequence[str | int | float | bytes]
+) -> tuple[str | int | float | bytes, ...]:
     """Returns the command that runs the script, if Redis knows it."""
     return ("EVALSHA", sha(verb), len(keys), *keys, *arguments)
 

@@ -2,35 +2,53 @@
 
 from collections.abc import Sequence
 
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
+from batching.metrics.series import Measurement
 from batching.protocol import INLINE_LIMIT_BYTES, Owned, Reply
 from batching.store.connections.commands import joined, packed_set
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import REPLY_TTL_MS
+from batching.store.measurements import HandlerMeasurements
 
 
 class ReplyWriter:
     """Writes the replies of one worker; raises redis' own errors, and may be called again."""
 
     def __init__(
-        self, connection: HeldConnection, worker_id: str, keys: Sequence[str], large_prefix: str
+        self,
+        connection: HeldConnection,
+        worker_id: str,
+        keys: Sequence[str],
+        large_prefix: str,
+        measurements: HandlerMeasurements,
     ) -> None:
         self._connection = connection
         self._worker_id = worker_id
         self._keys = keys
         self._large_prefix = large_prefix
+        self._measurements = measurements
 
-    def write(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[int]:
-        """Publishes the replies; returns the script's codes."""
+    def write(
+        self,
+        items: Sequence[Owned],
+        replies: Sequence[Reply],
+        measured: Sequence[Measurement] = (),
+    ) -> list[int]:
+        """Records what was measured and publishes the replies; returns the codes of `reply.lua`."""
         stored = self._store_large(items, replies)
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
             value = b"@" if name in stored else name.encode() + reply.encode()
             arguments += (name, item.attempt, item.ingress_id, value)
-        codes: list[int] = self._connection.run("reply", self._keys, arguments)
-        return codes
+        # First what was measured: whoever has the answer finds it.
+        calls = [*self._measurements.calls(measured), ("reply", self._keys, arguments)]
+        *recorded, codes = self._connection.run_all(calls)
+        if isinstance(codes, ResponseError):
+            raise codes
+        self._measurements.note(recorded)
+        return [*codes]
 
     def _store_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> set[str]:
         """Stores the replies that are too large for a script; returns the ids of their requests."""
@@ -47,9 +65,13 @@ class ReplyWriter:
         if not large:
             return set()
         answers = self._connection.exchange([*joined(sets)], len(large))
-        # At maxmemory the script may store what a plain SET may not: it frees the request first.
-        return {
-            name
-            for name, answer in zip(large, answers, strict=True)
-            if not isinstance(answer, OutOfMemoryError)
-        }
+        stored = set()
+        for name, answer in zip(large, answers, strict=True):
+            # At maxmemory the script may store what a plain SET may not: it frees the request
+            # first.
+            if isinstance(answer, OutOfMemoryError):
+                continue
+            if isinstance(answer, ResponseError):
+                raise answer
+            stored.add(name)
+        return stored

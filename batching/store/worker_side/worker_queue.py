@@ -10,6 +10,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.batcher import Nothing, Partial
 from batching.claim_lead import ClaimLead
+from batching.metrics.series import Measurement
 from batching.models.spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -23,6 +24,7 @@ from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.measurements import HandlerMeasurements
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import ordered_keys, script
@@ -72,6 +74,7 @@ class WorkerQueue:
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
+        self.measurements = HandlerMeasurements(client, key)
         self._reader = RequestReader(self._connection, keys)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
@@ -134,9 +137,17 @@ class WorkerQueue:
             if left == 0:
                 return recovered
 
-    def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
-        """Publishes each item's reply and ends its lease, once."""
-        codes = self._replies.write(items, replies)
+    def reply(
+        self,
+        items: Sequence[Owned],
+        replies: Sequence[Reply],
+        measured: Sequence[Measurement] = (),
+    ) -> list[ReplyCode]:
+        """Publishes each item's reply and ends its lease, once; records what was measured for them.
+
+        After an error, what was measured may count twice (`HandlerMeasurements`).
+        """
+        codes = self._replies.write(items, replies, measured)
         return [_REPLY_CODES[code] for code in codes]
 
     def send(
@@ -209,7 +220,7 @@ class WorkerQueue:
 
     def _reply_writer(self, keys: Sequence[str]) -> ReplyWriter:
         prefix = self._keys.large_reply_prefix
-        return ReplyWriter(self._connection, self._worker_id, keys, prefix)
+        return ReplyWriter(self._connection, self._worker_id, keys, prefix, self.measurements)
 
     def _refuse(self, items: Sequence[Owned]) -> None:
         reply = Reply(

@@ -1,10 +1,19 @@
 """What handlers measure, in Redis."""
 
+import itertools
+
 import pytest
 
 from batching.metrics.series import Measurement, MetricKind, Series
-from batching.store.measurements import MAX_FIELDS, HandlerMeasurements, read_metrics
-from tests.support import KEY
+from batching.store.measurements import (
+    MAX_FIELDS,
+    RECORD_AT_ONCE,
+    HandlerMeasurements,
+    read_metrics,
+)
+from batching.store.scripts.loader import sha
+from batching.store.worker_side.worker_queue import ReplyCode
+from tests.support import KEY, items_of, make_reply
 
 
 def series(name, kind=MetricKind.COUNTER, part="", **labels):
@@ -84,6 +93,64 @@ def test_b08_garbage_among_the_metrics_is_not_read(harness, client, measurements
 
     # When / Then
     assert read_metrics(client, KEY) == {good: 1}
+
+
+def reply_measuring(harness, request_id, measured):
+    """Has a worker answer a request that it measured so; returns what Redis carried out for it."""
+    harness.submit(request_id)
+    worker = harness.worker()
+    items = items_of(worker.claim(1, 0.0))
+    with harness.client.monitor() as monitor:
+        assert worker.reply(items, [make_reply("A")], measured) == [ReplyCode.STORED]
+        harness.client.echo("end")
+        lines = itertools.takewhile(
+            lambda line: "ECHO" not in line, (one["command"] for one in monitor.listen())
+        )
+        return list(lines)
+
+
+def test_what_was_measured_is_recorded_before_the_reply_is_there(real_harness):
+    # Given
+    measurements = HandlerMeasurements(real_harness.client, KEY)
+    real_harness.client.script_flush()
+    measurements.prepare()
+
+    # When the script of the replies is not known, and when it is
+    many = [Measurement(series("calls", user=str(n)), 1) for n in range(RECORD_AT_ONCE + 1)]
+    for request_id in ("a", "b"):
+        lines = reply_measuring(real_harness, request_id, many)
+
+        # Then
+        scripts = [line.split()[1] for line in lines if line.startswith("EVALSHA")]
+        assert scripts[:2] == [sha("record")] * 2
+        assert set(scripts[2:]) == {sha("reply")}
+        assert scripts.count(sha("record")) == 2
+
+
+def test_worker_replies_when_redis_does_not_know_the_scripts(real_harness):
+    # Given
+    real_harness.client.script_flush()
+
+    # When
+    reply_measuring(real_harness, "a", [Measurement(series("calls"), 1)])
+
+    # Then
+    assert read_metrics(real_harness.client, KEY) == {series("calls"): 1}
+
+
+def test_reply_arrives_when_what_was_measured_is_refused(real_harness, full_memory):
+    # Given a Redis that is full when the worker replies
+    real_harness.submit("a")
+    worker = real_harness.worker()
+    items = items_of(worker.claim(1, 0.0))
+    full_memory()
+
+    # When
+    codes = worker.reply(items, [make_reply("A")], [Measurement(series("calls"), 1)])
+
+    # Then
+    assert codes == [ReplyCode.STORED]
+    assert read_metrics(real_harness.client, KEY) == {}
 
 
 def test_metrics_are_dropped_when_memory_is_full(real_harness, full_memory):

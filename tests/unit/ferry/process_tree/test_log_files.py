@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from batching.process.logs import LineFormatter
+from batching.settings.settings import Settings
 from ferry.process_tree.log_files import LogFiles
+from workers.handling.metrics_file import MetricsFile
 
 ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
 METRIC = "2026-01-01T00:00:00.000Z INFO TS_METRICS Requests2XX.Count:1.0|#Level:Host|#hostname:h\n"
@@ -41,7 +43,7 @@ def test_each_line_is_in_the_file_where_operators_look(tmp_path):
         "ts_metrics.log": METRIC,
         "ts_log.log": SERVER + "Stopping.\n",
         "model_log.log": PRINTED + PRINTED,
-        "model_metrics.log": MODEL_METRIC,
+        "model_metrics.log": "",
     }
     # And all of it was shown
     for text in (ACCESS, METRIC, SERVER, PRINTED, MODEL_METRIC):
@@ -87,7 +89,6 @@ def test_b19_line_that_a_client_forges_stays_with_the_event_it_is_part_of(tmp_pa
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
     assert {name: count for name, count in lines.items() if count} == {
         "ts_log.log": 4 + 5,
-        "model_metrics.log": 1,
     }
 
 
@@ -138,6 +139,45 @@ def test_files_are_rolled_and_old_ones_go(tmp_path):
     names = [name for name in names_in(tmp_path) if name.startswith("model_log")]
     assert names == ["model_log.log", "model_log.log.1", "model_log.log.2"]
     assert "line 0049\n" in (tmp_path / "model_log.log").read_text()
+
+
+def test_file_that_workers_write_is_rolled_when_they_have_filled_it(tmp_path, monkeypatch):
+    # Given a worker that appends to it
+    monkeypatch.setenv("METRICS_LOCATION", str(tmp_path))
+    logger = logging.Logger("MODEL_METRICS")
+    logger.addHandler(file := MetricsFile(Settings()))
+    # When each line is also shown
+    lines = [f"{number:04}" for number in range(50)]
+    console = io.BytesIO()
+    with LogFiles(tmp_path, console, max_bytes=200, old_files=50) as logs:
+        for line in lines:
+            logger.info(line)
+            os.write(logs.stdout_fd, MODEL_METRIC.encode())
+    file.close()
+    # Then every line is in one of the files, once and in order
+    paths = [path for path in tmp_path.iterdir() if path.name.startswith("model_metrics")]
+    paths.sort(key=lambda path: -int(f"0{path.suffix.strip('.log')}"))
+    found = [line.split()[-1] for path in paths for line in path.read_text().splitlines()]
+    assert found == lines
+    assert len(paths) > 1
+
+
+def test_worker_says_once_that_the_file_of_metrics_cannot_be_written(
+    tmp_path, monkeypatch, caplog, capsys
+):
+    # Given
+    blocked = tmp_path / "file" / "logs"
+    blocked.parent.touch()
+    monkeypatch.setenv("METRICS_LOCATION", str(blocked))
+    logger = logging.Logger("MODEL_METRICS")
+    logger.addHandler(MetricsFile(Settings()))
+    # When
+    for _ in range(2):
+        logger.info("HandlerTime.ms:1.0|#")
+    # Then
+    [complaint] = caplog.messages
+    assert complaint.startswith(f"cannot write {blocked / 'model_metrics.log'}: ")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_lines_arrive_whole_however_they_were_written(tmp_path):

@@ -1,5 +1,6 @@
 """From `context.metrics` to what an ingress shows."""
 
+import contextlib
 import socket
 
 import pytest
@@ -25,6 +26,9 @@ class QueueHarness:
     def __init__(self):
         self.values = {}
         self.is_closed = False
+
+    def prepare(self):
+        """Knows its script already."""
 
     def record(self, measurements):
         if self.is_closed:
@@ -164,16 +168,55 @@ def test_measurements_wait_while_redis_is_away(make, harness):
     }
 
 
-def test_reporter_records_what_is_left_when_it_stops(make, harness):
+def test_reporter_records_what_was_measured_while_loading_and_what_is_left_at_the_end(
+    make, harness
+):
     # Given
     store, reporter = make()
-    reporter.start()
+    store.add_counter("Calls", 1)
 
     # When
+    reporter.start()
+    loading = list(harness.values.values())
     store.add_counter("Calls", 1)
     reporter.stop()
 
     # Then
+    assert loading == [1]
+    assert list(harness.values.values()) == [2]
+
+
+def test_measurements_of_a_batch_are_given_again_until_its_replies_were_sent(make):
+    # Given
+    store, reporter = make()
+    store.add_counter("Calls", 1)
+    with contextlib.suppress(RedisError), reporter.unsent():
+        raise RedisError
+
+    # When
+    store.add_counter("Calls", 1)
+    with reporter.unsent() as again:
+        sent = [measurement.value for measurement in again]
+
+    # Then
+    assert sent == [2]
+    with reporter.unsent() as rest:
+        assert rest == []
+
+
+def test_replies_do_not_wait_for_measurements_that_another_thread_sends(make, harness):
+    # Given
+    store, reporter = make()
+    store.add_counter("Calls", 1)
+
+    # When
+    with reporter.unsent():
+        store.add_counter("Calls", 1)
+        with reporter.unsent() as meanwhile:
+            assert meanwhile == []
+
+    # Then what came meanwhile is sent next
+    reporter.report()
     assert list(harness.values.values()) == [1]
 
 
