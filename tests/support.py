@@ -15,6 +15,7 @@ from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
+from batching.store.jobs.job_store import JobRequest, JobStore
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.outage_log import OutageLog
@@ -264,6 +265,15 @@ class QueueHarness:
         self._ingresses.append(queue)
         return Blocking(self._runner, queue)
 
+    def jobs(self, most_waiting: int = 1000) -> Any:
+        return Blocking(self._runner, JobStore(self._async_client, most_waiting))
+
+    def submit_job(self, job_id: str, size: int = 0, **options: Any) -> Any:
+        request = JobRequest(
+            job_id, wire_of(job_id, size=size), **{"ttl_ms": 60_000, "keep_ms": 120_000, **options}
+        )
+        return self.jobs().submit(KEY, request)
+
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))
 
@@ -297,6 +307,9 @@ class QueueHarness:
 
     def queued(self) -> list[str]:
         return _texts(self.client.lrange(self.keys.queue, 0, -1))
+
+    def queued_jobs(self) -> list[str]:
+        return _texts(self.client.lrange(self.keys.job_queue, 0, -1))
 
     def suspects(self) -> list[str]:
         return _texts(self.client.lrange(self.keys.suspects, 0, -1))

@@ -22,6 +22,8 @@ NODE_INFO = f"{HOME}:node_info"  # hash   node id -> NodeStatus as JSON; deleted
 EPOCH = f"{HOME}:epoch"  # random string; permanent. Missing or another: Redis was emptied
 DOWNLOADS = f"{HOME}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 STARTED = f"{HOME}:startup_models"  # hash   entry of load_models -> 1; never deleted
+JOBS = "ferry_job:"  # string, + job id: model and version as JSON; TTL that of the job
+JOB_KEYS = "ferry_job_key:"  # string, + hash of an Idempotency-Key: job and request; TTL of the job
 CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
@@ -78,6 +80,27 @@ class VersionKeys:
         gives one up.
         """
         return f"{self.tag}:requests"
+
+    @property
+    def job_queue(self) -> str:
+        """List of ids of jobs, oldest first, which take the seats that requests leave free.
+
+        TTL of the longest-lived + 60 to 120 s.
+        """
+        return f"{self.tag}:job_queue"
+
+    @property
+    def job_prefix(self) -> str:
+        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept."""
+        return f"{self.tag}:jobs:"
+
+    @property
+    def job_index(self) -> str:
+        """Zset job id -> Redis us of its submit; TTL of the longest-lived job.
+
+        Those whose job has gone are deleted by later submits, and by those who list them.
+        """
+        return f"{self.tag}:job_index"
 
     @property
     def wakeups(self) -> str:

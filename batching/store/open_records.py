@@ -11,10 +11,13 @@ The fields, which scripts find by their places:
     queued_us  Redis' time of the submit
     age_us     how long it had been at the ingress by then; `-` where Redis had lost it before
     ttl_ms     from the submit to the deadline
+    ingress id of the one that waits for the reply; `job` where nobody does, and the reply is kept
     wire       the request's bytes; empty if they have a key of their own
 """
 
 from msgspec import Struct
+
+JOB = "job"
 
 
 class OpenRecord(Struct, frozen=True, gc=False):

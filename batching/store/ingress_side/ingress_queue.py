@@ -37,6 +37,7 @@ class SubmitCode(IntEnum):
     NO_TICKET = -4
     NO_BEAT = -5
     TOO_LARGE = -6  # for Redis, which closes the connection; never the script's
+    NO_RETRY = -7  # no job that can be tried again
 
 
 _REFUSED_WITH_BODY = frozenset(

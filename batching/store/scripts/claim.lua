@@ -1,9 +1,10 @@
 -- claim: the worker owns up to `limit` requests, by lease, or is told to wait.
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 lease  10 body prefix  11 reply prefix  12 done prefix
---       13 idle (only with job tickets)
+--       9 lease  10 body prefix  11 reply prefix  12 done prefix  13 job queue  14 job prefix
+--       15 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
+--       7 job_patience_us
 -- Returns one of
 --   {'BATCH', now_us, id, record, id, record, ...}   records as in open_records.py
 --   {'WAIT', waiting, oldest_age_us}   fewer than `limit` wait and the oldest is younger than
@@ -19,6 +20,10 @@
 -- the claim that finds nothing, or the reply before it, to the one that finds something. What was
 -- queued in the future, by a clock that has stepped back, is as young as what comes now: nobody collects
 -- for longer than patience_us.
+--
+-- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
+-- request waits. A quarter of each batch is for jobs that are older than job_patience_us, so that they
+-- come to their turn on a busy day, too (docs/adr/0026-jobs.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -28,7 +33,7 @@ local dead_before_ms = now_ms - tonumber(ARGV[4])
 local reply_ttl_ms = ARGV[6]
 local batch = {'BATCH', string.format('%.0f', now_us)}
 local owned = 0
-local ingress_is_alive = {}
+local ingress_is_alive = {job = true} -- which nobody waits for
 local expired, orphaned = 0, 0
 
 local function is_alive(ingress_id)
@@ -57,12 +62,22 @@ local function take(ids)
       discard(id)
       orphaned = orphaned + 1
     elseif queued_us / 1000 + ttl_ms <= now_ms then
-      discard(id)
-      redis.call('SET', KEYS[11] .. id, id .. '!deadline_exceeded', 'PX', reply_ttl_ms)
-      redis.call('RPUSH', KEYS[12] .. ingress_id, id)
-      redis.call('PEXPIRE', KEYS[12] .. ingress_id, reply_ttl_ms)
       expired = expired + 1
+      if ingress_id == 'job' then
+        finish_job(KEYS[14], KEYS[5], KEYS[10] .. id, id, 'expired', id .. '!deadline_exceeded', now_ms)
+      else
+        discard(id)
+        redis.call('SET', KEYS[11] .. id, id .. '!deadline_exceeded', 'PX', reply_ttl_ms)
+        redis.call('RPUSH', KEYS[12] .. ingress_id, id)
+        redis.call('PEXPIRE', KEYS[12] .. ingress_id, reply_ttl_ms)
+      end
+    elseif ingress_id == 'job' and redis.call('EXISTS', KEYS[14] .. id) == 0 then
+      discard(id)
+      orphaned = orphaned + 1
     else
+      if ingress_id == 'job' then
+        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1)
+      end
       batch[#batch + 1] = id
       batch[#batch + 1] = record
       entries[#entries + 1] = id .. ':' .. attempts + 1
@@ -73,15 +88,15 @@ local function take(ids)
   owned = owned + #entries
 end
 
-local function oldest_age_us()
+local function oldest_age_us(queue)
   while true do
-    local id = redis.call('LINDEX', KEYS[1], 0)
+    local id = redis.call('LINDEX', queue, 0)
     if not id then return nil end
     local record = redis.call('HGET', KEYS[5], id) or ''
     local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) ([%d-]+) ')
     age_us = queued_us and now_us - queued_us + (tonumber(age_us) or 0)
     if age_us and math.abs(age_us) < 1e15 then return math.max(age_us, 0) end
-    redis.call('LPOP', KEYS[1])
+    redis.call('LPOP', queue)
     discard(id)
     orphaned = orphaned + 1
   end
@@ -93,11 +108,31 @@ while owned == 0 do
   take({id})
 end
 
+-- Takes up to so many of this queue that are older than least_age_us.
+local function take_from(queue, seats, least_age_us)
+  local looked, full = 0, owned + seats
+  while owned < full and looked < 8 * limit do
+    local count = math.min(full - owned, 1000) -- in pieces: Lua cannot pass more than some 8,000 arguments
+    if least_age_us then
+      count = 1
+      local age_us = oldest_age_us(queue)
+      if not age_us or age_us < least_age_us then return end
+    end
+    local ids = redis.call('LPOP', queue, count)
+    if not ids then return end
+    looked = looked + #ids
+    take(ids)
+  end
+end
+
+local jobs = redis.call('LLEN', KEYS[13])
 if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
+  local queue = waiting == 0 and KEYS[13] or KEYS[1]
+  if waiting == 0 then waiting = jobs end
   if waiting > 0 and waiting < limit and patience_us > 0 then
-    local age_us = oldest_age_us()
-    waiting = redis.call('LLEN', KEYS[1])
+    local age_us = oldest_age_us(queue)
+    waiting = redis.call('LLEN', queue)
     if age_us and age_us < patience_us then
       if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
       local collector = redis.call('HGET', KEYS[4], 'worker')
@@ -107,18 +142,13 @@ if owned == 0 then
       return {'WAIT', waiting, string.format('%.0f', age_us)}
     end
   end
-  local looked = 0
-  while owned < limit and looked < 8 * limit do
-    -- In pieces: Lua cannot pass more than some 8,000 arguments.
-    local ids = redis.call('LPOP', KEYS[1], math.min(limit - owned, 1000))
-    if not ids then break end
-    looked = looked + #ids
-    take(ids)
-  end
+  if jobs > 0 then take_from(KEYS[13], math.ceil(limit / 4), tonumber(ARGV[7])) end
+  take_from(KEYS[1], limit - owned)
+  if jobs > 0 then take_from(KEYS[13], limit - owned) end
 end
 
 if redis.call('HGET', KEYS[4], 'worker') == worker_id then redis.call('DEL', KEYS[4]) end
-if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) == 0 then
+if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (jobs > 0 and redis.call('LLEN', KEYS[13]) or 0) == 0 then
   redis.call('DEL', KEYS[3])
 elseif redis.call('LLEN', KEYS[3]) == 0 then
   redis.call('RPUSH', KEYS[3], '1')
@@ -127,13 +157,13 @@ end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
 if owned == 0 then
-  if KEYS[13] then
-    redis.call('ZADD', KEYS[13], now_ms, worker_id)
-    redis.call('PEXPIRE', KEYS[13], 60000)
+  if KEYS[15] then
+    redis.call('ZADD', KEYS[15], now_ms, worker_id)
+    redis.call('PEXPIRE', KEYS[15], 60000)
   end
   return {'EMPTY'}
 end
-if KEYS[13] then redis.call('ZREM', KEYS[13], worker_id) end
+if KEYS[15] then redis.call('ZREM', KEYS[15], worker_id) end
 
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)

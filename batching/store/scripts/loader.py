@@ -14,9 +14,15 @@ ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
 
 # Read at import: when the first request comes there may be no descriptor left, or another release
 # may have been installed.
-_SOURCES = {
-    path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.lua")
-}
+_FOLDER = Path(__file__).parent
+_FINISH_JOB = (_FOLDER / "parts" / "finish_job.lua").read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    return _FINISH_JOB + text if "finish_job(" in text else text
+
+
+_SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.lua")}
 
 
 _KEYS_LINES = re.compile(r"^-- KEYS(.*?)^-- (?=[A-Z])", re.MULTILINE | re.DOTALL)

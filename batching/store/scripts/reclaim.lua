@@ -2,6 +2,7 @@
 --
 -- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather  13 config
+--       14 job queue  15 job prefix
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -30,12 +31,17 @@ end
 local reclaimed, answered, orphaned = 0, 0, 0
 
 local function answer(id, ingress_id, reply)
+  answered = answered + 1
+  if ingress_id == 'job' then
+    local status = reply == '!deadline_exceeded' and 'expired' or 'failed'
+    finish_job(KEYS[15], KEYS[7], KEYS[9] .. id, id, status, id .. reply, now_ms)
+    return
+  end
   redis.call('HDEL', KEYS[7], id)
   redis.call('DEL', KEYS[9] .. id)
   redis.call('SET', KEYS[10] .. id, id .. reply, 'PX', ARGV[7])
   redis.call('RPUSH', KEYS[11] .. ingress_id, id)
   redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
-  answered = answered + 1
 end
 
 for _ = 1, limit do
@@ -58,13 +64,19 @@ for _ = 1, limit do
     answer(id, ingress_id, '!deadline_exceeded')
   elseif is_untried then
     -- Its record still counts the attempts before this one, and has been nobody's since the claim.
-    redis.call('LPUSH', attempt == '1' and KEYS[4] or KEYS[5], id)
+    local queue = ingress_id == 'job' and KEYS[14] or KEYS[4]
+    redis.call('LPUSH', attempt == '1' and queue or KEYS[5], id)
+    if queue == KEYS[14] then
+      redis.call('HDEL', KEYS[15] .. id, 'started_ms')
+      if redis.call('PTTL', queue) < tonumber(ttl_ms) then redis.call('PEXPIRE', queue, ttl_ms + 60000) end
+    end
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
     answer(id, ingress_id, '!' .. ARGV[5])
   else
     redis.call('HSET', KEYS[7], id, attempt .. ' ' .. worker_id .. ' 0 ' .. rest)
     redis.call('RPUSH', KEYS[5], id)
+    if ingress_id == 'job' then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
     reclaimed = reclaimed + 1
   end
 end

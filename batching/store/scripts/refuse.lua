@@ -1,24 +1,36 @@
 -- refuse: everything that waits is answered with a reason, because nobody will come to run it.
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 open  5 counters  6 body prefix
---       7 reply prefix  8 done prefix  9 worker beats
+--       7 reply prefix  8 done prefix  9 worker beats  10 job queue  11 job prefix
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
 -- Used when a version is unregistered, scaled to nothing or given up: a queue without a future must
--- not keep its clients until their deadlines. Whether somebody might come after all is decided here.
+-- not keep its clients until their deadlines. Jobs wait for a worker, unless the version is gone. Whether somebody might come after all is decided here.
 
 local time = redis.call('TIME')
-local dead_before_ms = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[4]
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local dead_before_ms = now_ms - ARGV[4]
+local is_gone = ARGV[1] == 'unregistered'
 if redis.call('ZCOUNT', KEYS[9], dead_before_ms, '+inf') > 0 then return {0, 0} end
 local refused, orphaned = 0, 0
 for _ = 1, tonumber(ARGV[2]) do
-  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1])
+  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1]) or is_gone and redis.call('LPOP', KEYS[10])
   if not id then break end
-  local ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ %d+ (%S+)\n')
-  redis.call('HDEL', KEYS[4], id)
-  redis.call('DEL', KEYS[6] .. id)
-  if ingress_id then
+  local ttl_ms, ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ (%d+) (%S+)\n')
+  if ingress_id == 'job' and is_gone then
+    finish_job(KEYS[11], KEYS[4], KEYS[6] .. id, id, 'failed', id .. '!' .. ARGV[1], now_ms)
+    refused = refused + 1
+  elseif ingress_id == 'job' then
+    redis.call('LPUSH', KEYS[10], id)
+    if redis.call('PTTL', KEYS[10]) < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[10], ttl_ms + 60000) end
+  else
+    redis.call('HDEL', KEYS[4], id)
+    redis.call('DEL', KEYS[6] .. id)
+  end
+  if ingress_id == 'job' then
+    -- has been dealt with
+  elseif ingress_id then
     redis.call('SET', KEYS[7] .. id, id .. '!' .. ARGV[1], 'PX', ARGV[3])
     redis.call('RPUSH', KEYS[8] .. ingress_id, id)
     redis.call('PEXPIRE', KEYS[8] .. ingress_id, ARGV[3])
@@ -30,6 +42,6 @@ for _ = 1, tonumber(ARGV[2]) do
 end
 if refused > 0 then redis.call('HINCRBY', KEYS[5], 'refused', refused) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[5], 'orphaned', orphaned) end
-local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2])
+local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (is_gone and redis.call('LLEN', KEYS[10]) or 0)
 if left == 0 then redis.call('DEL', KEYS[3]) end
 return {refused, left}

@@ -1,14 +1,16 @@
 -- reply: each answer is stored for its ingress and the ownership ends, once.
 --
 -- KEYS  1 lease  2 open  3 counters  4 body prefix  5 reply prefix
---       6 large reply prefix  7 done prefix  8 suspects  9 idle (only with job tickets)
+--       6 large reply prefix  7 done prefix  8 suspects  9 job prefix
+--       10 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
---         key: the id and the reply's bytes ('@' = in their own key)
+--         key: the id and the reply's bytes ('@' = in their own key); for a job, whose ingress id is
+--         `job`, '+' in front if it succeeded and '-' if it failed
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or received already)   2 stored before   3 stale
 --
 -- The ingress gets each answer twice: in its replies list, which spares it a round trip, and in the
--- reply key, for when the list's entry was popped into a broken connection.
+-- reply key, for when the list's entry was popped into a broken connection. A job keeps it.
 --
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
@@ -30,8 +32,11 @@ local function is_owning_all(first, last)
 end
 
 -- The code of one that was not taken out of the lease.
-local function code_of(id, attempt)
+local function code_of(id, attempt, ingress_id)
   local record = redis.call('HGET', KEYS[2], id)
+  if not record and ingress_id == 'job' then
+    return redis.call('HGET', KEYS[9] .. id, 'result') == id .. '@' .. attempt and 2 or 0
+  end
   if not record then return redis.call('EXISTS', KEYS[5] .. id) == 1 and 2 or 0 end
   -- A suspect's record says who had it last, until it is handed out again.
   local attempts, owner = string.match(record, '^(%d+) (%S+)')
@@ -43,19 +48,43 @@ local function code_of(id, attempt)
   return 3
 end
 
+local function keep(id, attempt)
+  redis.call('PEXPIRE', KEYS[6] .. id .. ':' .. attempt, math.max(1, redis.call('PTTL', KEYS[9] .. id)))
+end
+
+local function finish(id, attempt, value)
+  local status = string.sub(value, 1, 1) == '+' and 'succeeded' or 'failed'
+  local time = redis.call('TIME')
+  local result = string.sub(value, 2)
+  local is_large = result == '@'
+  if is_large then result = id .. '@' .. attempt end
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  if finish_job(KEYS[9], KEYS[2], KEYS[4] .. id, id, status, result, now_ms) then
+    stored = stored + 1
+    if is_large then keep(id, attempt) end
+  else
+    orphaned = orphaned + 1
+    if is_large then redis.call('DEL', KEYS[6] .. id .. ':' .. attempt) end
+  end
+end
+
 local function publish(first, last)
   local ids, names, values, lists = {}, {}, {}, {}
   for i = first, last, 4 do
     local id, value = ARGV[i], ARGV[i + 3]
-    if codes[(i + 1) / 4] == 1 then
+    if codes[(i + 1) / 4] == 1 and ARGV[i + 2] == 'job' then
+      finish(id, ARGV[i + 1], value)
+    elseif codes[(i + 1) / 4] == 1 then
       if value == '@' then value = id .. '@' .. ARGV[i + 1] end
       ids[#ids + 1] = id
       names[#ids], values[#ids] = KEYS[4] .. id, value
       local list = KEYS[7] .. ARGV[i + 2]
       lists[list] = lists[list] or {}
       table.insert(lists[list], value)
-    elseif value == '@' and codes[(i + 1) / 4] ~= 2 then
+    elseif string.find(value, '^[+-]?@') and codes[(i + 1) / 4] ~= 2 then
       redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
+    elseif string.find(value, '^[+-]@') then
+      keep(id, ARGV[i + 1]) -- written once more
     end
   end
   if #ids == 0 then return end
@@ -76,7 +105,7 @@ local function answer(first, last)
   for i = first, last, 4 do
     local id, attempt = ARGV[i], ARGV[i + 1]
     local is_owned = is_whole or redis.call('LREM', KEYS[1], 1, id .. ':' .. attempt) == 1
-    codes[(i + 1) / 4] = is_owned and 1 or code_of(id, attempt)
+    codes[(i + 1) / 4] = is_owned and 1 or code_of(id, attempt, ARGV[i + 2])
   end
   publish(first, last)
 end
@@ -86,11 +115,11 @@ for first = 3, #ARGV, 4000 do answer(first, math.min(first + 3996, #ARGV - 3)) e
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end
-if KEYS[9] then
+if KEYS[10] then
   -- First, as in beat: of no replies at all it would be ZADD that maxmemory refuses.
-  redis.call('PEXPIRE', KEYS[9], 60000)
+  redis.call('PEXPIRE', KEYS[10], 60000)
   local time = redis.call('TIME')
-  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
-  redis.call('PEXPIRE', KEYS[9], 60000)
+  redis.call('ZADD', KEYS[10], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
+  redis.call('PEXPIRE', KEYS[10], 60000)
 end
 return codes

@@ -10,6 +10,9 @@ from batching.store.connections.commands import joined, packed_set
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import REPLY_TTL_MS
 from batching.store.measurements import HandlerMeasurements
+from batching.store.open_records import JOB
+
+LOWEST_FAILURE = 400  # of the statuses of replies
 
 
 class ReplyWriter:
@@ -41,6 +44,8 @@ class ReplyWriter:
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
             value = b"@" if name in stored else name.encode() + reply.encode()
+            if item.ingress_id == JOB:
+                value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
         # First what was measured: whoever has the answer finds it.
         calls = [*self._measurements.calls(measured), ("reply", self._keys, arguments)]

@@ -34,6 +34,8 @@ from batching.store.worker_side.waits import ParkedPop, Wakeups
 
 MIN_WAIT_S = 0.001
 
+JOB_PATIENCE_US = 60_000_000
+
 # Of one answer, as much may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
@@ -120,6 +122,7 @@ class WorkerQueue:
             self._dead_after_ms,
             LEASE_TTL_MS,
             REPLY_TTL_MS,
+            JOB_PATIENCE_US,
         ]
         return self._connection.run("claim", self._claim_keys, arguments)
 

@@ -1,0 +1,1 @@
+"""Keeps jobs: predictions whose client does not wait, and asks for the result later."""

@@ -1,0 +1,167 @@
+"""The calls about jobs: submit, look, take the result, cancel, try again, list."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError
+
+from batching.models.spec import VersionKey
+from batching.protocol import Wire
+from batching.store import keys
+from batching.store.client_types import AsyncClient
+from batching.store.clients import at
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_records import FIELDS, Job
+from batching.store.keys import VersionKeys
+from batching.store.open_records import JOB, rest_of_record
+from batching.store.scripts.loader import ordered_keys, script
+
+# A position behind more jobs is not worth the look.
+FARTHEST = 1000
+# Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
+SLACK_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job on its way into the queue. `ttl_ms` is from now to its deadline."""
+
+    job_id: str
+    wire: Wire
+    ttl_ms: int
+    keep_ms: int
+    is_urgent: bool = False
+
+    @property
+    def whole_ms(self) -> int:
+        """Returns for how long anything of the job may be there."""
+        return self.ttl_ms + self.keep_ms + SLACK_MS
+
+
+class JobStore:
+    """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop."""
+
+    def __init__(self, client: AsyncClient, most_waiting: int) -> None:
+        self._client = client
+        self._most_waiting = most_waiting
+        self._submit = script(client, "submit_job")
+        self._cancel = script(client, "cancel_job")
+
+    async def submit(self, key: VersionKey, job: JobRequest) -> SubmitCode:
+        """Has the job wait, or refuses it with a code, and then nothing is kept.
+
+        A call whose answer was lost may be made again.
+        """
+        client, version_keys = self._of(key)
+        name, wire = keys.JOBS + job.job_id, job.wire
+        rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
+        try:
+            await at(self._client, name).set(name, json.dumps([*key]), px=job.whole_ms)
+            if wire.body:
+                value = b"".join((wire.head, wire.body, wire.tail))
+                await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
+            code = await self._run_submit(key, job.job_id, [rest, job.ttl_ms, job.keep_ms], job)
+        except OutOfMemoryError:
+            code = SubmitCode.NO_MEMORY
+        if code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
+            await self._forget(key, job.job_id)
+        return code
+
+    async def find(self, job_id: str) -> Job | None:
+        """Returns the job; None if there is none of this id any more."""
+        key = await self._version_of(job_id)
+        if key is None:
+            return None
+        [job] = await self._read(key, [job_id])
+        return job
+
+    async def read_large(self, job: Job, attempt: str) -> bytes | None:
+        """Returns the result that has a key of its own; None if it has gone."""
+        client, version_keys = self._of(job.key)
+        value: bytes | None = await client.get(
+            f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
+        )
+        return value
+
+    async def cancel(self, job_id: str) -> Job | None:
+        """Cancels a job that has not finished, and lets the result of one that has go."""
+        key = await self._version_of(job_id)
+        if key is None:
+            return None
+        client, version_keys = self._of(key)
+        await self._cancel(ordered_keys("cancel_job", version_keys), [job_id], client=client)
+        return await self.find(job_id)
+
+    async def retry(self, job: Job) -> SubmitCode:
+        """Has a job that did not succeed wait again, if its input is kept."""
+        name = keys.JOBS + job.job_id
+        code = await self._run_submit(job.key, job.job_id, ["", 0, 0], None)
+        if code is SubmitCode.QUEUED:
+            again = await self.find(job.job_id)
+            if again is not None:
+                await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
+        return code
+
+    async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
+        """Returns the newest jobs of a version before this time, each with its time of submit.
+
+        Those that have gone are left out, so there may be fewer than there are further ones.
+        """
+        client, version_keys = self._of(key)
+        newest = await client.zrevrangebyscore(
+            version_keys.job_index, f"({before_us}", "-inf", start=0, num=count, withscores=True
+        )
+        jobs = await self._read(key, [job_id.decode() for job_id, _ in newest])
+        found = zip(newest, jobs, strict=True)
+        return [(int(score), job) for (_, score), job in found if job is not None]
+
+    async def count_waiting(self, key: VersionKey) -> int:
+        client, version_keys = self._of(key)
+        return int(await client.llen(version_keys.job_queue))
+
+    async def _run_submit(
+        self, key: VersionKey, job_id: str, record: Sequence[Any], job: JobRequest | None
+    ) -> SubmitCode:
+        client, version_keys = self._of(key)
+        priority = "high" if job is not None and job.is_urgent else "normal"
+        mode = "again" if job is None else "new"
+        arguments = [job_id, *record, priority, self._most_waiting, mode]
+        names = ordered_keys("submit_job", version_keys)
+        return SubmitCode(await self._submit(names, arguments, client=client))
+
+    async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
+        if not job_ids:
+            return []
+        client, version_keys = self._of(key)
+        async with client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for job_id in job_ids:
+                pipe.hmget(version_keys.job_prefix + job_id, FIELDS)
+                pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
+            (seconds, micros), *answers = await pipe.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        jobs: list[Job | None] = []
+        for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
+            gone = values[0] is None
+            jobs.append(None if gone else Job.of(job_id, key, values, now_ms, place))
+        return jobs
+
+    async def _version_of(self, job_id: str) -> VersionKey | None:
+        name = keys.JOBS + job_id
+        value = await at(self._client, name).get(name)
+        if value is None:
+            return None
+        model_name, model_version = json.loads(value)
+        return VersionKey(str(model_name), str(model_version))
+
+    async def _forget(self, key: VersionKey, job_id: str) -> None:
+        client, version_keys = self._of(key)
+        name = keys.JOBS + job_id
+        await at(self._client, name).unlink(name)
+        await client.unlink(version_keys.body_prefix + job_id)
+
+    def _of(self, key: VersionKey) -> tuple[AsyncClient, VersionKeys]:
+        version_keys = VersionKeys.of(key)
+        return at(self._client, version_keys.tag), version_keys

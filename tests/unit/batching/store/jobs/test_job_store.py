@@ -1,0 +1,355 @@
+"""Jobs in Redis: submitted, run once, kept, and gone in the end."""
+
+import pytest
+
+from batching.models.spec import VersionKey
+from batching.protocol import INLINE_LIMIT_BYTES, Reply
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_records import JobStatus
+from batching.store.jobs.job_store import JobRequest
+from batching.store.keys import JOBS, VersionKeys
+from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.replies import LargeReply, decode_reply
+from batching.store.worker_side.worker_queue import JOB_PATIENCE_US, ReplyCode
+from tests.support import KEY, body_of, ids_of, items_of, make_reply, wire_of
+
+LARGE = 4 * INLINE_LIMIT_BYTES
+FAILED = Reply(503, b"Prediction failed", error_type="X", reason="prediction_failed")
+
+
+def status_of(harness, job_id="a"):
+    job = harness.jobs().find(job_id)
+    return job and job.status
+
+
+def run(harness, *replies, limit=8):
+    """Has a worker answer the next batch so."""
+    worker = harness.worker()
+    items = items_of(worker.claim(limit, 0.0))
+    return worker.reply(items, list(replies))
+
+
+def age_job(harness, job_id, ms):
+    harness.age_request(job_id, ms)
+    harness.client.hincrby(harness.keys.job_prefix + job_id, "queued_ms", -ms)
+
+
+def test_job_waits_runs_and_keeps_its_result(harness):
+    # When it is submitted
+    assert harness.submit_job("a") is SubmitCode.QUEUED
+    job = harness.jobs().find("a")
+    assert (job.status, job.position, job.attempts) == (JobStatus.QUEUED, 0, 0)
+    assert job.key == KEY
+
+    # And a worker takes it
+    worker = harness.worker()
+    claimed = worker.claim(8, 0.0)
+    assert [body_of(item.request) for item in claimed.items] == ["a"]
+    job = harness.jobs().find("a")
+    assert (job.status, job.position, job.attempts) == (JobStatus.RUNNING, None, 1)
+    assert job.started_ms >= job.created_ms
+
+    # And answers it
+    assert worker.reply(items_of(claimed), [make_reply("A")]) == [ReplyCode.STORED]
+
+    # Then the result is kept, and nothing else of it waits
+    job = harness.jobs().find("a")
+    assert job.status is JobStatus.SUCCEEDED
+    assert decode_reply("a", job.result) == make_reply("A")
+    assert job.expires_ms == job.finished_ms + 120_000
+    assert harness.open_ids() == set()
+    assert harness.done("job") == []
+    assert harness.reply_value("a") is None
+    assert harness.unaccounted() == 0
+
+
+def test_job_is_accepted_without_a_worker_but_not_without_its_version(harness):
+    harness.client.delete(harness.keys.worker_beats)
+    assert harness.submit_job("a") is SubmitCode.QUEUED
+    assert harness.submit_job("a") is SubmitCode.KNOWN
+    assert harness.queued_jobs() == ["a"]
+
+    other = VersionKey("other", "1.0")
+    request = JobRequest("b", wire_of("b", size=LARGE), ttl_ms=60_000, keep_ms=60_000)
+    assert harness.jobs().submit(other, request) is SubmitCode.NO_VERSION
+    assert harness.jobs().find("b") is None
+    assert not harness.client.exists(VersionKeys.of(other).body_prefix + "b")
+    assert not harness.client.exists(JOBS + "b")
+
+
+def test_so_many_jobs_may_wait(harness):
+    harness.submit_job("a")
+    jobs = harness.jobs(most_waiting=1)
+    assert jobs.count_waiting(KEY) == 1
+    harness.jobs = lambda: jobs
+    assert harness.submit_job("b") is SubmitCode.FULL
+    assert jobs.find("b") is None
+
+
+def test_large_job_and_large_result(harness):
+    # Given
+    harness.submit_job("a", size=LARGE)
+    worker = harness.worker()
+    claimed = worker.claim(1, 0.0)
+    assert len(claimed.items[0].request.parts[0].content) == LARGE
+    items = items_of(claimed)
+
+    # When the answer is sent twice, as its acknowledgement was lost
+    assert worker.reply(items, [make_reply("A", size=LARGE)]) == [ReplyCode.STORED]
+    assert worker.reply(items, [make_reply("A", size=LARGE)]) == [ReplyCode.STORED_BEFORE]
+
+    # Then it lives as long as the job
+    job = harness.jobs().find("a")
+    with pytest.raises(LargeReply) as told:
+        decode_reply("a", job.result)
+    value = harness.jobs().read_large(job, told.value.attempt)
+    assert decode_reply("a", value) == make_reply("A", size=LARGE)
+    name = f"{harness.keys.large_reply_prefix}a:1"
+    assert harness.client.pttl(name) > 100_000
+    assert not harness.has_body("a")
+
+    # And goes when the result is let go
+    assert harness.jobs().cancel("a").result == b""
+    assert not harness.client.exists(name)
+    assert status_of(harness) is JobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
+def test_failed_job_keeps_its_input_and_can_be_tried_again(harness, size):
+    # Given
+    harness.submit_job("a", size=size)
+    run(harness, FAILED)
+    job = harness.jobs().find("a")
+    assert job.status is JobStatus.FAILED
+    assert decode_reply("a", job.result) == FAILED
+
+    # When
+    assert harness.jobs().retry(job) is SubmitCode.QUEUED
+
+    # Then
+    job = harness.jobs().find("a")
+    assert (job.status, job.attempts, job.result) == (JobStatus.QUEUED, 0, b"")
+    [item] = harness.worker().claim(1, 0.0).items
+    assert (body_of(item.request), item.owned.attempt) == ("a", 1)
+    harness.worker().reply([item.owned], [make_reply("A")])
+    assert status_of(harness) is JobStatus.SUCCEEDED
+    assert harness.jobs().retry(job) is SubmitCode.NO_RETRY
+    assert not harness.has_body("a")
+
+
+@pytest.mark.parametrize("state", ["waits", "is a suspect", "runs"])
+def test_cancelled_job_is_not_run_or_its_result_is_dropped(harness, state):
+    # Given
+    harness.submit_job("a")
+    worker = harness.worker()
+    items = []
+    if state != "waits":
+        items = items_of(worker.claim(1, 0.0))
+    if state == "is a suspect":
+        harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+        assert status_of(harness) is JobStatus.QUEUED
+
+    # When
+    for _ in range(2):
+        assert harness.jobs().cancel("a").status is JobStatus.CANCELLED
+
+    # Then
+    assert [*harness.queued_jobs(), *harness.suspects(), *harness.leased()] == []
+    if items:
+        assert worker.reply(items, [make_reply("A")]) == [ReplyCode.UNWANTED]
+    job = harness.jobs().find("a")
+    assert (job.status, job.result) == (JobStatus.CANCELLED, b"")
+    assert harness.unaccounted() == 0
+    # And it can be tried again
+    assert harness.jobs().retry(job) is SubmitCode.QUEUED
+    assert ids_of(harness.worker("worker-b").claim(1, 0.0)) == ["a"]
+
+
+def test_job_whose_time_is_over_is_not_run(harness):
+    # Given
+    harness.submit_job("a", ttl_ms=1000)
+    age_job(harness, "a", 2000)
+    assert status_of(harness) is JobStatus.EXPIRED  # although nobody has looked yet
+
+    # When
+    harness.worker().claim(1, 0.0)
+
+    # Then
+    job = harness.jobs().find("a")
+    assert job.status is JobStatus.EXPIRED
+    assert decode_reply("a", job.result).reason == "deadline_exceeded"
+    assert harness.jobs().retry(job) is SubmitCode.QUEUED
+
+
+def test_job_outlives_the_ingress_that_accepted_it_and_its_worker(harness):
+    # Given a job, and no ingress
+    harness.submit_job("a")
+    claimed = harness.worker().claim(1, 0.0)
+    assert ids_of(claimed) == ["a"]
+
+    # When its worker dies twice
+    for worker_id, outcome in (("worker-a", JobStatus.QUEUED), ("worker-b", JobStatus.FAILED)):
+        harness.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
+        assert status_of(harness) is outcome
+        if outcome is JobStatus.QUEUED:
+            assert ids_of(harness.worker("worker-b").claim(8, 0.0)) == ["a"]
+
+    # Then it has failed, and says why
+    job = harness.jobs().find("a")
+    assert decode_reply("a", job.result).reason == "worker_crashed"
+    assert job.attempts == 2
+    assert harness.unaccounted() == 0
+
+
+def test_job_that_a_leaving_worker_gives_back_waits_in_front(harness):
+    harness.submit_job("a")
+    harness.submit_job("b")
+    harness.worker().claim(1, 0.0)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    assert harness.queued_jobs() == ["a", "b"]
+    assert harness.jobs().find("a").status is JobStatus.QUEUED
+
+
+def test_jobs_take_the_seats_that_requests_leave_free(harness):
+    # Given
+    for job_id in ("j1", "j2", "j3"):
+        harness.submit_job(job_id)
+    harness.submit("a", "b")
+
+    # When / Then a batch has the requests first
+    assert ids_of(harness.worker().claim(3, 0.0)) == ["a", "b", "j1"]
+    # And jobs have one of their own when no request waits
+    assert ids_of(harness.worker().claim(3, 0.0)) == ["j2", "j3"]
+
+
+def test_jobs_wait_for_a_full_batch_as_requests_do(harness):
+    harness.submit_job("j1")
+    partial = harness.worker().claim(2, 10.0)
+    assert partial.waiting == 1
+    assert harness.more_tokens() == 0
+    harness.submit_job("j2")
+    assert harness.more_tokens() == 1
+    assert ids_of(harness.worker().claim(2, 10.0)) == ["j1", "j2"]
+
+
+def test_request_does_not_wait_for_jobs(harness):
+    # Given a worker that collects for a request, and jobs that would fill the batch
+    harness.submit("a")
+    assert harness.worker().claim(3, 10.0).waiting == 1
+    for job_id in ("j1", "j2", "j3"):
+        harness.submit_job(job_id)
+
+    # When its window is over
+    assert ids_of(harness.worker().claim(3, 0.0)) == ["a", "j1", "j2"]
+
+
+def test_old_jobs_have_a_quarter_of_a_batch_however_many_requests_wait(harness):
+    # Given
+    for number in range(3):
+        harness.submit_job(f"j{number}", ttl_ms=10_000_000)
+    for job_id in ("j0", "j1"):
+        age_job(harness, job_id, JOB_PATIENCE_US // 1000)
+    harness.submit(*(f"r{number}" for number in range(10)))
+
+    # When / Then
+    assert ids_of(harness.worker().claim(4, 0.0)) == ["j0", "r0", "r1", "r2"]
+    assert ids_of(harness.worker().claim(8, 0.0)) == ["j1", *(f"r{n}" for n in range(3, 10))]
+
+
+def test_urgent_job_waits_among_the_requests(harness):
+    harness.submit_job("j1")
+    harness.submit("a")
+    harness.submit_job("j2", is_urgent=True)
+    assert ids_of(harness.worker().claim(2, 0.0)) == ["a", "j2"]
+
+
+def test_jobs_wait_for_a_worker_but_not_for_a_version_that_is_gone(harness):
+    # Given a job, a suspect and an urgent job, and no worker
+    for job_id in ("a", "b"):
+        harness.submit_job(job_id)
+    harness.worker().claim(1, 0.0)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.submit_job("c", is_urgent=True)
+    harness.client.delete(harness.keys.worker_beats)
+
+    # When there will be none for now
+    assert harness.node().refuse_waiting(KEY, "no_worker") == 0
+    assert sorted(harness.queued_jobs()) == ["a", "b", "c"]
+
+    # And when there never will be
+    assert harness.node().refuse_waiting(KEY, "unregistered") == 3
+    for job_id in ("a", "b", "c"):
+        job = harness.jobs().find(job_id)
+        assert (job.status, decode_reply(job_id, job.result).status) == (JobStatus.FAILED, 404)
+    assert harness.unaccounted() == 0
+
+
+def test_newest_jobs_are_listed_first_and_those_that_have_gone_are_not(harness):
+    # Given
+    for number in range(5):
+        harness.submit_job(f"j{number}")
+    harness.client.delete(harness.keys.job_prefix + "j3")
+
+    # When
+    page = harness.jobs().newest(KEY, 2**53, 3)
+    rest = harness.jobs().newest(KEY, page[-1][0], 3)
+
+    # Then
+    assert [job.job_id for _, job in page + rest] == ["j4", "j2", "j1", "j0"]
+
+
+def test_index_forgets_jobs_that_have_gone(harness):
+    for number in range(3):
+        harness.submit_job(f"old{number}")
+        harness.client.delete(harness.keys.job_prefix + f"old{number}")
+    harness.submit_job("a")
+    harness.submit_job("b")
+    assert [name.decode() for name in harness.client.zrange(harness.keys.job_index, 0, -1)] == [
+        "a",
+        "b",
+    ]
+
+
+def test_job_whose_record_has_outlived_its_hash_is_dropped(harness):
+    harness.submit_job("a")
+    harness.client.delete(harness.keys.job_prefix + "a")
+    harness.submit_job("b")
+    assert ids_of(harness.worker().claim(8, 0.0)) == ["b"]
+    assert harness.open_ids() == {"b"}
+    assert harness.unaccounted() == 0
+
+
+def test_nothing_of_a_job_is_kept_when_memory_is_full(real_harness, full_memory):
+    full_memory()
+    for size in (0, LARGE):
+        assert real_harness.submit_job("a", size=size) is SubmitCode.NO_MEMORY
+    assert real_harness.jobs().find("a") is None
+
+
+def test_result_is_stored_when_memory_is_full(real_harness, full_memory):
+    real_harness.submit_job("a")
+    worker = real_harness.worker()
+    items = items_of(worker.claim(1, 0.0))
+    full_memory()
+    assert worker.reply(items, [make_reply("A")]) == [ReplyCode.STORED]
+    assert decode_reply("a", real_harness.jobs().find("a").result) == make_reply("A")
+
+
+def test_worker_that_was_taken_for_dead_answers_its_job_until_it_is_claimed_again(harness):
+    # Given
+    harness.submit_job("a")
+    old = harness.worker("worker-a")
+    items = items_of(old.claim(1, 0.0))
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+
+    # When another one has it
+    new = harness.worker("worker-b")
+    again = items_of(new.claim(1, 0.0))
+
+    # Then
+    assert old.reply(items, [make_reply("late", size=LARGE)]) == [ReplyCode.STALE]
+    assert new.reply(again, [make_reply("A", size=LARGE)]) == [ReplyCode.STORED]
+    assert old.reply(items, [make_reply("late", size=LARGE)]) == [ReplyCode.UNWANTED]
+    job = harness.jobs().find("a")
+    assert job.result == b"a@2"
+    assert harness.jobs().read_large(job, "2") is not None
