@@ -12,6 +12,7 @@ from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
 from batching.store.ingress_side.broker import Broker
+from batching.store.jobs.job_store import JobStore
 from batching.store.measurements import read_metrics
 from batching.store.outage_log import OutageLog
 from batching.store.registry.catalog import Catalog
@@ -20,6 +21,8 @@ from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
+from ingress.jobs.job_door import JobDoor
+from ingress.jobs.job_service import JobService
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics
@@ -76,6 +79,7 @@ class Services:
     broker: Broker
     predictor: PredictionService
     http_predictions: HttpPredictions
+    jobs: JobDoor
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -129,6 +133,15 @@ def build_services(
             read_metrics_config(settings.metrics_config),
         )
     )
+    jobs = JobDoor(
+        JobService(
+            JobStore(broker.client, settings.job_backlog),
+            registry,
+            timeout_s=settings.job_timeout_s,
+            keep_s=settings.job_result_ttl_s,
+        ),
+        settings.inference_address.partition(":")[0],
+    )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
     return Services(
@@ -148,7 +161,9 @@ def build_services(
             predictor,
             is_open_inference=settings.open_inference_rows,
             max_response_size_bytes=settings.max_response_size_bytes,
+            jobs=jobs,
         ),
+        jobs=jobs,
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(metrics.registry, siblings),

@@ -79,6 +79,13 @@ class Settings:
     )
     default_service_handler: str = _setting("", doc="handler of archives that name none")
     job_queue_size: int = _setting(100, doc="requests that may wait per model version")
+    job_backlog: int = _setting(1_000_000, doc="jobs that may wait per model version")
+    job_timeout_s: float = _setting(
+        86_400.0, key="job_timeout", doc="seconds from a job's submit to its deadline"
+    )
+    job_result_ttl_s: float = _setting(
+        86_400.0, key="job_result_ttl", doc="seconds a finished job and its result are kept"
+    )
     default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
     default_response_timeout_s: int = _setting(
         120, key="default_response_timeout", doc="seconds a batch may run"

@@ -22,9 +22,21 @@ NODE_INFO = f"{HOME}:node_info"  # hash   node id -> NodeStatus as JSON; deleted
 EPOCH = f"{HOME}:epoch"  # random string; permanent. Missing or another: Redis was emptied
 DOWNLOADS = f"{HOME}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 STARTED = f"{HOME}:startup_models"  # hash   entry of load_models -> 1; never deleted
-JOBS = "ferry_job:"  # string, + job id: model and version as JSON; TTL that of the job
-JOB_KEYS = "ferry_job_key:"  # string, + hash of an Idempotency-Key: job and request; TTL of the job
 CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry or workers changed
+
+
+def job_place(job_id: str) -> str:
+    """Returns the key of a string: model and version of this job, as JSON; TTL that of the job.
+
+    In a cluster such keys are in a few slots, each of which costs an ingress a connection.
+    """
+    return f"{{ferry_jobs:{job_id[-1:]}}}:places:{job_id}"
+
+
+def job_promise(digest: str) -> str:
+    """Returns the key of a string: what was accepted under this Idempotency-Key; TTL of the job."""
+    return f"{{ferry_jobs:{digest[-1:]}}}:promises:{digest}"
+
 
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from batching.errors import BadRequest
 from ingress.access.key_file import KeyFile, KeyScope
+from ingress.jobs.job_door import JOB_PATH
 from ingress.role import Role
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
@@ -95,4 +96,5 @@ def bearer_token(authorization: str) -> str:
 
 
 def _is_inference(path: str) -> bool:
-    return path == "/ping" or parse_prediction_path(path) is not None
+    is_of_job = JOB_PATH.fullmatch(path) is not None
+    return path == "/ping" or is_of_job or parse_prediction_path(path) is not None

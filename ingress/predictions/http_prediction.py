@@ -17,6 +17,8 @@ from batching.store.background_tasks import BackgroundTasks
 from batching.store.ingress_side.pending_request import ClientLeft, Pieces
 from batching.store.ingress_side.reply_stream import ReplyStream
 from ingress.http1.exchange import Answer, Body, Content, Header
+from ingress.jobs.job_door import JobDoor
+from ingress.jobs.preferences import Preferences, read_preferences
 from ingress.predictions.prediction_service import Prediction, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
@@ -48,9 +50,11 @@ class HttpPredictions:
         *,
         is_open_inference: bool,
         max_response_size_bytes: int,
+        jobs: JobDoor,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
+        self.jobs = jobs
         self.is_open_inference = is_open_inference
         self.max_response_size_bytes = max_response_size_bytes
         self.large_form_bytes = large_form_bytes
@@ -129,7 +133,7 @@ class HttpPrediction(Prediction):
                 self.continue_with(self._begin_slowly(body, is_long_form=is_long_form))
             else:
                 self._arrive(spec)
-                self.service.submit(self, self._read(target, body))
+                self._send(self._read(target, body))
         except ServeError as error:
             self._refuse(error)
         except Exception as error:
@@ -147,7 +151,32 @@ class HttpPrediction(Prediction):
         if request is None:
             request = await asyncio.to_thread(read) if is_long_form else read()
         del read
-        self.service.submit(self, request)
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
+        prefer = self._headers.get("prefer")
+        if prefer and (preferences := read_preferences(prefer)).is_async:
+            self.continue_with(self._send_job(request, preferences))
+        else:
+            self.service.submit(self, request)
+
+    async def _send_job(self, request: Request, preferences: Preferences) -> None:
+        assert self.spec is not None
+        door, headers = self.shared.jobs, self._headers
+        job, is_replayed = await door.service.submit(
+            self.spec, request, headers, self.timeout_s or None
+        )
+        del request
+        if preferences.wait_s and not job.status.is_final:
+            job = await door.service.wait(job.job_id, preferences.wait_s, for_end=True)
+        if job.status.is_final and preferences.wait_s:
+            answer = await door.in_time(job, preferences)
+        else:
+            answer = door.accepted(job, headers, is_replayed=is_replayed)
+        if not self.is_over:
+            self.is_over = True
+            self.service.end(self, answer.status, None, "")
+            self._respond(*answer)
 
     async def _answering_faults(self, step: Coroutine[Any, Any, None]) -> None:
         try:

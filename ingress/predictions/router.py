@@ -16,6 +16,7 @@ from ingress.http1.body_reader import (
     received_body,
 )
 from ingress.http1.exchange import Application, Exchange
+from ingress.jobs.job_door import JOB_PATH
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
@@ -90,6 +91,19 @@ class InferenceRouter:
             exchange.when_received(prediction.begin_late, length_bytes, BODY_TIMEOUT_S)
         return None
 
+    def _answer_job(self, exchange: Exchange) -> Going | None:
+        # Not through Flask, whose threads would wait with the clients.
+        headers = exchange.fields
+        if self._asks_for_tokens and not self._is_admitted(exchange, headers):
+            return None
+
+        async def answer() -> None:
+            exchange.respond(
+                *await self._predictions.jobs.answer(exchange.method, exchange.path, headers)
+            )
+
+        return answer()
+
     def _is_admitted(self, exchange: Exchange, headers: dict[str, str]) -> bool:
         try:
             # Neither Redis nor a handler needs the key.
@@ -101,6 +115,8 @@ class InferenceRouter:
         return True
 
     def _answer_other(self, exchange: Exchange) -> Going | None:
+        if exchange.path.startswith("/jobs/") and JOB_PATH.fullmatch(exchange.path):
+            return self._answer_job(exchange)
         if exchange.path != LIVE_PATH:
             return self._others(exchange)
         # Not through Flask: its threads may all wait for Redis.

@@ -87,6 +87,11 @@ class _InferenceView:
         existing(self._services.registry.get(model_name), model_name)
         return json_response(model_prediction_document(model_name))
 
+    def answer_job(self, **_: str) -> Response:
+        headers = lower_case_headers(request)
+        answering = self._services.jobs.answer(request.method, request.path, headers)
+        return to_response(self._services.on_loop(answering))
+
     def ping(self) -> Response:
         if self._health.is_healthy():
             return status_response("Healthy")

@@ -4,7 +4,7 @@ Source: TorchServe 0.12 management API.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,9 +13,12 @@ from flask import Blueprint, Response, request
 
 from batching.errors import BadRequest, NoWorker, ServeError
 from batching.models.entry import ModelEntry, check_names, existing, pick_version
-from batching.models.registration import bool_parameter
+from batching.models.registration import bool_parameter, int_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
+from batching.store.jobs.job_records import Job, JobStatus
+from ingress.jobs.job_documents import job_document
+from ingress.jobs.job_service import NEWEST_US, Page
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import json_response, status_response, to_response
 from ingress.rest.rules import add_routes
@@ -24,6 +27,9 @@ from ingress.torchserve.answers import reply_answer, wrong_method
 from ingress.torchserve.descriptions import describe_node, describe_version, list_page
 from ingress.torchserve.openapi import model_management_document
 from ingress.torchserve.routes import MANAGEMENT
+
+_MOST_JOBS = 1000  # of a page
+_JOBS_AT_ONCE = 100
 
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -108,6 +114,55 @@ class _ManagementView:
         if not nodes:
             self._registry.require_writable()  # else no node can report that it runs
         return json_response([describe_node(node) for node in nodes])
+
+    def list_jobs(self) -> Response:
+        count = min(max(1, int_parameter(request.args, "limit", 100)), _MOST_JOBS)
+        cursor = request.args.get("cursor", "")
+        if cursor and not cursor.isdecimal():
+            raise BadRequest("cursor must be what next_cursor of the page before said.")
+        page = self._jobs(min(int(cursor or NEWEST_US), NEWEST_US), count)
+        document: dict[str, Any] = {"jobs": [self._job(job) for job in page.jobs]}
+        if page.next_us is not None:
+            document["next_cursor"] = str(page.next_us)
+        return json_response(document)
+
+    def cancel_jobs(self) -> Response:
+        if not (request.args.get("model") or request.args.get("status")):
+            raise BadRequest("Name a model or a status, of which all jobs are to be deleted.")
+        return self._each_job(self._services.jobs.service.cancel)
+
+    def retry_jobs(self) -> Response:
+        return self._each_job(self._services.jobs.service.retry_if_possible)
+
+    def retry_job(self, job_id: str) -> Response:
+        service = self._services.jobs.service
+
+        async def retry() -> Job:
+            return await service.retry(await service.find(job_id))
+
+        return json_response(self._job(self._services.on_loop(retry())), 202)
+
+    def _job(self, job: Job) -> dict[str, Any]:
+        return job_document(job, request.host_url.rstrip("/"))
+
+    def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Response:
+        """Does this to all jobs of the asked model and status; answers with their number."""
+        cursor: int | None = NEWEST_US
+        done = 0
+        while cursor is not None:
+            page = self._jobs(cursor, _JOBS_AT_ONCE)
+            for job in page.jobs:
+                done += self._services.on_loop(act(job.job_id)) is not None
+            cursor = page.next_us
+        return json_response({"jobs": done})
+
+    def _jobs(self, cursor: int, count: int) -> Page:
+        model, status = request.args.get("model", ""), request.args.get("status", "")
+        if status and status not in list(JobStatus):
+            raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")
+        wanted = JobStatus(status) if status else None
+        service = self._services.jobs.service
+        return self._services.on_loop(service.page(model, wanted, cursor, count))
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

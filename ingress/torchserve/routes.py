@@ -87,6 +87,7 @@ _VERSION = "/models/{model_name}/{model_version}"
 _V1_MODEL = "/v1/models/{model_name}"
 _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
+_JOB = "/jobs/{job_id}"
 _NOT_THERE = "not in TorchServe"
 _ALWAYS_ON = "always on"
 _NO_VERSIONS = "TorchServe answers 501 or 404"
@@ -168,10 +169,23 @@ INFERENCE = (
         better="whether a request would be served now",
     ),
     Route(ANY, "/wfpredict/{tail}", "predict_workflow", note="404 `WorkflowNotFoundException`"),
+    Route("GET", _JOB, "answer_job", "getJob", gives=schemas.JOB, better=_NOT_THERE),
+    Route("DELETE", _JOB, "answer_job", "cancelJob", gives=schemas.JOB, better=_NOT_THERE),
+    Route(
+        "GET",
+        f"{_JOB}/result",
+        "answer_job",
+        "getJobResult",
+        gives=schemas.HANDLERS_BYTES,
+        codes=("200", "202"),
+        better=_NOT_THERE,
+    ),
 )
 
 _CUSTOMIZED = {"customized": FLAG}
 _SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
+_OF = {"model": TEXT, "status": TEXT}
+_PAGED = {**_OF, "limit": NUMBER, "cursor": TEXT}
 _SCALED = ("200", "202", "206")
 _REGISTER = {
     "url": TEXT,
@@ -217,6 +231,18 @@ MANAGEMENT = (
         "listNodes",
         gives=schemas.DOCUMENTS,
         better="nodes that run, with or without workers; not in TorchServe",
+    ),
+    Route("GET", "/jobs", "list_jobs", "listJobs", _PAGED, schemas.JOBS, better=_NOT_THERE),
+    Route("DELETE", "/jobs", "cancel_jobs", "cancelJobs", _OF, schemas.COUNT, better=_NOT_THERE),
+    Route("POST", "/jobs/retry", "retry_jobs", "retryJobs", _OF, schemas.COUNT, better=_NOT_THERE),
+    Route(
+        "POST",
+        f"{_JOB}/retry",
+        "retry_job",
+        "retryJob",
+        gives=schemas.JOB,
+        codes=("202",),
+        better=_NOT_THERE,
     ),
 )
 

@@ -64,6 +64,25 @@ DESCRIPTION = _answer(
         )
     )
 )
+_JOB = _object(
+    id=TEXT,
+    model=TEXT,
+    version=TEXT,
+    status=TEXT,
+    created_at=TEXT,
+    started_at=TEXT,
+    finished_at=TEXT,
+    expires_at=TEXT,
+    attempts=NUMBER,
+    position=NUMBER,
+    batch=_object(size=NUMBER, queue_ms=NUMBER, run_ms=NUMBER),
+    error=_object(code=NUMBER, type=TEXT, message=TEXT),
+    result_url=TEXT,
+    cancel_url=TEXT,
+)
+JOB = _answer(_JOB)
+JOBS = _answer(_object(jobs=_list_of(_JOB), next_cursor=TEXT))
+COUNT = _answer(_object(jobs=NUMBER))
 ERROR = _answer(
     {**_object(code=NUMBER, type=TEXT, message=TEXT), "required": ["code", "type", "message"]},
     "Refused or failed",

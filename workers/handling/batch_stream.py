@@ -15,6 +15,7 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
+from batching.store.open_records import JOB
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
@@ -38,7 +39,8 @@ class BatchStream:
     """Sends the pieces of one batch at a time.
 
     `counts` has the number of pieces of each request's answer; `broken` the ids of requests whose
-    answer lacks a piece, or whose client has left.
+    answer lacks a piece, or whose client has left. Those of jobs, which nobody listens for, are
+    `kept` until the end.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class BatchStream:
         stall_s: float = STALL_S,
     ) -> None:
         self.counts: dict[str, int] = {}
+        self.kept: dict[str, list[bytes]] = {}
         self.broken: set[str] = set()
         self._context = context
         self._send = send
@@ -66,10 +69,13 @@ class BatchStream:
     def begin(self, items: Sequence[Claimed]) -> None:
         """Takes pieces for these requests from now on."""
         self._items = items
+        for item in items:
+            self.kept.pop(item.request_id, None)  # of a run that failed
 
     def forget(self) -> None:
         self._items = ()
         self.counts.clear()
+        self.kept.clear()
         self.broken.clear()
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
@@ -100,10 +106,14 @@ class BatchStream:
             self._send_all(items, _by_row(items, outputs, request_ids))
 
     def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
+        for row, output in outputs.items():
+            if items[row].owned.ingress_id == JOB:
+                self.kept.setdefault(items[row].request_id, []).append(encode_output(output))
         waiting = {
             row: pieces
             for row, output in outputs.items()
             if items[row].request_id not in self.broken
+            and items[row].owned.ingress_id != JOB
             and (pieces := self._pieces(items[row], encode_output(output)))
         }
         last_progress_s = time.monotonic()

@@ -72,7 +72,7 @@ class Runner:
             replies = self._run_apart(batch.items)
         else:
             replies = self._run_together(batch.items)
-        if self._stream.counts:
+        if self._stream.counts or self._stream.kept:
             replies = self._as_ends(batch.items, replies)
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
@@ -140,6 +140,8 @@ class Runner:
         for item, reply in zip(items, replies, strict=True):
             is_broken = item.request_id in self._stream.broken
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
+            if not end.error_type and (pieces := self._stream.kept.get(item.request_id)):
+                end = replace(end, body=b"".join((*pieces, end.body)))
             ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
 

@@ -39,7 +39,7 @@ class Broker:
         self._patience = patience
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
-        self._client = connect_async(redis_url)
+        self.client = connect_async(redis_url)
         self._channels: dict[VersionKey, VersionChannel] = {}
         self._resubmitted: dict[VersionKey, int] = {}  # by channels that were closed; most: none
         self._closing: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class Broker:
             await end_tasks([self._closing])
         for channel in self._channels.values():
             await channel.close()
-        await self._client.aclose()
+        await self.client.aclose()
 
     def submit(self, spec: ModelSpec, request: PendingRequest) -> None:
         """Submits a request whose `wire` is what `Request.to_wire` wrote.
@@ -102,7 +102,7 @@ class Broker:
         Either it is registered no longer, or not yet again, as Redis was emptied.
         """
         try:
-            is_emptied = not await self._client.exists(keys.EPOCH)
+            is_emptied = not await self.client.exists(keys.EPOCH)
         except AWAY as away:
             return store_unavailable(away)
         return queue_lost() if is_emptied else error
@@ -110,7 +110,7 @@ class Broker:
     def _open_channel(self, key: VersionKey) -> VersionChannel:
         patience = self._patience
         queue = IngressQueue(
-            self._client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
+            self.client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
         )
         channel = self._channels[key] = VersionChannel(key, queue, self._outage, patience)
         channel.resubmitted = self._resubmitted.get(key, 0)
@@ -127,7 +127,7 @@ class Broker:
                     self._resubmitted[key] = channel.resubmitted
                 del self._channels[key]
                 await channel.close()
-        await close_unused(self._client, [VersionKeys.of(key).tag for key in self._channels])
+        await close_unused(self.client, [VersionKeys.of(key).tag for key in self._channels])
 
     async def _is_unused(self, key: VersionKey, channel: VersionChannel) -> bool:
         if not channel.is_idle:
@@ -136,7 +136,7 @@ class Broker:
             return True
         version_keys = VersionKeys.of(key)
         try:
-            return not await at(self._client, version_keys.tag).exists(version_keys.config)
+            return not await at(self.client, version_keys.tag).exists(version_keys.config)
         except AWAY:
             return False
 

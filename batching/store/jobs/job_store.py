@@ -55,7 +55,7 @@ class JobStore:
         A call whose answer was lost may be made again.
         """
         client, version_keys = self._of(key)
-        name, wire = keys.JOBS + job.job_id, job.wire
+        name, wire = keys.job_place(job.job_id), job.wire
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         try:
             await at(self._client, name).set(name, json.dumps([*key]), px=job.whole_ms)
@@ -68,6 +68,25 @@ class JobStore:
         if code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
             await self._forget(key, job.job_id)
         return code
+
+    async def promise(self, digest: str, promise: str, ttl_ms: int) -> str | None:
+        """Keeps what is promised under an idempotency key; returns what was promised before.
+
+        Args:
+            digest: of the key.
+            promise: what this request would be given.
+            ttl_ms: for so long it is kept.
+        """
+        name = keys.job_promise(digest)
+        value: bytes | None = await at(self._client, name).set(
+            name, promise, px=ttl_ms, nx=True, get=True
+        )
+        return None if value is None else value.decode()
+
+    async def break_promise(self, digest: str) -> None:
+        """Lets the key be used again, as its request was refused."""
+        name = keys.job_promise(digest)
+        await at(self._client, name).unlink(name)
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
@@ -96,7 +115,7 @@ class JobStore:
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
-        name = keys.JOBS + job.job_id
+        name = keys.job_place(job.job_id)
         code = await self._run_submit(job.key, job.job_id, ["", 0, 0], None)
         if code is SubmitCode.QUEUED:
             again = await self.find(job.job_id)
@@ -149,7 +168,7 @@ class JobStore:
         return jobs
 
     async def _version_of(self, job_id: str) -> VersionKey | None:
-        name = keys.JOBS + job_id
+        name = keys.job_place(job_id)
         value = await at(self._client, name).get(name)
         if value is None:
             return None
@@ -158,7 +177,7 @@ class JobStore:
 
     async def _forget(self, key: VersionKey, job_id: str) -> None:
         client, version_keys = self._of(key)
-        name = keys.JOBS + job_id
+        name = keys.job_place(job_id)
         await at(self._client, name).unlink(name)
         await client.unlink(version_keys.body_prefix + job_id)
 

@@ -54,7 +54,10 @@ def served(app, client, *, tls=None, **options):
 def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
     """The inference port of this ingress on another address, too."""
     predictions = HttpPredictions(
-        echo.services.predictor, is_open_inference=False, max_response_size_bytes=20
+        echo.services.predictor,
+        is_open_inference=False,
+        max_response_size_bytes=20,
+        jobs=echo.services.jobs,
     )
     services = replace(echo.services, http_predictions=predictions)
     app = application(services, frozenset({Role.INFERENCE}))

@@ -130,6 +130,7 @@ def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
         services.predictor,
         is_open_inference=False,
         max_response_size_bytes=10_000,
+        jobs=services.jobs,
         large_form_bytes=1000,
     )
     body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000

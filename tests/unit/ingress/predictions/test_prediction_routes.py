@@ -45,7 +45,10 @@ def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
     predictions = HttpPredictions(
-        echo.services.predictor, is_open_inference=True, max_response_size_bytes=1000
+        echo.services.predictor,
+        is_open_inference=True,
+        max_response_size_bytes=1000,
+        jobs=echo.services.jobs,
     )
     # When
     answer = echo.services.on_loop(predictions.answer(parse_prediction_path(path), {}, b"{}"))

@@ -7,7 +7,7 @@ from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
 from batching.store.jobs.job_store import JobRequest
-from batching.store.keys import JOBS, VersionKeys
+from batching.store.keys import VersionKeys, job_place
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.worker_side.worker_queue import JOB_PATIENCE_US, ReplyCode
@@ -74,7 +74,7 @@ def test_job_is_accepted_without_a_worker_but_not_without_its_version(harness):
     assert harness.jobs().submit(other, request) is SubmitCode.NO_VERSION
     assert harness.jobs().find("b") is None
     assert not harness.client.exists(VersionKeys.of(other).body_prefix + "b")
-    assert not harness.client.exists(JOBS + "b")
+    assert not harness.client.exists(job_place("b"))
 
 
 def test_so_many_jobs_may_wait(harness):

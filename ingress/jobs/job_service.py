@@ -1,0 +1,292 @@
+"""Jobs as every door sees them: submit one, look at it, wait for it, take its result.
+
+Knows no transport. Lives on the broker's event loop.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from batching import errors
+from batching.models.entry import no_version
+from batching.models.spec import ModelSpec, VersionKey
+from batching.protocol import ProtocolError, Reply, Request
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_records import Job, JobStatus
+from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.redis_errors import AWAY
+from batching.store.registry.registry import Registry
+from batching.store.replies import LargeReply, decode_reply
+from batching.store.unavailable import memory_full, store_unavailable
+from ingress.jobs.job_documents import small_reply
+from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
+
+# A waiting client hears of a change after at most so long.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
+_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
+
+# Later than any job.
+NEWEST_US = 2**53
+
+
+class JobNotFound(errors.NotFound):
+    """No job has this id, or it has expired."""
+
+    type = "JobNotFoundException"
+    reason = "job_not_found"
+
+
+class ResultGone(errors.ServeError):
+    """The job was cancelled, or its result has been let go."""
+
+    status = 410
+    type = "ResultGoneException"
+    reason = "result_gone"
+
+
+class KeyReused(errors.ServeError):
+    """The Idempotency-Key belongs to another request."""
+
+    status = 422
+    type = "IdempotencyKeyReusedException"
+    reason = "idempotency_key_reused"
+
+
+class NotRetryable(errors.Conflict):
+    """The job has not failed, or its input is not kept."""
+
+    type = "JobNotRetryableException"
+    reason = "job_not_retryable"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs, newest first, and where the next page begins; None at the end."""
+
+    jobs: list[Job]
+    next_us: int | None
+
+
+class JobService:
+    """Submits jobs and tells about them."""
+
+    def __init__(
+        self, store: JobStore, registry: Registry, *, timeout_s: float, keep_s: float
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._timeout_s = timeout_s
+        self._keep_s = keep_s
+
+    async def submit(
+        self, spec: ModelSpec, request: Request, headers: Mapping[str, str], timeout_s: float | None
+    ) -> tuple[Job, bool]:
+        """Has a job wait; returns it, and whether it was accepted before under the same key.
+
+        Args:
+            spec: of the version that runs it.
+            request: let go before the wait.
+            headers: of the request, names in lower case.
+            timeout_s: from now to its deadline; None: the usual one.
+
+        Raises:
+            BadRequest: a header that is not understood.
+            KeyReused: the Idempotency-Key was another request's.
+            VersionNotFound, QueueFull, QueueMemoryFull, StoreUnavailable: refused; nothing is kept.
+        """
+        ttl_ms = int((timeout_s or self._timeout_s) * 1000)
+        keep_ms = int((read_keep_s(headers) or self._keep_s) * 1000)
+        is_urgent = read_urgency(headers)
+        key = read_idempotency_key(headers)
+        job_id = secrets.token_hex(16)
+        job = JobRequest(job_id, request.to_wire(), ttl_ms, keep_ms, is_urgent)
+        try:
+            if not key:
+                return await self._accept(spec.key, job), False
+            return await self._accept_once(spec.key, job, key, _fingerprint(spec.key, request))
+        except AWAY as error:
+            raise store_unavailable(error) from error
+
+    async def find(self, job_id: str) -> Job:
+        """Returns the job.
+
+        Raises:
+            JobNotFound: there is none of this id.
+            StoreUnavailable: Redis does not answer.
+        """
+        try:
+            job = await self._store.find(job_id)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        if job is None:
+            raise _no_job(job_id)
+        return job
+
+    async def wait(self, job_id: str, wait_s: float, *, for_end: bool = False) -> Job:
+        """Returns the job when its status has changed, or has become final; or after this time.
+
+        Raises:
+            JobNotFound, StoreUnavailable: as `find`.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        job = await self.find(job_id)
+        before, look_s = job.status, _FIRST_LOOK_S
+        while not job.status.is_final and loop.time() < end:
+            if job.status is not before and not for_end:
+                break
+            await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+            job = await self.find(job_id)
+        return job
+
+    async def result(self, job: Job) -> Reply:
+        """Returns what the synchronous prediction would have been answered with.
+
+        Args:
+            job: finished.
+
+        Raises:
+            ResultGone: it was cancelled, or its result has been let go.
+            StoreUnavailable: Redis does not answer.
+        """
+        if (reply := small_reply(job)) is not None:
+            return reply
+        value = None
+        try:
+            decode_reply(job.job_id, job.result)
+        except LargeReply as large:
+            try:
+                value = await self._store.read_large(job, large.attempt)
+            except AWAY as error:
+                raise store_unavailable(error) from error
+        except ProtocolError:
+            pass
+        if value is None:
+            raise ResultGone(
+                "The job was cancelled."
+                if job.status is JobStatus.CANCELLED
+                else "The job's result has been let go."
+            )
+        return decode_reply(job.job_id, value)
+
+    async def cancel(self, job_id: str) -> Job:
+        """Cancels a job that has not finished, and lets the result of one that has go.
+
+        Raises:
+            JobNotFound, StoreUnavailable: as `find`.
+        """
+        try:
+            job = await self._store.cancel(job_id)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        if job is None:
+            raise _no_job(job_id)
+        return job
+
+    async def retry(self, job: Job) -> Job:
+        """Has a job that did not succeed wait again, with all of its attempts.
+
+        Raises:
+            NotRetryable: it has not ended, has succeeded, or its input is gone.
+            QueueFull, QueueMemoryFull, StoreUnavailable: refused; it stays as it is.
+        """
+        try:
+            code = await self._store.retry(job)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        if code is SubmitCode.NO_RETRY:
+            raise NotRetryable(
+                f"Job {job.job_id} is {job.status}: only one that failed, expired or was cancelled "
+                "can be tried again, while its input is kept."
+            )
+        self._raise_refusal(job.key, code)
+        return await self.find(job.job_id)
+
+    async def retry_if_possible(self, job_id: str) -> Job | None:
+        """As `retry`, but returns None where that cannot be."""
+        try:
+            return await self.retry(await self.find(job_id))
+        except (NotRetryable, JobNotFound):
+            return None
+
+    async def page(self, model: str, status: JobStatus | None, before_us: int, count: int) -> Page:
+        """Returns the newest jobs of registered versions before this time.
+
+        Args:
+            model: of this model only; empty: of all.
+            status: in this status only; None: in any.
+            before_us: where the page before ended.
+            count: so many at most.
+        """
+        found: list[Job] = []
+        try:
+            specs = await asyncio.to_thread(self._registry.specs)
+            of_model = [spec.key for spec in specs if model in {"", spec.model_name}]
+            for _ in range(_MOST_LOOKS):
+                pages = [await self._store.newest(key, before_us, count) for key in of_model]
+                newest = sorted(chain(*pages), key=lambda one: one[0], reverse=True)[:count]
+                for time_us, job in newest:
+                    before_us = time_us
+                    if status in {None, job.status}:
+                        found.append(job)
+                    if len(found) == count:
+                        return Page(found, before_us)
+                if not newest:
+                    return Page(found, None)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        return Page(found, before_us)
+
+    async def _accept_once(
+        self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
+    ) -> tuple[Job, bool]:
+        """Accepts the job unless the key's first request was; that one may not have got far."""
+        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
+        promise = json.dumps([job.job_id, fingerprint])
+        known = await self._store.promise(digest, promise, job.whole_ms)
+        if known is None:
+            try:
+                return await self._accept(key, job), False
+            except errors.ServeError:
+                await self._store.break_promise(digest)
+                raise
+        job_id, first_fingerprint = json.loads(known)
+        if first_fingerprint != fingerprint:
+            raise KeyReused(
+                "This Idempotency-Key belongs to a request with another model, version or body."
+            )
+        if (before := await self._store.find(job_id)) is not None:
+            return before, True
+        again = JobRequest(job_id, job.wire, job.ttl_ms, job.keep_ms, job.is_urgent)
+        return await self._accept(key, again), False
+
+    async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
+        self._raise_refusal(key, await self._store.submit(key, job))
+        return await self.find(job.job_id)
+
+    def _raise_refusal(self, key: VersionKey, code: SubmitCode) -> None:
+        if code is SubmitCode.NO_VERSION:
+            raise no_version(*key)
+        if code is SubmitCode.FULL:
+            raise errors.QueueFull(
+                f"Too many jobs of model {key.model_name} wait.", retry_after_s=10.0
+            )
+        if code is SubmitCode.NO_MEMORY:
+            raise memory_full()
+
+
+def _no_job(job_id: str) -> JobNotFound:
+    return JobNotFound(f"Job not found: {job_id[:64]}")
+
+
+def _fingerprint(key: VersionKey, request: Request) -> str:
+    digest = hashlib.sha256(json.dumps([*key]).encode())
+    for part in request.parts:
+        digest.update(json.dumps([part.name, part.content_type, len(part.content)]).encode())
+        digest.update(part.content)
+    return digest.hexdigest()

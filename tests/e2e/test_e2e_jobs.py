@@ -1,0 +1,297 @@
+"""Jobs over HTTP, as curl would ask for them."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.e2e.archives import Ledger, make_archive
+from tests.e2e.ferry_process import FerryServer
+from tests.support import eventually
+
+STREAMING = Path(__file__).with_name("streaming_handler.py")
+ASYNC = {"Prefer": "respond-async"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def model(server: FerryServer, scripted: str, ledger: Ledger) -> Iterator[str]:
+    """The scripted model with one worker, which takes one request at a time."""
+    with server.model(scripted, "worked", batch_size=1) as name:
+        yield name
+
+
+def ask(method: str, url: str, **options: Any) -> requests.Response:
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, timeout=40, **options)
+
+
+def submit(server: FerryServer, body: str, model: str = "worked", **headers: str) -> dict[str, Any]:
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = server.predict(model, body.encode(), headers=ASYNC | sent)
+    assert response.status_code == 202, response.text
+    job: dict[str, Any] = response.json()
+    return job
+
+
+def finished(job: dict[str, Any]) -> dict[str, Any]:
+    """The job once it is over."""
+    answer = eventually(
+        lambda: (
+            (found := ask("GET", job["cancel_url"]).json())["status"] not in {"queued", "running"}
+            and found
+        ),
+        20,
+    )
+    return dict(answer)
+
+
+def test_prediction_becomes_a_job_and_its_result_is_what_it_would_have_been(server, model):
+    # When a client does not wait
+    response = server.predict(model, b"hello", headers=ASYNC)
+
+    # Then it has the job at once
+    job = response.json()
+    assert response.status_code == 202
+    assert response.headers["location"] == job["cancel_url"]
+    assert response.headers["preference-applied"] == "respond-async"
+    assert int(response.headers["retry-after"]) >= 1
+    assert (job["model"], job["version"]) == (model, "1.0")
+    assert job["status"] in {"queued", "running", "succeeded"}
+    assert job["created_at"].endswith("Z")
+
+    # And finds it finished
+    job = finished(job)
+    assert job["status"] == "succeeded"
+    assert job["attempts"] == 1
+    assert job["batch"]["size"] == 1
+    assert job["created_at"] <= job["started_at"] <= job["finished_at"] < job["expires_at"]
+
+    # And the result is the synchronous answer but for its id
+    result, direct = ask("GET", job["result_url"]), server.predict(model, b"hello")
+    assert (result.status_code, result.content) == (direct.status_code, direct.content)
+    own = {"x-request-id", "date"}
+    assert {name for name in result.headers} == {name for name in direct.headers}
+    assert {k: v for k, v in result.headers.items() if k.lower() not in own} == {
+        k: v for k, v in direct.headers.items() if k.lower() not in own
+    }
+
+
+def test_client_that_waits_for_a_while_gets_the_answer_or_the_job(server, model, ledger):
+    # When the answer is there in time
+    in_time = server.predict(model, b"hello", headers={"Prefer": "respond-async, wait=20"})
+    assert (in_time.status_code, in_time.content) == (200, b"hello")
+    assert in_time.headers["preference-applied"] == "wait=20"
+
+    # When it is not
+    late = server.predict(model, b"hold|x", headers={"Prefer": "respond-async, wait=1"})
+    job = late.json()
+    assert (late.status_code, job["status"]) == (202, "running")
+    assert ask("GET", job["result_url"]).status_code == 202
+    ledger.let_go()
+    assert ask("GET", job["result_url"], headers={"Prefer": "wait=30"}).content == b"hold|x"
+
+
+def test_unknown_preferences_are_ignored(server, model):
+    for prefer in ("wait=5", "return=minimal", "respond-asynchronously", ", ;=", "wait=x"):
+        answer = server.predict(model, b"hello", headers={"Prefer": prefer})
+        assert (answer.status_code, answer.content) == (200, b"hello")
+
+
+def test_poller_is_told_when_nothing_has_changed_and_a_waiting_one_when_it_has(
+    server, model, ledger
+):
+    # Given
+    job = submit(server, "hold|x")
+    eventually(lambda: ask("GET", job["cancel_url"]).json()["status"] == "running")
+    seen = ask("GET", job["cancel_url"])
+    assert seen.headers["retry-after"] == "1"
+
+    # When / Then
+    again = ask("GET", job["cancel_url"], headers={"If-None-Match": seen.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    began = time.monotonic()
+    assert ask("GET", job["cancel_url"], headers={"Prefer": "wait=1"}).json()["status"] == "running"
+    assert time.monotonic() - began >= 1
+    ledger.let_go()
+    changed = ask("GET", job["cancel_url"], headers={"Prefer": "wait=30"})
+    assert changed.json()["status"] == "succeeded"
+    assert "retry-after" not in changed.headers
+
+
+def test_position_tells_how_many_jobs_are_before(server, model, ledger):
+    jobs = [submit(server, f"hold|{number}") for number in range(3)]
+    eventually(lambda: ask("GET", jobs[0]["cancel_url"]).json()["status"] == "running")
+    assert [ask("GET", job["cancel_url"]).json().get("position") for job in jobs] == [None, 0, 1]
+    ledger.let_go()
+    assert [finished(job)["status"] for job in jobs] == ["succeeded"] * 3
+
+
+def test_failed_job_says_why_and_is_tried_again_by_the_operator(server, model, ledger):
+    # Given
+    job = finished(submit(server, "raise value|x"))
+    assert job["status"] == "failed"
+    assert job["error"] == {
+        "code": 503,
+        "type": "InternalServerException",
+        "message": "Prediction failed",
+    }
+    direct = server.predict(model, b"raise value|x")
+    result = ask("GET", job["result_url"])
+    assert (result.status_code, result.content) == (direct.status_code, direct.content)
+
+    # When
+    url = f"{server.management}/jobs/{job['id']}/retry"
+    again = ask("POST", url)
+
+    # Then
+    assert (again.status_code, again.json()["id"]) == (202, job["id"])
+    assert finished(job)["status"] == "failed"
+    bodies = [body for call in ledger.calls() for body in call.bodies]
+    assert bodies.count("raise value|x") == 3
+    refused = ask("POST", f"{server.management}/jobs/{finished(submit(server, 'x'))['id']}/retry")
+    assert refused.status_code == 409
+    assert "succeeded" in refused.json()["message"]
+
+
+def test_cancelled_job_is_not_run(server, model, ledger):
+    # Given
+    held, waiting = submit(server, "hold|x"), submit(server, "waits")
+    eventually(lambda: ask("GET", held["cancel_url"]).json()["status"] == "running")
+
+    # When
+    for _ in range(2):
+        assert ask("DELETE", waiting["cancel_url"]).json()["status"] == "cancelled"
+        assert ask("DELETE", held["cancel_url"]).json()["status"] == "cancelled"
+    ledger.let_go()
+    assert finished(submit(server, "next"))["status"] == "succeeded"
+
+    # Then
+    assert [body for call in ledger.calls() for body in call.bodies] == ["hold|x", "next"]
+    for job in (held, waiting):
+        gone = ask("GET", job["result_url"])
+        assert (gone.status_code, gone.json()["type"]) == (410, "ResultGoneException")
+
+
+def test_result_that_is_let_go_is_gone(server, model):
+    job = finished(submit(server, "x" * 100_000))
+    assert ask("GET", job["result_url"]).content == b"x" * 100_000
+    assert ask("DELETE", job["cancel_url"]).json()["status"] == "succeeded"
+    assert ask("GET", job["result_url"]).status_code == 410
+
+
+def test_key_makes_one_job_of_a_request_that_is_sent_twice(server, model, ledger):
+    # When
+    first = submit(server, "once", idempotency_key='"abc"')
+    second = server.predict(model, b"once", headers={**ASYNC, "Idempotency-Key": "abc"})
+
+    # Then
+    assert (second.status_code, second.json()["id"]) == (202, first["id"])
+    assert second.headers["idempotency-replayed"] == "true"
+    other = server.predict(model, b"other", headers={**ASYNC, "Idempotency-Key": "abc"})
+    assert (other.status_code, other.json()["type"]) == (422, "IdempotencyKeyReusedException")
+    finished(first)
+    assert [call.bodies for call in ledger.calls()] == [["once"]]
+
+
+def test_job_that_waits_for_too_long_expires(server, model, ledger):
+    held = submit(server, "hold|x")
+    late = submit(server, "late", x_request_timeout_ms="300")
+    assert finished(late)["status"] == "expired"
+    assert ask("GET", late["result_url"]).status_code == 504
+    ledger.let_go()
+    assert finished(held)["status"] == "succeeded"
+    assert [body for call in ledger.calls() for body in call.bodies] == ["hold|x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("X-Result-Ttl-S", "59", "60 to 604800"),
+        ("X-Result-Ttl-S", "1e3", "60 to 604800"),
+        ("X-Request-Timeout-Ms", "0", "whole number of milliseconds"),
+        ("X-Priority", "urgent", "high or normal"),
+        ("Idempotency-Key", "", "1 to 255"),
+        ("Idempotency-Key", "x" * 256, "1 to 255"),
+        ("Idempotency-Key", "a b", "1 to 255"),
+    ],
+)
+def test_header_that_is_not_understood_is_told(server, model, name, value, words):
+    answer = server.predict(model, b"x", headers={**ASYNC, name: value})
+    assert answer.status_code == 400
+    assert words in answer.json()["message"]
+
+
+@pytest.mark.parametrize("tail", ["0" * 32, "x", "../models", "0" * 31, "%2e%2e"])
+def test_unknown_job_is_not_found(server, model, tail):
+    for method, end in (("GET", ""), ("GET", "/result"), ("DELETE", "")):
+        answer = ask(method, f"{server.inference}/jobs/{tail}{end}")
+        assert answer.status_code in {404, 405}, answer.text
+    assert ask("POST", f"{server.management}/jobs/{'0' * 32}/retry").status_code == 404
+
+
+def test_operator_lists_retries_and_deletes_many(server, scripted, ledger):
+    with server.model(scripted, "listed", batch_size=1) as model:
+        check_lists(server, model, ledger)
+
+
+def check_lists(server: FerryServer, model: str, ledger: Ledger) -> None:
+    # Given
+    jobs = [submit(server, f"raise value|{number}", model) for number in range(5)]
+    for job in jobs:
+        finished(job)
+    ids = [job["id"] for job in reversed(jobs)]
+    url = f"{server.management}/jobs"
+
+    # When / Then the newest are first, a page at a time
+    query = {"model": model, "status": "failed"}
+    page = ask("GET", url, params={**query, "limit": 3}).json()
+    rest = ask("GET", url, params={**query, "limit": 3, "cursor": page["next_cursor"]}).json()
+    listed = [job["id"] for job in page["jobs"] + rest["jobs"]]
+    assert listed == ids
+    assert "next_cursor" not in rest
+    assert ask("GET", url, params={"model": model, "status": "queued"}).json() == {"jobs": []}
+    assert ask("GET", url, params={"status": "lost"}).status_code == 400
+    assert ask("GET", url, params={"cursor": "x"}).status_code == 400
+
+    # And all are tried again, or deleted
+    assert ask("POST", f"{url}/retry", params=query).json() == {"jobs": 5}
+    for job in jobs:
+        finished(job)
+    assert len(ledger.calls()) == 10
+    assert ask("DELETE", url).status_code == 400
+    assert ask("DELETE", url, params=query).json() == {"jobs": 5}
+    assert ask("GET", jobs[0]["result_url"]).status_code == 410
+
+
+def test_jobs_wait_for_a_worker(server, scripted, ledger):
+    with server.model(scripted, "worked", initial_workers=0):
+        job = submit(server, "early")
+        assert server.predict("worked", b"now").status_code == 503
+        server.manage("PUT", "models/worked", min_worker=1, synchronous="true")
+        assert finished(job)["status"] == "succeeded"
+
+
+def test_job_of_an_unknown_model_is_refused(server):
+    assert server.predict("nobody", b"x", headers=ASYNC).status_code == 404
+
+
+def test_pieces_of_an_answer_are_put_together(server):
+    # Given a handler that sends two pieces, and then the rest
+    ledger = server.store / "pieces.ledger"
+    ledger.touch()
+    content = {"handler.py": STREAMING.read_text(encoding="utf-8"), "ledger": str(ledger)}
+    archive = make_archive(server.store, "pieces", content)
+    with server.model(archive, "pieces"):
+        # When
+        job = finished(submit(server, "send:a send:b last:c", "pieces"))
+
+        # Then
+        result = ask("GET", job["result_url"])
+        assert (result.status_code, result.content) == (200, b"abc")
+        assert result.headers["content-type"] == "text/plain"
