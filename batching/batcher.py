@@ -72,4 +72,5 @@ class Batcher:
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
         """Teaches the policy that this batch was answered at `now_s`, after `run_s`."""
-        self._policy.observe([item.queue_us / 1e6 for item in batch.items], run_s, now_s)
+        ages_s = [item.queue_us / 1e6 for item in batch.items if not item.owned.is_of_job]
+        self._policy.observe(ages_s, run_s, now_s, len(batch) - len(ages_s))

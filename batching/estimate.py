@@ -37,17 +37,18 @@ class Estimator:
         self._last_arrival_s: float | None = None
         self._cost = _Regression()
 
-    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Learns from a batch that was answered.
 
         Args:
-            ages_s: how long each request had waited when the batch began; float [n], n >= 1.
+            ages_s: how long each request had waited when the batch began; float [n].
             run_s: seconds from then until all were answered.
             now_s: the end of that time, on any steady clock.
+            jobs: how many jobs ran along, which say nothing of when requests come; n + jobs >= 1.
         """
-        self._cost.add(len(ages_s), run_s)
-        fixed_s, per_item_s = self._cost.line()
-        self.estimate = Estimate(self._gap_s(ages_s, now_s - run_s), fixed_s, per_item_s)
+        self._cost.add(len(ages_s) + jobs, run_s)
+        gap_s = self._gap_s(ages_s, now_s - run_s) if ages_s else self.estimate.gap_s
+        self.estimate = Estimate(gap_s, *self._cost.line())
 
     def _gap_s(self, ages_s: Sequence[float], began_s: float) -> float:
         newest_s = began_s - min(ages_s)

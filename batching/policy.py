@@ -38,7 +38,7 @@ class FixedPolicy:
             return 0.0
         return max(0.0, self.patience_s - oldest_age_s)
 
-    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Does nothing: this policy learns nothing."""
 
 
@@ -115,9 +115,9 @@ class AdaptivePolicy:
             left_s = min(left_s, self.latency_slo_s - oldest_age_s - estimate.run_s(batch_size))
         return max(0.0, left_s)
 
-    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Learns from a batch: how long each request had waited, and how long the batch took."""
-        self.estimator.observe(ages_s, run_s, now_s)
+        self.estimator.observe(ages_s, run_s, now_s, jobs)
 
 
 BatchPolicy = FixedPolicy | AdaptivePolicy

@@ -212,12 +212,20 @@ class ReplyChunk(_Message, frozen=True):
     headers: Mapping[str, str] = {}
 
 
+# Stands for the ingress of a request that nobody waits for, and whose reply is kept.
+JOB = "job"
+
+
 class Owned(Struct, frozen=True, gc=False):
     """Identifies a claimed request: its id, the attempt, and the ingress that waits for it."""
 
     request_id: str
     attempt: int
     ingress_id: str
+
+    @property
+    def is_of_job(self) -> bool:
+        return self.ingress_id == JOB
 
 
 class Claimed(Struct, frozen=True, gc=False):

@@ -89,13 +89,15 @@ class QueueStatus:
     """The queue of one model version.
 
     `open_requests` counts those that wait and those that workers own; `oldest_age_s` is the age of
-    the oldest one that waits, or 0.
+    the oldest one that waits, or 0. `jobs` wait in a queue of their own.
     """
 
     waiting: int
     capacity: int
     open_requests: int
     oldest_age_s: float
+    jobs: int
+    oldest_job_age_s: float
     counters: Mapping[str, int]
 
 

@@ -17,8 +17,6 @@ The fields, which scripts find by their places:
 
 from msgspec import Struct
 
-JOB = "job"
-
 
 class OpenRecord(Struct, frozen=True, gc=False):
     """The fields of a record that a worker needs."""

@@ -55,6 +55,10 @@ class QueueCollector(Collector):
         oldest_age = _gauge(
             "ferry_queue_oldest_age_seconds", "Since the oldest waiting request arrived; 0: none."
         )
+        jobs = _gauge("ferry_jobs_waiting", "Jobs waiting for a worker; urgent ones are requests.")
+        oldest_job = _gauge(
+            "ferry_jobs_oldest_age_seconds", "Since the oldest waiting job arrived; 0: none."
+        )
         events = CounterMetricFamily(
             "ferry_queue_events",
             "What has become of requests since the version was registered, of all ingresses.",
@@ -71,6 +75,8 @@ class QueueCollector(Collector):
             open_requests.add_metric(key, queue.open_requests)
             capacity.add_metric(key, queue.capacity)
             oldest_age.add_metric(key, queue.oldest_age_s)
+            jobs.add_metric(key, queue.jobs)
+            oldest_job.add_metric(key, queue.oldest_job_age_s)
             for event in EVENTS:
                 events.add_metric((*key, event), queue.counters.get(event, 0))
             states = Counter(worker.state for worker in self._registry.workers(key, alive))
@@ -79,7 +85,8 @@ class QueueCollector(Collector):
                 workers.add_metric((*key, state.value), states[state])
             wanted.add_metric(key, spec.min_worker * nodes)
         up = GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=nodes)
-        return [up, depth, open_requests, capacity, oldest_age, events, workers, wanted]
+        of_requests = [depth, open_requests, capacity, oldest_age]
+        return [up, *of_requests, jobs, oldest_job, events, workers, wanted]
 
 
 class ResubmissionCollector(Collector):

@@ -15,7 +15,6 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
-from batching.store.open_records import JOB
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
@@ -107,13 +106,13 @@ class BatchStream:
 
     def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
         for row, output in outputs.items():
-            if items[row].owned.ingress_id == JOB:
+            if items[row].owned.is_of_job:
                 self.kept.setdefault(items[row].request_id, []).append(encode_output(output))
         waiting = {
             row: pieces
             for row, output in outputs.items()
             if items[row].request_id not in self.broken
-            and items[row].owned.ingress_id != JOB
+            and not items[row].owned.is_of_job
             and (pieces := self._pieces(items[row], encode_output(output)))
         }
         last_progress_s = time.monotonic()

@@ -8,14 +8,14 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 
 from batching.models.spec import VersionKey
-from batching.protocol import Wire
+from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import FIELDS, Job
 from batching.store.keys import VersionKeys
-from batching.store.open_records import JOB, rest_of_record
+from batching.store.open_records import rest_of_record
 from batching.store.scripts.loader import ordered_keys, script
 
 # A position behind more jobs is not worth the look.

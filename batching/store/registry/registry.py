@@ -243,7 +243,7 @@ class Registry:
         """Returns how many requests wait, and the outcomes of the others since registration."""
         names = VersionKeys.of(spec.key)
         with telling_unavailable():
-            waiting, open_requests, oldest_age_us, *counters = self._measure(
+            waiting, open_requests, oldest_us, jobs, oldest_job_us, *counters = self._measure(
                 keys=ordered_keys("measure", names),
                 client=at(self._client, names.tag),
             )
@@ -252,7 +252,9 @@ class Registry:
             waiting=waiting,
             capacity=spec.job_queue_size,
             open_requests=open_requests,
-            oldest_age_s=int(oldest_age_us) / 1e6,
+            oldest_age_s=int(oldest_us) / 1e6,
+            jobs=jobs,
+            oldest_job_age_s=int(oldest_job_us) / 1e6,
             counters=self._counters.read(dict(pairs)),
         )
 

@@ -10,7 +10,6 @@ from batching.store.connections.commands import joined, packed_set
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import REPLY_TTL_MS
 from batching.store.measurements import HandlerMeasurements
-from batching.store.open_records import JOB
 
 LOWEST_FAILURE = 400  # of the statuses of replies
 
@@ -44,7 +43,7 @@ class ReplyWriter:
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
             value = b"@" if name in stored else name.encode() + reply.encode()
-            if item.ingress_id == JOB:
+            if item.is_of_job:
                 value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
         # First what was measured: whoever has the answer finds it.

@@ -53,6 +53,21 @@ def test_estimator_counts_from_arrival_to_arrival():
     assert estimator.estimate.gap_s == pytest.approx(0.600 / 2)
 
 
+def test_estimator_learns_cost_but_not_arrivals_from_jobs():
+    # Given
+    estimator = Estimator()
+    estimator.observe([0.0], 0.010, 1.010)
+    estimator.observe([0.0], 0.010, 1.510)
+
+    # When jobs run, alone and along with a request
+    estimator.observe([], 0.030, 1.600, jobs=8)
+    estimator.observe([0.0], 0.030, 2.030, jobs=7)
+
+    # Then
+    assert estimator.estimate.gap_s == pytest.approx(0.5)
+    assert estimator.estimate.run_s(8) == pytest.approx(0.030, rel=0.01)
+
+
 def test_estimator_follows_traffic_that_changes():
     # Given
     estimator = Estimator()

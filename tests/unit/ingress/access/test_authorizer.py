@@ -158,6 +158,14 @@ def test_b11_key_reaches_no_handler(ingress, path):
         ("POST", "//models", KeyScope.MANAGEMENT),
         ("GET", "/nowhere", KeyScope.MANAGEMENT),
         ("GET", "/livez/x", KeyScope.MANAGEMENT),
+        ("GET", f"/jobs/{'0' * 32}", KeyScope.INFERENCE),
+        ("DELETE", f"/jobs/{'0' * 32}", KeyScope.INFERENCE),
+        ("GET", f"/jobs/{'0' * 32}/result", KeyScope.INFERENCE),
+        ("POST", f"/jobs/{'0' * 32}/retry", KeyScope.MANAGEMENT),
+        ("POST", "/jobs/retry", KeyScope.MANAGEMENT),
+        ("GET", "/jobs", KeyScope.MANAGEMENT),
+        ("DELETE", "/jobs", KeyScope.MANAGEMENT),
+        ("GET", "/jobs/x", KeyScope.MANAGEMENT),
     ],
 )
 def test_b11_shared_listener_keeps_the_keys_apart(keys, path, method, route, scope):

@@ -60,6 +60,23 @@ def test_metrics_tell_waiting_from_open(staffed):
     assert events == {event: 0 for event in EVENTS} | {"accepted": 6, "replied": 1}
 
 
+def test_metrics_tell_jobs_from_requests(staffed):
+    # Given
+    staffed.submit("a")
+    for job_id in ("j1", "j2", "j3"):
+        staffed.submit_job(job_id)
+    staffed.age_request("j1", ms=9_000)
+
+    # When
+    found = samples(Registry(staffed.client))
+
+    # Then
+    assert value(found, "ferry_queue_depth", **VERSION) == 1
+    assert value(found, "ferry_queue_oldest_age_seconds", **VERSION) < 9
+    assert value(found, "ferry_jobs_waiting", **VERSION) == 3
+    assert 9 <= value(found, "ferry_jobs_oldest_age_seconds", **VERSION) < 19
+
+
 def test_metrics_tell_ready_workers_from_wanted_ones(staffed):
     # When
     found = samples(Registry(staffed.client))

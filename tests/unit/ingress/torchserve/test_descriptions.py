@@ -25,7 +25,7 @@ def test_describe_says_what_a_worker_and_the_queue_have_left():
     spec = ModelSpec("m", "1.0", "m.mar", "h.py")
     worker = WorkerStatus("9000", "node-a", 0, WorkerState.READY, 42, "cuda:1", "now", 1024)
     # When
-    document = described(spec, [worker], QueueStatus(3, 100, 3, 0.0, {}), is_default=True)
+    document = described(spec, [worker], QueueStatus(3, 100, 3, 0.0, 0, 0.0, {}), is_default=True)
     # Then
     [found] = document["workers"]
     assert (found["gpuUsage"], found["node"], found["host"]) == ("gpuId::1", "node-a", "gpu-box")
@@ -42,7 +42,7 @@ def test_worker_that_does_not_start_says_why():
     )
 
     # When
-    document = described(spec, [worker], QueueStatus(0, 100, 0, 0.0, {}))
+    document = described(spec, [worker], QueueStatus(0, 100, 0, 0.0, 0, 0.0, {}))
 
     # Then
     assert document["workers"][0]["error"] == "No."

@@ -1,0 +1,67 @@
+"""What a request says about its job."""
+
+import pytest
+
+from batching.errors import BadRequest
+from ingress.jobs.preferences import (
+    NO_PREFERENCES,
+    Preferences,
+    read_idempotency_key,
+    read_keep_s,
+    read_preferences,
+    read_urgency,
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("respond-async", Preferences(is_async=True)),
+        ("respond-async, wait=5", Preferences(is_async=True, wait_s=5)),
+        ("wait=5 , Respond-Async", Preferences(is_async=True, wait_s=5)),
+        ('respond-async, wait="5"', Preferences(is_async=True, wait_s=5)),
+        ("respond-async; a=1, wait=5; b", Preferences(is_async=True, wait_s=5)),
+        ("respond-async, wait=5, wait=9", Preferences(is_async=True, wait_s=5)),
+        ("respond-async, wait=100000", Preferences(is_async=True, wait_s=60)),
+        ("respond-async, wait=-5", Preferences(is_async=True)),
+        ("respond-async, wait=1e1", Preferences(is_async=True)),
+        ("respond-async, wait=٣", Preferences(is_async=True)),
+        ("return=minimal, handling=lenient", NO_PREFERENCES),
+        ("respond-asynchronously", NO_PREFERENCES),
+        (", ;=,,", NO_PREFERENCES),
+        ("", NO_PREFERENCES),
+        ("x" * 100_000, NO_PREFERENCES),
+        ('a="' + "\\" * 100_000, NO_PREFERENCES),
+    ],
+)
+def test_preferences_are_read_as_rfc_7240_says(header, expected):
+    assert read_preferences(header) == expected
+
+
+def test_key_has_two_spellings():
+    assert read_idempotency_key({"idempotency-key": ' "abc" '}) == "abc"
+    assert read_idempotency_key({"idempotency-key": "abc"}) == "abc"
+    assert read_idempotency_key({"idempotency-key": "x" * 255}) == "x" * 255
+    assert read_idempotency_key({}) == ""
+
+
+@pytest.mark.parametrize("key", ["", '""', " ", "a b", "é", "x" * 256, "a\tb"])
+def test_key_that_is_none_is_refused(key):
+    with pytest.raises(BadRequest, match="1 to 255 printable"):
+        read_idempotency_key({"idempotency-key": key})
+
+
+@pytest.mark.parametrize("text", ["", "59", "604801", "60.0", "-60", "1e3", "9" * 100])
+def test_time_of_keeping_outside_of_its_range_is_refused(text):
+    with pytest.raises(BadRequest, match="60 to 604800"):
+        read_keep_s({"x-result-ttl-s": text})
+    assert read_keep_s({"x-result-ttl-s": "60"}) == 60
+    assert read_keep_s({}) is None
+
+
+def test_priority_is_high_or_normal():
+    assert read_urgency({"x-priority": "HIGH"})
+    assert not read_urgency({"x-priority": "normal"})
+    assert not read_urgency({})
+    with pytest.raises(BadRequest, match="high or normal"):
+        read_urgency({"x-priority": "low"})
