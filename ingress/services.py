@@ -135,7 +135,7 @@ def build_services(
     )
     jobs = JobDoor(
         JobService(
-            JobStore(broker.client, settings.job_backlog),
+            JobStore(broker.client, settings.job_backlog, settings.job_memory_share),
             registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,

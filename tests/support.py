@@ -265,8 +265,9 @@ class QueueHarness:
         self._ingresses.append(queue)
         return Blocking(self._runner, queue)
 
-    def jobs(self, most_waiting: int = 1000) -> Any:
-        return Blocking(self._runner, JobStore(self._async_client, most_waiting))
+    def jobs(self, most_waiting: int = 1000, memory_share: float = 1.0) -> Any:
+        store = JobStore(self._async_client, most_waiting, memory_share)
+        return Blocking(self._runner, store)
 
     def submit_job(self, job_id: str, size: int = 0, **options: Any) -> Any:
         request = JobRequest(

@@ -80,6 +80,9 @@ class Settings:
     default_service_handler: str = _setting("", doc="handler of archives that name none")
     job_queue_size: int = _setting(100, doc="requests that may wait per model version")
     job_backlog: int = _setting(1_000_000, doc="jobs that may wait per model version")
+    job_memory_share: float = _setting(
+        0.8, doc="part of Redis' maxmemory beyond which jobs are refused; requests are not"
+    )
     job_timeout_s: float = _setting(
         86_400.0, key="job_timeout", doc="seconds from a job's submit to its deadline"
     )

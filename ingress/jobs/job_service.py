@@ -29,6 +29,8 @@ from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urg
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 _MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
 
+LONGEST_S = 30 * 86_400  # from the submit to the deadline
+
 # Later than any job.
 NEWEST_US = 2**53
 
@@ -98,6 +100,10 @@ class JobService:
             KeyReused: the Idempotency-Key was another request's.
             VersionNotFound, QueueFull, QueueMemoryFull, StoreUnavailable: refused; nothing is kept.
         """
+        if timeout_s is not None and timeout_s > LONGEST_S:
+            raise errors.BadRequest(
+                f"X-Request-Timeout-Ms of a job may be {LONGEST_S * 1000} at most."
+            )
         ttl_ms = int((timeout_s or self._timeout_s) * 1000)
         keep_ms = int((read_keep_s(headers) or self._keep_s) * 1000)
         is_urgent = read_urgency(headers)

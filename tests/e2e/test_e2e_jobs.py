@@ -215,6 +215,8 @@ def test_job_that_waits_for_too_long_expires(server, model, ledger):
         ("X-Result-Ttl-S", "59", "60 to 604800"),
         ("X-Result-Ttl-S", "1e3", "60 to 604800"),
         ("X-Request-Timeout-Ms", "0", "whole number of milliseconds"),
+        ("X-Request-Timeout-Ms", "2592000001", "2592000000 at most"),
+        ("X-Request-Timeout-Ms", "9" * 300, "X-Request-Timeout-Ms"),
         ("X-Priority", "urgent", "high or normal"),
         ("Idempotency-Key", "", "1 to 255"),
         ("Idempotency-Key", "x" * 256, "1 to 255"),

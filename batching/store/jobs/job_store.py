@@ -1,6 +1,8 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
 import json
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +20,11 @@ from batching.store.keys import VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.scripts.loader import ordered_keys, script
 
+log = logging.getLogger(__name__)
+
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
+LOOK_AT_MEMORY_S = 1.0
 # Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
 SLACK_MS = 60_000
 
@@ -43,9 +48,12 @@ class JobRequest:
 class JobStore:
     """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop."""
 
-    def __init__(self, client: AsyncClient, most_waiting: int) -> None:
+    def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
         self._client = client
         self._most_waiting = most_waiting
+        self._memory_share = memory_share
+        # By hash tag, until when the answer counts.
+        self._room: dict[str, tuple[float, bool]] = {}
         self._submit = script(client, "submit_job")
         self._cancel = script(client, "cancel_job")
 
@@ -57,6 +65,8 @@ class JobStore:
         client, version_keys = self._of(key)
         name, wire = keys.job_place(job.job_id), job.wire
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
+        if not await self._has_room(client, version_keys.tag):
+            return SubmitCode.NO_MEMORY
         try:
             await at(self._client, name).set(name, json.dumps([*key]), px=job.whole_ms)
             if wire.body:
@@ -140,6 +150,18 @@ class JobStore:
         client, version_keys = self._of(key)
         return int(await client.llen(version_keys.job_queue))
 
+    async def _has_room(self, client: AsyncClient, tag: str) -> bool:
+        """Returns whether jobs may take more of this server's memory, as of the last second."""
+        now_s = time.monotonic()
+        until_s, has_room = self._room.get(tag, (0.0, True))
+        if now_s < until_s:
+            return has_room
+        memory = await client.info("memory")
+        limit_bytes = memory["maxmemory"] * self._memory_share
+        has_room = not limit_bytes or memory["used_memory"] < limit_bytes
+        self._room[tag] = (now_s + LOOK_AT_MEMORY_S, has_room)
+        return has_room
+
     async def _run_submit(
         self, key: VersionKey, job_id: str, record: Sequence[Any], job: JobRequest | None
     ) -> SubmitCode:
@@ -163,8 +185,12 @@ class JobStore:
         now_ms = seconds * 1000 + micros // 1000
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
-            gone = values[0] is None
-            jobs.append(None if gone else Job.of(job_id, key, values, now_ms, place))
+            try:
+                jobs.append(Job.of(job_id, key, values, now_ms, place))
+            except ValueError as error:
+                if values[0] is not None:
+                    log.error("unreadable job=%s: %r", job_id, error)
+                jobs.append(None)
         return jobs
 
     async def _version_of(self, job_id: str) -> VersionKey | None:
@@ -172,7 +198,11 @@ class JobStore:
         value = await at(self._client, name).get(name)
         if value is None:
             return None
-        model_name, model_version = json.loads(value)
+        try:
+            model_name, model_version = json.loads(value)
+        except (ValueError, TypeError, RecursionError) as error:
+            log.error("unreadable place of job=%s: %r", job_id, error)
+            return None
         return VersionKey(str(model_name), str(model_version))
 
     async def _forget(self, key: VersionKey, job_id: str) -> None:

@@ -326,6 +326,38 @@ def test_nothing_of_a_job_is_kept_when_memory_is_full(real_harness, full_memory)
     assert real_harness.jobs().find("a") is None
 
 
+def test_jobs_leave_a_part_of_the_memory_to_requests(real_harness):
+    # Given a Redis that is half full
+    client = real_harness.client
+    client.config_set("maxmemory", 2 * client.info("memory")["used_memory"])
+    request = JobRequest("a", wire_of("a"), ttl_ms=60_000, keep_ms=60_000)
+    modest, greedy = (real_harness.jobs(memory_share=share) for share in (0.3, 0.9))
+    try:
+        # When / Then
+        assert modest.submit(KEY, request) is SubmitCode.NO_MEMORY
+        assert real_harness.submit("b") == [SubmitCode.QUEUED]
+        assert greedy.submit(KEY, request) is SubmitCode.QUEUED
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_b08_garbage_in_place_of_a_job_is_no_job(harness):
+    # Given
+    for number, garbage in enumerate((b"\x80\x04.", b"[]", b"[" * 100_000, b"7", b'"ab"x')):
+        job_id = f"a{number}"
+        harness.submit_job(job_id)
+        harness.client.set(job_place(job_id), garbage, px=60_000)
+        assert harness.jobs().find(job_id) is None
+    # When
+    for field, text in (("created_ms", b"x"), ("status", b"?"), ("ttl_ms", b"\xff")):
+        harness.submit_job(f"b{field}")
+        harness.client.hset(harness.keys.job_prefix + f"b{field}", field, text)
+        # Then
+        assert harness.jobs().find(f"b{field}") is None
+    assert harness.submit_job("good") is SubmitCode.QUEUED
+    assert [job.job_id for _, job in harness.jobs().newest(KEY, 2**53, 1)] == ["good"]
+
+
 def test_result_is_stored_when_memory_is_full(real_harness, full_memory):
     real_harness.submit_job("a")
     worker = real_harness.worker()
