@@ -28,7 +28,8 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         "finished_at": job.finished_ms and _rfc3339(job.finished_ms),
         "expires_at": _rfc3339(job.expires_ms),
         "attempts": job.attempts,
-        "position": job.position,
+        "position": job.position if job.status is JobStatus.QUEUED else None,
+        "durable": None if job.is_durable else False,
         "batch": timing
         and {
             "size": timing.batch_size,

@@ -75,6 +75,7 @@ _JOB = _object(
     expires_at=TEXT,
     attempts=NUMBER,
     position=NUMBER,
+    durable=FLAG,
     batch=_object(size=NUMBER, queue_ms=NUMBER, run_ms=NUMBER),
     error=_object(code=NUMBER, type=TEXT, message=TEXT),
     result_url=TEXT,

@@ -53,7 +53,8 @@ class Job:
     """One job at one moment; times are Redis' clock in milliseconds, None while not known.
 
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
-    its queue wait before it, None if it does not wait there or they are very many.
+    its queue wait before it, None if it does not wait there or they are very many. `is_durable`:
+    whether its Redis writes an append-only file.
     """
 
     job_id: str
@@ -66,16 +67,10 @@ class Job:
     attempts: int
     result: bytes
     position: int | None = None
+    is_durable: bool = True
 
     @classmethod
-    def of(
-        cls,
-        job_id: str,
-        key: VersionKey,
-        values: list[bytes | None],
-        now_ms: int,
-        position: int | None = None,
-    ) -> Self:
+    def of(cls, job_id: str, key: VersionKey, values: list[bytes | None], now_ms: int) -> Self:
         """Makes a job of the values of FIELDS.
 
         Raises:
@@ -103,5 +98,4 @@ class Job:
             finished_ms=ended_ms if state.is_final else None,
             attempts=int(attempts or 0),
             result=result or b"",
-            position=position if state is JobStatus.QUEUED else None,
         )

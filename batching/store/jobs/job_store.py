@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
-LOOK_AT_MEMORY_S = 1.0
+LOOK_S = 1.0  # between two questions how a server is
 # Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
 SLACK_MS = 60_000
 
@@ -45,6 +45,15 @@ class JobRequest:
         return self.ttl_ms + self.keep_ms + SLACK_MS
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """How a Redis was at a moment of the monotonic clock."""
+
+    looked_s: float
+    has_room: bool
+    is_durable: bool
+
+
 class JobStore:
     """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop."""
 
@@ -52,8 +61,7 @@ class JobStore:
         self._client = client
         self._most_waiting = most_waiting
         self._memory_share = memory_share
-        # By hash tag, until when the answer counts.
-        self._room: dict[str, tuple[float, bool]] = {}
+        self._servers: dict[str, _Server] = {}  # by hash tag
         self._submit = script(client, "submit_job")
         self._cancel = script(client, "cancel_job")
 
@@ -65,7 +73,7 @@ class JobStore:
         client, version_keys = self._of(key)
         name, wire = keys.job_place(job.job_id), job.wire
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
-        if not await self._has_room(client, version_keys.tag):
+        if not (await self._server(client, version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
         try:
             await at(self._client, name).set(name, json.dumps([*key]), px=job.whole_ms)
@@ -150,17 +158,19 @@ class JobStore:
         client, version_keys = self._of(key)
         return int(await client.llen(version_keys.job_queue))
 
-    async def _has_room(self, client: AsyncClient, tag: str) -> bool:
-        """Returns whether jobs may take more of this server's memory, as of the last second."""
+    async def _server(self, client: AsyncClient, tag: str) -> "_Server":
+        """Returns how the server of this tag is, as of the last second."""
         now_s = time.monotonic()
-        until_s, has_room = self._room.get(tag, (0.0, True))
-        if now_s < until_s:
-            return has_room
-        memory = await client.info("memory")
-        limit_bytes = memory["maxmemory"] * self._memory_share
-        has_room = not limit_bytes or memory["used_memory"] < limit_bytes
-        self._room[tag] = (now_s + LOOK_AT_MEMORY_S, has_room)
-        return has_room
+        server = self._servers.get(tag)
+        if server is None or server.looked_s + LOOK_S < now_s:
+            info = await client.info("memory", "persistence")
+            limit_bytes = info.get("maxmemory", 0) * self._memory_share
+            server = self._servers[tag] = _Server(
+                looked_s=now_s,
+                has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
+                is_durable=info.get("aof_enabled") == 1,
+            )
+        return server
 
     async def _run_submit(
         self, key: VersionKey, job_id: str, record: Sequence[Any], job: JobRequest | None
@@ -183,10 +193,12 @@ class JobStore:
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
+        is_durable = (await self._server(client, version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
             try:
-                jobs.append(Job.of(job_id, key, values, now_ms, place))
+                job = Job.of(job_id, key, values, now_ms)
+                jobs.append(replace(job, position=place, is_durable=is_durable))
             except ValueError as error:
                 if values[0] is not None:
                     log.error("unreadable job=%s: %r", job_id, error)
