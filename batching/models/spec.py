@@ -130,6 +130,14 @@ class ModelSpec:
         shown_with="batch_policy",
         doc="The 99th percentile that `adaptive` aims at; 0: none.",
     )
+    async_after_s: int = parameter(
+        0,
+        "async_after",
+        "asyncAfter",
+        lowest=0,
+        shown_with="async_after_s",
+        doc="After so long a client is given a job instead of an answer; 0: never.",
+    )
     device_ids: tuple[int, ...] = parameter(
         (), FILES_ONLY, "deviceIds", shown_with="device_ids", doc="The GPUs that workers run on."
     )

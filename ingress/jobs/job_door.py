@@ -50,12 +50,15 @@ class JobDoor:
         except ServeError as error:
             return error_answer(error)
 
-    def accepted(self, job: Job, headers: Mapping[str, str], *, is_replayed: bool) -> Answer:
+    def accepted(
+        self, job: Job, headers: Mapping[str, str], preferences: Preferences, *, is_replayed: bool
+    ) -> Answer:
         """Returns the answer to a request that has become a job."""
         document = job_document(job, self._base_url(headers))
         answer = json_answer(document, 202, fresh_request_id())
         answer.headers.append(("location", f"{self._base_url(headers)}/jobs/{job.job_id}"))
-        answer.headers.append(("preference-applied", "respond-async"))
+        if preferences.is_asked:
+            answer.headers.append(("preference-applied", "respond-async"))
         answer.headers.append(_retry_after(job))
         if is_replayed:
             answer.headers.append(("idempotency-replayed", "true"))
@@ -68,7 +71,8 @@ class JobDoor:
             ServeError: there is no result.
         """
         answer = reply_answer(await self.service.result(job), job.job_id)
-        answer.headers.append(("preference-applied", preferences.applied))
+        if preferences.is_asked:
+            answer.headers.append(("preference-applied", f"wait={preferences.wait_s:g}"))
         return answer
 
     async def result(self, job: Job, headers: Mapping[str, str]) -> Answer:

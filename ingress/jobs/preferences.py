@@ -19,18 +19,30 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """What `Prefer` asks for; `wait_s` is 0 where it does not."""
+    """What `Prefer` asks for; `wait_s` is 0 where it does not. `is_asked`: by the client itself."""
 
     is_async: bool = False
     wait_s: float = 0.0
-
-    @property
-    def applied(self) -> str:
-        """Returns the preferences as `Preference-Applied` repeats them, for an answer in time."""
-        return f"wait={self.wait_s:g}"
+    is_asked: bool = True
 
 
 NO_PREFERENCES = Preferences()
+
+
+def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preferences:
+    """Returns the client's preferences, or those of a model that gives a job after so long.
+
+    Args:
+        headers: of the request, names in lower case.
+        async_after_s: of the model; 0: none.
+    """
+    if "prefer" in headers:
+        found = read_preferences(headers["prefer"])
+        if found.is_async:
+            return found
+    if async_after_s and _takes_json(headers.get("accept", "")):
+        return Preferences(is_async=True, wait_s=async_after_s, is_asked=False)
+    return NO_PREFERENCES
 
 
 def read_preferences(header: str) -> Preferences:
@@ -42,6 +54,11 @@ def read_preferences(header: str) -> Preferences:
     wait = found.get("wait", "")
     wait_s = min(float(wait), MOST_WAIT_S) if _NUMBER.fullmatch(wait) else 0.0
     return Preferences("respond-async" in found, wait_s)
+
+
+def _takes_json(accept: str) -> bool:
+    kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return not accept or bool(kinds & {"*/*", "application/*", "application/json"})
 
 
 def read_idempotency_key(headers: Mapping[str, str]) -> str:

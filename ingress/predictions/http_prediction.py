@@ -18,7 +18,7 @@ from batching.store.ingress_side.pending_request import ClientLeft, Pieces
 from batching.store.ingress_side.reply_stream import ReplyStream
 from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.jobs.job_door import JobDoor
-from ingress.jobs.preferences import Preferences, read_preferences
+from ingress.jobs.preferences import Preferences, preferences_of
 from ingress.predictions.prediction_service import Prediction, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
@@ -154,8 +154,13 @@ class HttpPrediction(Prediction):
         self._send(request)
 
     def _send(self, request: Request) -> None:
-        prefer = self._headers.get("prefer")
-        if prefer and (preferences := read_preferences(prefer)).is_async:
+        assert self.spec is not None
+        async_after_s = self.spec.async_after_s
+        if not async_after_s and "prefer" not in self._headers:
+            self.service.submit(self, request)
+            return
+        preferences = preferences_of(self._headers, async_after_s)
+        if preferences.is_async:
             self.continue_with(self._send_job(request, preferences))
         else:
             self.service.submit(self, request)
@@ -172,7 +177,7 @@ class HttpPrediction(Prediction):
         if job.status.is_final and preferences.wait_s:
             answer = await door.in_time(job, preferences)
         else:
-            answer = door.accepted(job, headers, is_replayed=is_replayed)
+            answer = door.accepted(job, headers, preferences, is_replayed=is_replayed)
         if not self.is_over:
             self.is_over = True
             self.service.end(self, answer.status, None, "")

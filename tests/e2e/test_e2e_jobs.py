@@ -98,6 +98,25 @@ def test_client_that_waits_for_a_while_gets_the_answer_or_the_job(server, model,
     assert ask("GET", job["result_url"], headers={"Prefer": "wait=30"}).content == b"hold|x"
 
 
+def test_model_gives_a_job_to_clients_that_would_wait_for_too_long(server, scripted, ledger):
+    with server.model(scripted, "worked", batch_size=1, async_after=1) as model:
+        # When the answer is there in time
+        in_time = server.predict(model, b"hello")
+        assert (in_time.status_code, in_time.content) == (200, b"hello")
+        assert "preference-applied" not in in_time.headers
+
+        # When it is not
+        late = server.predict(model, b"hold|x", headers={"Accept": "text/*, */*;q=0.1"})
+        assert (late.status_code, late.json()["status"]) == (202, "running")
+        assert "preference-applied" not in late.headers
+        ledger.let_go()
+        assert finished(late.json())["status"] == "succeeded"
+
+        # And a client that would not understand waits on
+        patient = server.predict(model, b"sleep 1.5|x", headers={"Accept": "image/png"})
+        assert (patient.status_code, patient.content) == (200, b"sleep 1.5|x")
+
+
 def test_unknown_preferences_are_ignored(server, model):
     for prefer in ("wait=5", "return=minimal", "respond-asynchronously", ", ;=", "wait=x"):
         answer = server.predict(model, b"hello", headers={"Prefer": prefer})

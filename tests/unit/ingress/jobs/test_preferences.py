@@ -6,6 +6,7 @@ from batching.errors import BadRequest
 from ingress.jobs.preferences import (
     NO_PREFERENCES,
     Preferences,
+    preferences_of,
     read_idempotency_key,
     read_keep_s,
     read_preferences,
@@ -36,6 +37,28 @@ from ingress.jobs.preferences import (
 )
 def test_preferences_are_read_as_rfc_7240_says(header, expected):
     assert read_preferences(header) == expected
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_async"),
+    [
+        (None, True),
+        ("*/*", True),
+        ("image/png, application/JSON;q=0.5", True),
+        ("application/*", True),
+        ("image/png", False),
+        ("application/jsonp", False),
+    ],
+)
+def test_model_that_gives_jobs_gives_them_to_those_who_read_json(accept, is_async):
+    headers = {} if accept is None else {"accept": accept}
+    found = preferences_of(headers, 50)
+    assert found == (
+        Preferences(is_async=True, wait_s=50, is_asked=False) if is_async else NO_PREFERENCES
+    )
+    assert preferences_of(headers, 0) == NO_PREFERENCES
+    asked = {**headers, "prefer": "respond-async, wait=1"}
+    assert preferences_of(asked, 50) == Preferences(is_async=True, wait_s=1)
 
 
 def test_key_has_two_spellings():
