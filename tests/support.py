@@ -14,7 +14,8 @@ from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
+from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobRequest, JobStore
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
@@ -273,7 +274,8 @@ class QueueHarness:
         request = JobRequest(
             job_id, wire_of(job_id, size=size), **{"ttl_ms": 60_000, "keep_ms": 120_000, **options}
         )
-        return self.jobs().submit(KEY, request)
+        outcome = self.jobs().submit(KEY, request)
+        return SubmitCode.QUEUED if isinstance(outcome, Job) else outcome
 
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))

@@ -272,7 +272,10 @@ class JobService:
         return await self._accept(key, again), False
 
     async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
-        self._raise_refusal(key, await self._store.submit(key, job))
+        outcome = await self._store.submit(key, job)
+        if isinstance(outcome, Job):
+            return outcome
+        self._raise_refusal(key, outcome)
         return await self.find(job.job_id)
 
     def _raise_refusal(self, key: VersionKey, code: SubmitCode) -> None:

@@ -12,6 +12,7 @@ The hash under `VersionKeys.job_prefix` + id:
     input                   of one that did not succeed: age, ttl, owner and wire, as in its record
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -70,7 +71,7 @@ class Job:
     is_durable: bool = True
 
     @classmethod
-    def of(cls, job_id: str, key: VersionKey, values: list[bytes | None], now_ms: int) -> Self:
+    def of(cls, job_id: str, key: VersionKey, values: Sequence[bytes | None], now_ms: int) -> Self:
         """Makes a job of the values of FIELDS.
 
         Raises:

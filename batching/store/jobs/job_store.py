@@ -62,29 +62,39 @@ class JobStore:
         self._most_waiting = most_waiting
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
-        self._submit = script(client, "submit_job")
-        self._cancel = script(client, "cancel_job")
+        self._scripts = {verb: script(client, verb) for verb in ("submit_job", "cancel_job")}
 
-    async def submit(self, key: VersionKey, job: JobRequest) -> SubmitCode:
-        """Has the job wait, or refuses it with a code, and then nothing is kept.
+    async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
+        """Has the job wait; returns it, or the code for which it was refused.
 
-        A call whose answer was lost may be made again.
+        Of one that is refused nothing is kept. A call whose answer was lost may be made again.
         """
         client, version_keys = self._of(key)
-        name, wire = keys.job_place(job.job_id), job.wire
-        rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
-        if not (await self._server(client, version_keys.tag)).has_room:
+        wire = job.wire
+        if not (server := await self._server(client, version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
+        rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
+        priority = "high" if job.is_urgent else "normal"
+        arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
         try:
-            await at(self._client, name).set(name, json.dumps([*key]), px=job.whole_ms)
+            place = keys.job_place(job.job_id)
+            await at(self._client, place).set(place, json.dumps([*key]), px=job.whole_ms)
             if wire.body:
                 value = b"".join((wire.head, wire.body, wire.tail))
                 await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
-            code = await self._run_submit(key, job.job_id, [rest, job.ttl_ms, job.keep_ms], job)
+            answer = await self._run("submit_job", key, arguments)
         except OutOfMemoryError:
-            code = SubmitCode.NO_MEMORY
-        if code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            await self._forget(key, job.job_id)
+            answer = [SubmitCode.NO_MEMORY]
+        code = SubmitCode(answer[0])
+        if code is SubmitCode.QUEUED:
+            now_ms, position = answer[1:]
+            values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
+            queued = Job.of(job.job_id, key, [*values, *[None] * 5], now_ms)
+            place_before = None if job.is_urgent or position > FARTHEST else position
+            return replace(queued, position=place_before, is_durable=server.is_durable)
+        if code is SubmitCode.KNOWN:
+            return await self.find(job.job_id) or code
+        await self._forget(key, job.job_id)
         return code
 
     async def promise(self, digest: str, promise: str, ttl_ms: int) -> str | None:
@@ -127,32 +137,37 @@ class JobStore:
         key = await self._version_of(job_id)
         if key is None:
             return None
-        client, version_keys = self._of(key)
-        await self._cancel(ordered_keys("cancel_job", version_keys), [job_id], client=client)
+        await self._run("cancel_job", key, [job_id])
         return await self.find(job_id)
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
-        name = keys.job_place(job.job_id)
-        code = await self._run_submit(job.key, job.job_id, ["", 0, 0], None)
-        if code is SubmitCode.QUEUED:
-            again = await self.find(job.job_id)
-            if again is not None:
-                await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
+        arguments = [job.job_id, "", 0, 0, "normal", self._most_waiting, "again"]
+        code = SubmitCode((await self._run("submit_job", job.key, arguments))[0])
+        if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
+            name = keys.job_place(job.job_id)
+            await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
         return code
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
-        """Returns the newest jobs of a version before this time, each with its time of submit.
-
-        Those that have gone are left out, so there may be fewer than there are further ones.
-        """
+        """Returns the newest jobs of a version before this time, each with its time of submit."""
         client, version_keys = self._of(key)
-        newest = await client.zrevrangebyscore(
-            version_keys.job_index, f"({before_us}", "-inf", start=0, num=count, withscores=True
-        )
-        jobs = await self._read(key, [job_id.decode() for job_id, _ in newest])
-        found = zip(newest, jobs, strict=True)
-        return [(int(score), job) for (_, score), job in found if job is not None]
+        index = version_keys.job_index
+        while True:
+            newest = await client.zrevrangebyscore(
+                index, f"({before_us}", "-inf", start=0, num=count, withscores=True
+            )
+            ids = [job_id.decode(errors="replace") for job_id, _ in newest]
+            jobs = await self._read(key, ids)
+            gone = [name for (name, _), job in zip(newest, jobs, strict=True) if job is None]
+            if not gone:
+                break
+            await client.zrem(index, *gone)
+        return [
+            (int(score), job)
+            for (_, score), job in zip(newest, jobs, strict=True)
+            if job is not None
+        ]
 
     async def count_waiting(self, key: VersionKey) -> int:
         client, version_keys = self._of(key)
@@ -172,15 +187,11 @@ class JobStore:
             )
         return server
 
-    async def _run_submit(
-        self, key: VersionKey, job_id: str, record: Sequence[Any], job: JobRequest | None
-    ) -> SubmitCode:
+    async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
+        """Returns what the script answers."""
         client, version_keys = self._of(key)
-        priority = "high" if job is not None and job.is_urgent else "normal"
-        mode = "again" if job is None else "new"
-        arguments = [job_id, *record, priority, self._most_waiting, mode]
-        names = ordered_keys("submit_job", version_keys)
-        return SubmitCode(await self._submit(names, arguments, client=client))
+        names = ordered_keys(verb, version_keys)
+        return await self._scripts[verb](names, arguments, client=client)
 
     async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:

@@ -4,7 +4,8 @@
 --       9 job queue  10 job prefix  11 job index
 -- ARGV  1 id  2 rest of its record (open_records.py)  3 ttl_ms: from now to its deadline
 --       4 keep_ms: for so long it is kept afterwards  5 priority: 'high' or 'normal'
---       6 limit: jobs of this version that may wait  7 mode: 'new', or 'again' for one that is kept
+--       6 limit: jobs of this version that may wait, urgent ones apart, which count
+--       as requests  7 mode: 'new', or 'again' for one that is kept
 -- Returns 1 queued   2 known already (a re-sent submit)   0 too many wait
 --         -1 no such version   -3 no memory for its large body
 --        -7 not one that can be tried again (unknown, not failed, or its input is gone)
@@ -20,19 +21,21 @@ local id, rest, ttl_ms, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(
 local name, body = KEYS[10] .. id, KEYS[8] .. id
 local is_again = ARGV[7] == 'again'
 
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+local max_queue = redis.call('HGET', KEYS[1], 'max_queue')
+if not max_queue then return {-1} end
 if is_again then
-  local known = redis.call('HMGET', name, 'status', 'input', 'keep_ms', 'ttl_ms', 'priority')
-  if not known[2] or known[1] == 'succeeded' then return -7 end
-  if known[2] == '' and redis.call('EXISTS', body) == 0 then return -7 end
+  local known = redis.call('HMGET', name, 'status', 'input', 'keep_ms', 'ttl_ms')
+  if not known[2] or known[1] == 'succeeded' then return {-7} end
+  if known[2] == '' and redis.call('EXISTS', body) == 0 then return {-7} end
   keep_ms, ttl_ms = tonumber(known[3]), tonumber(known[4])
   rest = '0 ' .. known[4] .. ' job\n' .. known[2]
 else
-  if redis.call('EXISTS', name) == 1 then return 2 end
-  if string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then return -3 end
+  if redis.call('EXISTS', name) == 1 then return {2} end
+  if string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then return {-3} end
 end
 local is_high = ARGV[5] == 'high'
-if redis.call('LLEN', KEYS[9]) >= tonumber(ARGV[6]) then return 0 end
+local before = redis.call('LLEN', is_high and KEYS[2] or KEYS[9])
+if before >= tonumber(is_high and max_queue or ARGV[6]) then return {0} end
 
 redis.call('HSET', KEYS[5], id, '0 - 0 ' .. string.format('%.0f', now_us) .. ' ' .. rest)
 if redis.call('PTTL', KEYS[5]) < ttl_ms + 60000 then redis.call('PEXPIRE', KEYS[5], ttl_ms + 120000) end
@@ -69,4 +72,4 @@ elseif waiting_before == 0 and redis.call('LLEN', KEYS[3]) == 0 then
   redis.call('RPUSH', KEYS[3], '1')
   redis.call('PEXPIRE', KEYS[3], 60000)
 end
-return 1
+return {1, now_ms, before}

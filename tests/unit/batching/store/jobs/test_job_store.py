@@ -1,5 +1,7 @@
 """Jobs in Redis: submitted, run once, kept, and gone in the end."""
 
+from dataclasses import replace
+
 import pytest
 
 from batching.models.spec import VersionKey
@@ -36,9 +38,12 @@ def age_job(harness, job_id, ms):
 
 def test_job_waits_runs_and_keeps_its_result(harness):
     # When it is submitted
-    assert harness.submit_job("a") is SubmitCode.QUEUED
+    request = JobRequest("a", wire_of("a"), ttl_ms=60_000, keep_ms=120_000)
+    submitted = harness.jobs().submit(KEY, request)
     job = harness.jobs().find("a")
     assert (job.status, job.position, job.attempts) == (JobStatus.QUEUED, 0, 0)
+    assert submitted == job
+    assert harness.jobs().submit(KEY, request) == job
     assert job.key == KEY
 
     # And a worker takes it
@@ -66,7 +71,6 @@ def test_job_waits_runs_and_keeps_its_result(harness):
 def test_job_is_accepted_without_a_worker_but_not_without_its_version(harness):
     harness.client.delete(harness.keys.worker_beats)
     assert harness.submit_job("a") is SubmitCode.QUEUED
-    assert harness.submit_job("a") is SubmitCode.KNOWN
     assert harness.queued_jobs() == ["a"]
 
     other = VersionKey("other", "1.0")
@@ -81,9 +85,14 @@ def test_so_many_jobs_may_wait(harness):
     harness.submit_job("a")
     jobs = harness.jobs(most_waiting=1)
     assert jobs.count_waiting(KEY) == 1
-    harness.jobs = lambda: jobs
-    assert harness.submit_job("b") is SubmitCode.FULL
+    request = JobRequest("b", wire_of("b"), ttl_ms=60_000, keep_ms=60_000)
+    assert jobs.submit(KEY, request) is SubmitCode.FULL
     assert jobs.find("b") is None
+    # And urgent ones as many as requests
+    harness.open(max_queue=1)
+    assert jobs.submit(KEY, replace(request, is_urgent=True)).status is JobStatus.QUEUED
+    urgent = replace(request, job_id="c", is_urgent=True)
+    assert jobs.submit(KEY, urgent) is SubmitCode.FULL
 
 
 def test_large_job_and_large_result(harness):
@@ -336,7 +345,7 @@ def test_jobs_leave_a_part_of_the_memory_to_requests(real_harness):
         # When / Then
         assert modest.submit(KEY, request) is SubmitCode.NO_MEMORY
         assert real_harness.submit("b") == [SubmitCode.QUEUED]
-        assert greedy.submit(KEY, request) is SubmitCode.QUEUED
+        assert greedy.submit(KEY, request).status is JobStatus.QUEUED
     finally:
         client.config_set("maxmemory", 0)
 
