@@ -1,0 +1,111 @@
+"""Jobs through both HTTP doors, and while Redis is away."""
+
+import pytest
+import requests
+
+from batching.store.jobs.job_records import JobStatus
+from ingress.role import Role
+from tests.support import eventually
+
+ASYNC = {"Prefer": "respond-async"}
+NO_JOB = "/jobs/" + "0" * 32
+
+
+class Flask:
+    """The Flask application of the inference port, as another WSGI server would run it."""
+
+    def __init__(self, ingress):
+        self._client = ingress.apps[Role.INFERENCE].test_client()
+
+    def __call__(self, method, path, **options):
+        options["data"] = options.pop("body", b"")
+        answer = self._client.open(path, method=method, **options)
+        return answer.status_code, answer.get_json(silent=True), dict(answer.headers), answer.data
+
+
+class Router:
+    """The listener of the inference port."""
+
+    def __init__(self, ingress):
+        self._url = ingress.inference_url
+
+    def __call__(self, method, path, **options):
+        options["data"] = options.pop("body", b"")
+        answer = requests.request(method, self._url + path, timeout=20, **options)
+        is_json = answer.headers.get("content-type") == "application/json"
+        headers = {name.title(): value for name, value in answer.headers.items()}
+        return answer.status_code, answer.json() if is_json else None, headers, answer.content
+
+
+@pytest.fixture(params=[Flask, Router])
+def ask(request, echo):
+    return request.param(echo)
+
+
+def test_job_is_accepted_found_and_let_go_through_each_door(ask):
+    # When
+    status, job, headers, _ = ask("POST", "/predictions/echo", body=b"hello", headers=ASYNC)
+
+    # Then
+    path = f"/jobs/{job['id']}"
+    assert status == 202
+    assert headers["Location"].startswith("http://")
+    assert headers["Location"].endswith(path)
+    _, job, headers, _ = ask("GET", path, headers={"Prefer": "wait=20"})
+    assert job["status"] in {"running", "succeeded"}
+    status, _, _, body = ask("GET", f"{path}/result", headers={"Prefer": "wait=20"})
+    assert (status, body) == (200, b"body:|hello")
+    _, job, headers, _ = ask("GET", path)
+    assert job["status"] == "succeeded"
+    status, _, _, body = ask("GET", path, headers={"If-None-Match": headers["Etag"]})
+    assert (status, body) == (304, b"")
+    assert ask("DELETE", f"{path}/")[0] == 200
+    assert ask("GET", f"{path}/result")[0] == 410
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_other_methods_are_not_allowed(ask, method):
+    assert ask(method, NO_JOB)[0] == 405
+
+
+def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
+    # Given a job, and then no Redis
+    ask = Router(echo)
+    _, job, _, _ = ask("POST", "/predictions/echo", body=b"x", headers=ASYNC)
+    path = f"/jobs/{job['id']}"
+    eventually(lambda: ask("GET", path)[1]["status"] == "succeeded")
+
+    async def refuse(*_, **__):
+        raise requests.ConnectionError  # an OSError, as a broken connection's
+
+    for verb in ("find", "submit", "cancel", "newest", "retry"):
+        monkeypatch.setattr(echo.services.jobs.service._store, verb, refuse)
+
+    # When / Then
+    asked = [
+        ask("GET", path),
+        ask("GET", f"{path}/result"),
+        ask("DELETE", path),
+        ask("POST", "/predictions/echo", body=b"x", headers=ASYNC),
+    ]
+    assert [(status, answer["type"]) for status, answer, *_ in asked] == [
+        (503, "ServiceUnavailableException")
+    ] * 4
+    assert echo.manage("GET", "/jobs").status_code == 503
+    assert echo.manage("POST", f"{path}/retry").status_code == 503
+
+
+def test_bodies_are_in_no_list(echo, node):
+    # Given a job that waits
+    node.pause()
+    secret = b"secret of the client"
+    echo.predict("/predictions/echo", data=secret, headers=ASYNC)
+
+    # When
+    answer = echo.manage("GET", "/jobs", params={"status": JobStatus.QUEUED})
+    node.resume()
+
+    # Then
+    [job] = answer.json()["jobs"]
+    assert job["model"] == "echo"
+    assert secret not in answer.content
