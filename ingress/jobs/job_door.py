@@ -10,11 +10,12 @@ from batching.request_ids import fresh_request_id
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_documents import job_document
+from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService
 from ingress.jobs.preferences import Preferences, read_preferences
 from ingress.torchserve.answers import error_answer, json_answer, reply_answer
 
-JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result)?")
+JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result|/events)?")
 
 # Roughly: how fast the jobs before one are done is not known here.
 _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
@@ -27,8 +28,10 @@ class JobDoor:
         self.service = service
         self._scheme = scheme
 
-    async def answer(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
-        """Returns the answer to a request for `/jobs/...`.
+    async def answer(
+        self, method: str, path: str, headers: Mapping[str, str]
+    ) -> Answer | JobEvents:
+        """Returns the answer to a request for `/jobs/...`; of events, one in pieces.
 
         Args:
             method: of HTTP.
@@ -39,12 +42,15 @@ class JobDoor:
             found = JOB_PATH.fullmatch(path.rstrip("/"))
             if found is None:
                 raise NotFound("Requested resource is not found, please refer to API document.")
-            job_id, of_result = found.groups()
+            job_id, part = found.groups()
             if method in {"GET", "HEAD"}:
+                if part == "/events":
+                    job = await self.service.find(job_id)
+                    return JobEvents(self.service, job, headers, self._base_url(headers))
                 wait_s = read_preferences(headers.get("prefer", "")).wait_s
-                job = await self.service.wait(job_id, wait_s, for_end=bool(of_result))
-                return await self.result(job, headers) if of_result else self._job(job, headers)
-            if method == "DELETE" and not of_result:
+                job = await self.service.wait(job_id, wait_s, for_end=bool(part))
+                return await self.result(job, headers) if part else self._job(job, headers)
+            if method == "DELETE" and not part:
                 return self._job(await self.service.cancel(job_id), headers)
             raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
         except ServeError as error:

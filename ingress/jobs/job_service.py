@@ -132,8 +132,16 @@ class JobService:
             raise _no_job(job_id)
         return job
 
-    async def wait(self, job_id: str, wait_s: float, *, for_end: bool = False) -> Job:
+    async def wait(
+        self, job_id: str, wait_s: float, *, for_end: bool = False, before: Job | None = None
+    ) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
+
+        Args:
+            job_id: of the job.
+            wait_s: the longest wait.
+            for_end: whether only a final status counts.
+            before: as the caller knows it; None: as it is now.
 
         Raises:
             JobNotFound, StoreUnavailable: as `find`.
@@ -141,9 +149,10 @@ class JobService:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         job = await self.find(job_id)
-        before, look_s = job.status, _FIRST_LOOK_S
+        known, look_s = before or job, _FIRST_LOOK_S
         while not job.status.is_final and loop.time() < end:
-            if job.status is not before and not for_end:
+            is_as_before = (job.status, job.attempts) == (known.status, known.attempts)
+            if not is_as_before and not for_end:
                 break
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)

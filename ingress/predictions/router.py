@@ -15,7 +15,7 @@ from ingress.http1.body_reader import (
     read_body,
     received_body,
 )
-from ingress.http1.exchange import Application, Exchange
+from ingress.http1.exchange import Answer, Application, Exchange
 from ingress.jobs.job_door import JOB_PATH
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
@@ -98,9 +98,12 @@ class InferenceRouter:
             return None
 
         async def answer() -> None:
-            exchange.respond(
-                *await self._predictions.jobs.answer(exchange.method, exchange.path, headers)
-            )
+            jobs, shared = self._predictions.jobs, self._predictions
+            found = await jobs.answer(exchange.method, exchange.path, headers)
+            if isinstance(found, Answer):
+                exchange.respond(*found)
+            else:
+                await send_answer(found, exchange, shared.max_response_size_bytes)
 
         return answer()
 

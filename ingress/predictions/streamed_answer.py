@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 from batching.errors import InternalError, ServeError
 from batching.protocol import BatchTiming
@@ -16,6 +16,18 @@ log = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 
 CountAnswer = Callable[[int, BatchTiming | None, str], None]
+
+
+class Pieces(Protocol):
+    """An answer in pieces, as far as it is sent. The caller that gets it closes it."""
+
+    status: int
+    headers: list[tuple[str, str]]
+
+    def __aiter__(self) -> "Pieces": ...
+    async def __anext__(self) -> bytes: ...
+    def need_no_pieces(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class StreamedAnswer:
@@ -61,7 +73,7 @@ class StreamedAnswer:
         await self._stream.close()
 
 
-async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
+async def send_answer(answer: Pieces, exchange: Exchange, limit_bytes: int) -> None:
     """Sends the answer in pieces, or as one to a client that could not tell its end.
 
     HTTP/1.0 knows no chunks. The answer to HEAD, and one with 204 or 304, has no body at all, and
@@ -83,7 +95,7 @@ async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: i
         await answer.close()
 
 
-async def _send_pieces(answer: StreamedAnswer, exchange: Exchange) -> None:
+async def _send_pieces(answer: Pieces, exchange: Exchange) -> None:
     """Sends the pieces no faster than the client reads, or breaks the connection off."""
     exchange.respond_in_pieces(answer.status, answer.headers)
     try:
@@ -99,7 +111,7 @@ async def _send_pieces(answer: StreamedAnswer, exchange: Exchange) -> None:
             exchange.cut_off()
 
 
-async def _gathered(answer: StreamedAnswer, limit_bytes: int) -> bytes:
+async def _gathered(answer: Pieces, limit_bytes: int) -> bytes:
     pieces, size_bytes = [], 0
     async for piece in answer:
         pieces.append(piece)

@@ -8,6 +8,7 @@ from flask import Blueprint, Response, request
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from ingress.health import LIVE_TEXT
+from ingress.jobs.job_events import JobEvents
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
     json_response,
@@ -90,7 +91,10 @@ class _InferenceView:
     def answer_job(self, **_: str) -> Response:
         headers = lower_case_headers(request)
         answering = self._services.jobs.answer(request.method, request.path, headers)
-        return to_response(self._services.on_loop(answering))
+        answer = self._services.on_loop(answering)
+        if isinstance(answer, JobEvents):
+            return stream_response(answer, self._services.on_loop)
+        return to_response(answer)
 
     def ping(self) -> Response:
         if self._health.is_healthy():

@@ -7,7 +7,7 @@ from typing import Any
 from flask import Request, Response
 
 from ingress.http1.exchange import Answer
-from ingress.predictions.streamed_answer import StreamedAnswer
+from ingress.predictions.streamed_answer import Pieces
 from ingress.torchserve.answers import json_answer, status_answer
 
 
@@ -23,7 +23,7 @@ def to_response(answer: Answer) -> Response:
 
 
 def stream_response(
-    answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
+    answer: Pieces, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
 ) -> Response:
     """Sends the answer in pieces. An exception ends it and closes the connection.
 

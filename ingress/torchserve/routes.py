@@ -180,6 +180,14 @@ INFERENCE = (
         codes=("200", "202"),
         better=_NOT_THERE,
     ),
+    Route(
+        "GET",
+        f"{_JOB}/events",
+        "answer_job",
+        "listenToJob",
+        gives=schemas.EVENTS,
+        better=_NOT_THERE,
+    ),
 )
 
 _CUSTOMIZED = {"customized": FLAG}

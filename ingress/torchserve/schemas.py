@@ -39,6 +39,7 @@ def _answer(
 _HANDLERS = "The handler's answer"
 HANDLERS_JSON = _answer(_OBJECT, _HANDLERS)
 HANDLERS_BYTES = _answer({**TEXT, "format": "binary"}, _HANDLERS, "application/octet-stream")
+EVENTS = _answer(TEXT, "Server-sent events", "text/event-stream")
 METRICS = _answer(TEXT, "Metrics", "text/plain")
 STATUS = _answer(_object(status=TEXT))
 DOCUMENT = _answer(_OBJECT)

@@ -53,6 +53,7 @@ REQUESTS = [
     ("GET", f"/jobs/{'0' * 32}/", {}, b""),
     ("GET", f"/jobs/{'0' * 32}/result", {}, b""),
     ("GET", f"/jobs/{'0' * 32}/input", {}, b""),
+    ("GET", f"/jobs/{'0' * 32}/events", {}, b""),
     ("DELETE", f"/jobs/{'0' * 32}", {}, b""),
     ("DELETE", f"/jobs/{'0' * 32}/result", {}, b""),
     ("POST", f"/jobs/{'0' * 32}", {}, b""),

@@ -63,6 +63,9 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
     assert (status, body) == (200, b"body:|hello")
     _, job, headers, _ = ask("GET", path)
     assert job["status"] == "succeeded"
+    _, _, headers_of_events, events = ask("GET", f"{path}/events")
+    assert headers_of_events["content-type"] == "text/event-stream"
+    assert events.startswith(b"id: succeeded-1\nevent: status\ndata: {")
     status, _, _, body = ask("GET", path, headers={"If-None-Match": headers["etag"]})
     assert (status, body) == (304, b"")
     assert ask("DELETE", f"{path}/")[0] == 200
