@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Self
 
 
@@ -42,8 +43,7 @@ class Series:
     part: str = ""
 
     def to_field(self) -> str:
-        record = [self.name, self.kind.value, self.unit, self.labels, self.part]
-        return json.dumps(record, separators=(",", ":"))
+        return _field_of(self)
 
     @classmethod
     def from_field(cls, field: str | bytes) -> Self:
@@ -86,6 +86,12 @@ class Measurement:
 
     series: Series
     value: float
+
+
+@lru_cache(maxsize=4096)
+def _field_of(series: Series) -> str:
+    record = [series.name, series.kind.value, series.unit, series.labels, series.part]
+    return json.dumps(record, separators=(",", ":"))
 
 
 def _is_bound(text: str) -> bool:
