@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from batching.policy import BatchPolicy
-from batching.protocol import Batch
+from batching.protocol import JOB, Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +72,5 @@ class Batcher:
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
         """Teaches the policy that this batch was answered at `now_s`, after `run_s`."""
-        ages_s = [item.queue_us / 1e6 for item in batch.items if not item.owned.is_of_job]
+        ages_s = [item.queue_us / 1e6 for item in batch.items if item.owned.ingress_id != JOB]
         self._policy.observe(ages_s, run_s, now_s, len(batch) - len(ages_s))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from batching.metrics.series import Measurement
-from batching.protocol import INLINE_LIMIT_BYTES, Owned, Reply
+from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
 from batching.store.connections.commands import joined, packed_set
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import REPLY_TTL_MS
@@ -43,9 +43,11 @@ class ReplyWriter:
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
             value = b"@" if name in stored else name.encode() + reply.encode()
-            if item.is_of_job:
+            if item.ingress_id == JOB:
                 value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
+        if not measured:
+            return [*self._connection.run("reply", self._keys, arguments)]
         # First what was measured: whoever has the answer finds it.
         calls = [*self._measurements.calls(measured), ("reply", self._keys, arguments)]
         *recorded, codes = self._connection.run_all(calls)
