@@ -8,9 +8,9 @@ from flask import Blueprint, Response, request
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from ingress.health import LIVE_TEXT
-from ingress.jobs.job_events import JobEvents
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
+    job_response,
     json_response,
     lower_case_headers,
     status_response,
@@ -89,12 +89,7 @@ class _InferenceView:
         return json_response(model_prediction_document(model_name))
 
     def answer_job(self, **_: str) -> Response:
-        headers = lower_case_headers(request)
-        answering = self._services.jobs.answer(request.method, request.path, headers)
-        answer = self._services.on_loop(answering)
-        if isinstance(answer, JobEvents):
-            return stream_response(answer, self._services.on_loop)
-        return to_response(answer)
+        return job_response(self._services, request)
 
     def ping(self) -> Response:
         if self._health.is_healthy():

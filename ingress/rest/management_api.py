@@ -20,7 +20,7 @@ from batching.store.jobs.job_records import Job, JobStatus
 from ingress.jobs.job_documents import job_document
 from ingress.jobs.job_service import NEWEST_US, Page
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import json_response, status_response, to_response
+from ingress.rest.responses import job_response, json_response, status_response, to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import reply_answer, wrong_method
@@ -114,6 +114,9 @@ class _ManagementView:
         if not nodes:
             self._registry.require_writable()  # else no node can report that it runs
         return json_response([describe_node(node) for node in nodes])
+
+    def answer_job(self, **_: str) -> Response:
+        return job_response(self._services, request)
 
     def list_jobs(self) -> Response:
         count = min(max(1, int_parameter(request.args, "limit", 100)), _MOST_JOBS)

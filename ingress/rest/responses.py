@@ -7,7 +7,9 @@ from typing import Any
 from flask import Request, Response
 
 from ingress.http1.exchange import Answer
+from ingress.jobs.job_events import JobEvents
 from ingress.predictions.streamed_answer import Pieces
+from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
 
 
@@ -42,6 +44,15 @@ def stream_response(
     response = PlainResponse(pieces(), status=answer.status, headers=answer.headers)
     response.call_on_close(lambda: on_loop(answer.close()))
     return response
+
+
+def job_response(services: Services, request: Request) -> Response:
+    """Returns the answer to a request about one job."""
+    headers = lower_case_headers(request)
+    answer = services.on_loop(services.jobs.answer(request.method, request.path, headers))
+    if isinstance(answer, JobEvents):
+        return stream_response(answer, services.on_loop)
+    return to_response(answer)
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -146,6 +146,28 @@ QUERY_PREDICTIONS = (
     _prediction("/{model_name}/{model_version}/predict", _QUERY),
 )
 
+JOBS = (
+    Route("GET", _JOB, "answer_job", "getJob", gives=schemas.JOB, better=_NOT_THERE),
+    Route("DELETE", _JOB, "answer_job", "cancelJob", gives=schemas.JOB, better=_NOT_THERE),
+    Route(
+        "GET",
+        f"{_JOB}/result",
+        "answer_job",
+        "getJobResult",
+        gives=schemas.HANDLERS_BYTES,
+        codes=("200", "202"),
+        better=_NOT_THERE,
+    ),
+    Route(
+        "GET",
+        f"{_JOB}/events",
+        "answer_job",
+        "listenToJob",
+        gives=schemas.EVENTS,
+        better=_NOT_THERE,
+    ),
+)
+
 INFERENCE = (
     Route("OPTIONS", "/predictions/{model_name}", "document"),
     Route("OPTIONS", "/predictions/{model_name}/{tail}", "document"),
@@ -169,25 +191,7 @@ INFERENCE = (
         better="whether a request would be served now",
     ),
     Route(ANY, "/wfpredict/{tail}", "predict_workflow", note="404 `WorkflowNotFoundException`"),
-    Route("GET", _JOB, "answer_job", "getJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route("DELETE", _JOB, "answer_job", "cancelJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route(
-        "GET",
-        f"{_JOB}/result",
-        "answer_job",
-        "getJobResult",
-        gives=schemas.HANDLERS_BYTES,
-        codes=("200", "202"),
-        better=_NOT_THERE,
-    ),
-    Route(
-        "GET",
-        f"{_JOB}/events",
-        "answer_job",
-        "listenToJob",
-        gives=schemas.EVENTS,
-        better=_NOT_THERE,
-    ),
+    *JOBS,
 )
 
 _CUSTOMIZED = {"customized": FLAG}
@@ -240,6 +244,7 @@ MANAGEMENT = (
         gives=schemas.DOCUMENTS,
         better="nodes that run, with or without workers; not in TorchServe",
     ),
+    *JOBS,  # the URLs in these answers begin with the address that was asked
     Route("GET", "/jobs", "list_jobs", "listJobs", _PAGED, schemas.JOBS, better=_NOT_THERE),
     Route("DELETE", "/jobs", "cancel_jobs", "cancelJobs", _OF, schemas.COUNT, better=_NOT_THERE),
     Route("POST", "/jobs/retry", "retry_jobs", "retryJobs", _OF, schemas.COUNT, better=_NOT_THERE),

@@ -304,6 +304,10 @@ def check_lists(server: FerryServer, model: str, ledger: Ledger) -> None:
     query = {"model": model, "status": "failed"}
     page = ask("GET", url, params={**query, "limit": 3}).json()
     rest = ask("GET", url, params={**query, "limit": 3, "cursor": page["next_cursor"]}).json()
+    for found in page["jobs"]:
+        assert found["result_url"].startswith(server.management)
+        assert ask("GET", found["cancel_url"]).json()["id"] == found["id"]
+        assert ask("GET", found["result_url"]).status_code == 503
     listed = [job["id"] for job in page["jobs"] + rest["jobs"]]
     assert listed == ids
     assert "next_cursor" not in rest
