@@ -12,8 +12,8 @@ from batching.protocol import Batch, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.jobs.job_records import JobStatus
+from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
