@@ -35,6 +35,7 @@ OWN_KEYS = {
     "drain_timeout",
     "ingress_processes",
     "job_backlog",
+    "job_memory_share",
     "job_result_ttl",
     "job_timeout",
     "key_file",
