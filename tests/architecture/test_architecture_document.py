@@ -19,7 +19,13 @@ def sections():
 
 
 def modules_on_the_way():
-    ways = ("A request, there and back", "A registration", "A death", "A client that leaves")
+    ways = (
+        "A request, there and back",
+        "A job",
+        "A registration",
+        "A death",
+        "A client that leaves",
+    )
     named = (name for way in ways for name in MODULE.findall(sections()[way]))
     return sorted({name.replace("/", ".") for name in named})
 

@@ -169,6 +169,22 @@ def guarded_redis() -> Iterator[EmbeddedRedis]:
         yield redis
 
 
+def check_jobs(inference: str, management: str) -> None:
+    """Has jobs submitted, found again, done, listed, cancelled and tried again."""
+    for body in (b"small", b"small", b"large" * 60_000):
+        headers = {"Prefer": "respond-async", "Idempotency-Key": f"{len(body)}"}
+        url = f"{inference}/predictions/scripted"
+        answer = requests.post(url, body, headers=headers, timeout=20)
+        job = answer.json()
+        result = requests.get(job["result_url"], headers={"Prefer": "wait=20"}, timeout=30)
+        assert (answer.status_code, result.content) == (202, body)
+        assert requests.get(f"{job['cancel_url']}/events", timeout=20).status_code == 200
+    assert requests.delete(job["cancel_url"], timeout=20).status_code == 200
+    listed = requests.get(f"{management}/jobs", timeout=20).json()["jobs"]
+    assert len(listed) == 2
+    assert requests.post(f"{management}/jobs/retry", timeout=20).json() == {"jobs": 0}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_redis_users_are_enough_for_a_whole_day_of_work(
@@ -201,6 +217,7 @@ def test_redis_users_are_enough_for_a_whole_day_of_work(
         os.kill(model["workers"][0]["pid"], signal.SIGKILL)
         predicted = requests.post(f"{inference}/predictions/scripted", b"again", timeout=20)
         assert predicted.content == b"again"
+        check_jobs(inference, management)
         scaled = {"min_worker": 2, "synchronous": "true"}
         answer = requests.put(f"{management}/models/scripted", params=scaled, timeout=30)
         assert answer.status_code == 200

@@ -39,6 +39,7 @@ CHECKPOINT = "resnet152-f82ba261.pth"
 HANDLERS = "docs/handlers.md"
 TWO_MODELS = "examples/two_models/README.md"
 MOVING = "docs/moving-from-torchserve.md"
+JOBS = "docs/jobs.md"
 REDIS_IN_README = "redis://redis-host:6379"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -117,8 +118,8 @@ class Reader:
             )
         said = f"{text}\n{printed.read_text()}\n{complaints.read_text()}"
         assert done.returncode == 0, said
-        # curl calls any answer a success.
-        assert '"code":' not in printed.read_text(), said
+        # curl calls any answer a success. A failed job has its error inside.
+        assert '{\n  "code":' not in printed.read_text(), said
         return printed.read_text()
 
     def serve(self, text: str) -> None:
@@ -168,7 +169,8 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("document", "least"), [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3), (MOVING, 13)]
+    ("document", "least"),
+    [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3), (MOVING, 13), (JOBS, 10)],
 )
 def test_document_marks_every_shell_block(document, least):
     # Given
@@ -259,6 +261,26 @@ def test_move_from_torchserve_works_as_pasted_and_back(reader):
     assert reader.servers == []
     assert "digits" in reader.run("curl localhost:8081/models/digits")
     reader.run("torchserve --stop")
+
+
+@needs_curl
+def test_jobs_are_done_as_pasted(reader):
+    # When
+    printed = reader.follow(blocks(JOBS))
+    # Then one was accepted, and another one's result and end were seen
+    assert "202 Accepted" in printed
+    assert '"digit": 5' in printed
+    assert '"status": "succeeded"' in printed
+    # And the one that was waited for, those of a folder, and the one that failed
+    assert '"digit": 0' in printed
+    scores = (reader.folder / "scores.jsonl").read_text().splitlines()
+    names, statuses, answers = zip(*map(json.loads, scores), strict=True)
+    right = [str(answer["digit"]) == name[-5] for name, answer in zip(names, answers, strict=True)]
+    assert (len(scores), set(statuses)) == (360, {200})
+    assert sum(right) >= 340
+    assert '"status": "failed"' in printed
+    assert printed.count('"jobs": 1') >= 1
+    reader.stop()
 
 
 def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):

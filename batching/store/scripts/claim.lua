@@ -23,7 +23,7 @@
 --
 -- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
 -- request waits. A quarter of each batch is for jobs that are older than job_patience_us, so that they
--- come to their turn on a busy day, too (docs/adr/0026-jobs.md).
+-- come to their turn on a busy day, too (docs/adr/0024-jobs.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]

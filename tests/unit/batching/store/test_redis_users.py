@@ -8,23 +8,35 @@ import redis
 
 from batching.metrics.series import Measurement, MetricKind, Series
 from batching.models.statuses import NodeStatus
-from batching.protocol import Batch, ReplyChunk
+from batching.protocol import Batch, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import Submission
+from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
+from batching.store.jobs.job_records import JobStatus
 from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.registry.registry import Registry
+from batching.store.replies import LargeReply, decode_reply
+from batching.store.scripts.loader import source
 from batching.store.server_check import check_client
 from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.redis_users import PASSWORD, USERS, add_user
-from tests.support import KEY, Backend, QueueHarness, items_of, make_reply, make_spec, wire_of
+from tests.support import (
+    KEY,
+    Backend,
+    QueueHarness,
+    eventually,
+    items_of,
+    make_reply,
+    make_spec,
+    wire_of,
+)
 
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
-    "ingress": {"submit", "cancel", "audit", "living", "measure"},
+    "ingress": {"submit", "cancel", "audit", "living", "measure", "submit_job", "cancel_job"},
     "worker": {
         "claim",
         "reply",
@@ -113,6 +125,54 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     hands.recover()
     # Then
     assert ingress.unaccounted() == 0
+
+
+def test_users_may_take_a_job_through_its_whole_life(harnesses):
+    ingress, worker = harnesses
+    jobs, hands = ingress.jobs(), worker.worker()
+    # When: promised, submitted, small and large, found and listed
+    assert jobs.promise("f" * 64, "small", 60_000) is None
+    assert jobs.promise("f" * 64, "other", 60_000) == "small"
+    jobs.break_promise("f" * 64)
+    for job_id, size in (("small", 0), ("large", LARGE), ("bad", 0)):
+        assert ingress.submit_job(job_id, size=size) is SubmitCode.QUEUED
+    assert [jobs.find(job_id).position for job_id in ("small", "large", "bad")] == [0, 1, 2]
+    assert (jobs.count_waiting(KEY), len(jobs.newest(KEY, 2**53, 10))) == (3, 3)
+    # Then: claimed and replied to, and their results are found
+    replies = [make_reply("ok"), make_reply("ok", size=LARGE), Reply(503, b"no", reason="x")]
+    hands.reply(items_of(hands.claim(3, 0.0)), replies)
+    assert decode_reply("small", jobs.find("small").result) == replies[0]
+    with pytest.raises(LargeReply) as told:
+        decode_reply("large", jobs.find("large").result)
+    assert jobs.read_large(jobs.find("large"), told.value.attempt) is not None
+    assert jobs.cancel("large").result == b""
+    # When: tried again, and cancelled while it runs
+    assert jobs.retry(jobs.find("bad")) is SubmitCode.QUEUED
+    assert isinstance(hands.claim(1, 0.0), Batch)
+    assert jobs.cancel("bad").status is JobStatus.CANCELLED
+    assert ingress.unaccounted() == 0
+
+
+def test_users_may_end_jobs_that_were_not_run(harnesses):
+    ingress, worker = harnesses
+    jobs, node = ingress.jobs(), worker.node()
+    # When: cancelled, too late, given back, without a version
+    ingress.submit_job("cancelled", is_urgent=True)
+    jobs.cancel("cancelled")
+    ingress.submit_job("late", ttl_ms=1)
+    eventually(lambda: jobs.find("late").status is JobStatus.EXPIRED)
+    ingress.submit_job("left")
+    assert isinstance(worker.worker().claim(2, 0.0), Batch)
+    node.reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    node.refuse_waiting(KEY, "unregistered")
+    # Then
+    ends = {name: jobs.find(name).status.value for name in ("cancelled", "late", "left")}
+    assert ends == {"cancelled": "cancelled", "late": "expired", "left": "failed"}
+    # When a job has gone, its entry in the list goes with a later submit
+    ingress.client.delete(f"{ingress.keys.job_prefix}cancelled")
+    ingress.submit_job("next")
+    # Then
+    assert ingress.client.zscore(ingress.keys.job_index, "cancelled") is None
 
 
 @pytest.mark.parametrize(
@@ -236,8 +296,8 @@ def test_user_may_run_every_command_of_its_scripts(user):
     allowed = {rule[1:].lower() for rule in USERS[user] if rule.startswith("+")}
     called = set()
     for verb in SCRIPTS_OF[user]:
-        text = (ROOT / f"batching/store/scripts/{verb}.lua").read_text()
-        for arguments in re.findall(r"redis\.p?call\(([^,)]+)", text):
+        # With the parts that they share
+        for arguments in re.findall(r"redis\.p?call\(([^,)]+)", source(verb)):
             called |= {word.lower() for word in re.findall(r"'([A-Z]+)'", arguments)}
     # Then
     assert called
@@ -251,9 +311,10 @@ def test_no_client_gets_in_without_a_name_and_no_password_is_shipped():
     assert set(USERS) == {"default", "admin", "ingress", "worker"}
     for rules in USERS.values():
         assert not any(rule.startswith((">", "#")) or rule == "nopass" for rule in rules)
-    for user in ("ingress", "worker"):
+    shared = {"~{ferry}:*", "~{model2:*", "~rq:*"}
+    for user, patterns in {"ingress": shared | {"~{ferry_jobs:*"}, "worker": shared}.items():
         rules = USERS[user]
         assert "-@all" in rules
         assert not any(rule.startswith("+@") for rule in rules)
-        assert {rule for rule in rules if rule[0] == "~"} == {"~{ferry}:*", "~{model2:*", "~rq:*"}
+        assert {rule for rule in rules if rule[0] == "~"} == patterns
     assert all(key.startswith("{ferry}:") for key in keys.PERMANENT)

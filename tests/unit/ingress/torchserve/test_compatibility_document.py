@@ -34,6 +34,10 @@ OWN_KEYS = {
     "drain_delay",
     "drain_timeout",
     "ingress_processes",
+    "job_backlog",
+    "job_memory_share",
+    "job_result_ttl",
+    "job_timeout",
     "key_file",
     "log_files",
     "log_level",
@@ -87,6 +91,7 @@ def left_out(rows):
 def route_of(ingress, port, method, path):
     """The answer's error type, or None where there is no error."""
     filled = re.sub(r"\b[MVW]\b", lambda match: match[0].lower() + "1", path)
+    filled = re.sub(r"\bJ\b", "0" * 32, filled)
     if port == "metrics":
         answer = ingress.apps[Role.METRICS].test_client().open(filled, method=method)
         document = answer.get_json(silent=True)
@@ -104,7 +109,7 @@ def json_of(answer):
 
 
 def test_routes_are_those_of_the_document(ingress):
-    # Given the routes that the document names, with the unknown model m1
+    # Given the routes that the document names, with the unknown model m1 and an unknown job
     rows = [
         (port, method, path, verdict)
         for ports, methods, path, verdict, _ in table("Routes")
@@ -134,7 +139,7 @@ def test_routes_of_the_document_are_those_of_the_table():
 
 
 def page_path(route):
-    short = {"{model_name}": "M", "{model_version}": "V", "{tail}": "tail"}
+    short = {"{model_name}": "M", "{model_version}": "V", "{job_id}": "J", "{tail}": "tail"}
     return re.sub(r"{\w+}", lambda found: short[found[0]], route.path)
 
 
