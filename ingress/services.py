@@ -140,7 +140,7 @@ def build_services(
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
         ),
-        settings.inference_address.partition(":")[0],
+        "https" if settings.inference_address.startswith("https:") else "http",
     )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()

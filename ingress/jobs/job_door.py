@@ -108,7 +108,7 @@ class JobDoor:
 
 
 def _retry_after(job: Job) -> tuple[str, str]:
-    if job.status is not JobStatus.QUEUED:
+    if job.status is not JobStatus.QUEUED or job.is_urgent:
         return "retry-after", "1"
     if job.position is None:
         return "retry-after", str(_LONGEST_RETRY_S)

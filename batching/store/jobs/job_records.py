@@ -4,6 +4,7 @@ The hash under `VersionKeys.job_prefix` + id:
 
     created_ms, queued_ms   Redis' time of the submit, and of the last one that began anew
     ttl_ms                  from then to its deadline
+    priority                high, of one that waits among the requests
     keep_ms                 for so long it is kept after it has finished
     started_ms, attempts    of the attempt that runs, or ran last; started_ms not while it waits
     status                  succeeded, failed, cancelled or expired; not before it has finished
@@ -46,6 +47,7 @@ FIELDS = (
     "status",
     "finished_ms",
     "result",
+    "priority",
 )
 
 
@@ -54,8 +56,8 @@ class Job:
     """One job at one moment; times are Redis' clock in milliseconds, None while not known.
 
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
-    its queue wait before it, None if it does not wait there or they are very many. `is_durable`:
-    whether its Redis writes an append-only file.
+    its queue wait before it, None if it does not wait there or they are very many. An urgent one
+    waits among the requests. `is_durable`: whether its Redis writes an append-only file.
     """
 
     job_id: str
@@ -67,6 +69,7 @@ class Job:
     finished_ms: int | None
     attempts: int
     result: bytes
+    is_urgent: bool = False
     position: int | None = None
     is_durable: bool = True
 
@@ -77,7 +80,7 @@ class Job:
         Raises:
             ValueError: they are not a job's.
         """
-        created, queued, ttl, keep, started, attempts, status, finished, result = values
+        created, queued, ttl, keep, started, attempts, status, finished, result, priority = values
         if created is None or queued is None or ttl is None or keep is None:
             raise ValueError(f"no job: {job_id}")
         deadline_ms = int(queued) + int(ttl)
@@ -99,4 +102,5 @@ class Job:
             finished_ms=ended_ms if state.is_final else None,
             attempts=int(attempts or 0),
             result=result or b"",
+            is_urgent=priority is not None,
         )

@@ -89,7 +89,8 @@ class JobStore:
         if code is SubmitCode.QUEUED:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
-            queued = Job.of(job.job_id, key, [*values, *[None] * 5], now_ms)
+            urgency = b"high" if job.is_urgent else None
+            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency], now_ms)
             place_before = None if job.is_urgent or position > FARTHEST else position
             return replace(queued, position=place_before, is_durable=server.is_durable)
         if code is SubmitCode.KNOWN:

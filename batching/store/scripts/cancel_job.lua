@@ -1,4 +1,5 @@
--- cancel_job: the job will not be run, its result will be dropped, or is let go.
+-- cancel_job: the job will not be run, its result will be dropped, or is let go. One that failed or
+-- expired loses its input as well: it is no dead letter any more.
 --
 -- KEYS  1 queue  2 suspects  3 open  4 counters  5 body prefix  6 lease prefix  7 worker beats
 --       8 job queue  9 job prefix  10 large reply prefix
@@ -13,6 +14,10 @@ local known = redis.call('HMGET', name, 'status', 'result', 'keep_ms')
 if not known[3] then return 0 end
 if known[1] then
   redis.call('HSET', name, 'result', '')
+  if known[1] ~= 'cancelled' then
+    redis.call('HDEL', name, 'input')
+    redis.call('DEL', KEYS[5] .. id)
+  end
   if known[1] == 'succeeded' and known[2] then
     local attempt = string.match(known[2], '^' .. string.gsub(id, '%-', '%%-') .. '@(%d+)$')
     if attempt then redis.call('DEL', KEYS[10] .. id .. ':' .. attempt) end

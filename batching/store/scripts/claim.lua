@@ -22,7 +22,7 @@
 -- for longer than patience_us.
 --
 -- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
--- request waits. A quarter of each batch is for jobs that are older than job_patience_us, so that they
+-- request waits. A quarter of the seats is for jobs that are older than job_patience_us, so that they
 -- come to their turn on a busy day, too (docs/adr/0024-jobs.md).
 
 local time = redis.call('TIME')
@@ -142,7 +142,9 @@ if owned == 0 then
       return {'WAIT', waiting, string.format('%.0f', age_us)}
     end
   end
-  if jobs > 0 then take_from(KEYS[13], math.ceil(limit / 4), tonumber(ARGV[7])) end
+  -- Of small batches only some have a seat for them; the clock's last digits are as good as dice.
+  local seats = limit >= 4 and math.floor(limit / 4) or now_us % math.ceil(4 / limit) == 0 and 1 or 0
+  if jobs > 0 then take_from(KEYS[13], seats, tonumber(ARGV[7])) end
   take_from(KEYS[1], limit - owned)
   if jobs > 0 then take_from(KEYS[13], limit - owned) end
 end

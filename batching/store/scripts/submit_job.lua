@@ -1,7 +1,7 @@
 -- submit_job: one job waits, for as long as it takes, whether a worker lives or not.
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 more prefix  8 body prefix
---       9 job queue  10 job prefix  11 job index
+--       9 job queue  10 job prefix  11 job index  12 suspects
 -- ARGV  1 id  2 rest of its record (open_records.py)  3 ttl_ms: from now to its deadline
 --       4 keep_ms: for so long it is kept afterwards  5 priority: 'high' or 'normal'
 --       6 limit: jobs of this version that may wait, urgent ones apart, which count
@@ -19,21 +19,30 @@ local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
 local id, rest, ttl_ms, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local name, body = KEYS[10] .. id, KEYS[8] .. id
-local is_again = ARGV[7] == 'again'
+local is_again, is_high = ARGV[7] == 'again', ARGV[5] == 'high'
 
 local max_queue = redis.call('HGET', KEYS[1], 'max_queue')
 if not max_queue then return {-1} end
 if is_again then
-  local known = redis.call('HMGET', name, 'status', 'input', 'keep_ms', 'ttl_ms')
+  local record = redis.call('HGET', KEYS[5], id)
+  local queued_us, old_ttl_ms = string.match(record or '', '^%d+ %S+ %d+ (%d+) %S+ (%d+) ')
+  if queued_us and queued_us / 1000 + old_ttl_ms <= now_ms then
+    -- It has expired, and no worker has come to find that.
+    local places = redis.call('LREM', KEYS[9], 1, id) + redis.call('LREM', KEYS[2], 1, id) + redis.call('LREM', KEYS[12], 1, id)
+    if places > 0 then
+      finish_job(KEYS[10], KEYS[5], body, id, 'expired', id .. '!deadline_exceeded', now_ms)
+      redis.call('HINCRBY', KEYS[6], 'expired', 1)
+    end
+  end
+  local known = redis.call('HMGET', name, 'status', 'input', 'keep_ms', 'ttl_ms', 'priority')
   if not known[2] or known[1] == 'succeeded' then return {-7} end
   if known[2] == '' and redis.call('EXISTS', body) == 0 then return {-7} end
-  keep_ms, ttl_ms = tonumber(known[3]), tonumber(known[4])
+  keep_ms, ttl_ms, is_high = tonumber(known[3]), tonumber(known[4]), known[5] == 'high'
   rest = '0 ' .. known[4] .. ' job\n' .. known[2]
 else
   if redis.call('EXISTS', name) == 1 then return {2} end
   if string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then return {-3} end
 end
-local is_high = ARGV[5] == 'high'
 local before = redis.call('LLEN', is_high and KEYS[2] or KEYS[9])
 if before >= tonumber(is_high and max_queue or ARGV[6]) then return {0} end
 
@@ -44,6 +53,7 @@ if is_again then
   redis.call('HSET', name, 'queued_ms', now_ms)
 else
   redis.call('HSET', name, 'created_ms', now_ms, 'queued_ms', now_ms, 'ttl_ms', ttl_ms, 'keep_ms', keep_ms)
+  if is_high then redis.call('HSET', name, 'priority', 'high') end
   redis.call('ZADD', KEYS[11], now_us, id)
 end
 redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)

@@ -190,6 +190,35 @@ def test_job_whose_time_is_over_is_not_run(harness):
     assert harness.jobs().retry(job) is SubmitCode.QUEUED
 
 
+def test_job_that_expired_without_a_worker_can_be_tried_again(harness):
+    # Given
+    harness.submit_job("a", ttl_ms=1000, is_urgent=True)
+    age_job(harness, "a", 2000)
+    job = harness.jobs().find("a")
+    assert (job.status, job.is_urgent) == (JobStatus.EXPIRED, True)
+
+    # When / Then
+    assert harness.jobs().retry(job) is SubmitCode.QUEUED
+    assert harness.queued() == ["a"]
+    assert ids_of(harness.worker().claim(8, 0.0)) == ["a"]
+    assert harness.unaccounted() == 0
+
+
+@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
+def test_failed_job_that_is_deleted_is_no_dead_letter_any_more(harness, size):
+    # Given
+    harness.submit_job("a", size=size)
+    run(harness, FAILED)
+
+    # When
+    job = harness.jobs().cancel("a")
+
+    # Then
+    assert (job.status, job.result) == (JobStatus.FAILED, b"")
+    assert harness.jobs().retry(job) is SubmitCode.NO_RETRY
+    assert not harness.has_body("a")
+
+
 def test_job_outlives_the_ingress_that_accepted_it_and_its_worker(harness):
     # Given a job, and no ingress
     harness.submit_job("a")
@@ -263,6 +292,24 @@ def test_old_jobs_have_a_quarter_of_a_batch_however_many_requests_wait(harness):
     # When / Then
     assert ids_of(harness.worker().claim(4, 0.0)) == ["j0", "r0", "r1", "r2"]
     assert ids_of(harness.worker().claim(8, 0.0)) == ["j1", *(f"r{n}" for n in range(3, 10))]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_old_jobs_have_a_quarter_of_the_seats_of_small_batches(harness, limit):
+    # Given more old jobs than could run
+    for number in range(100):
+        harness.submit_job(f"j{number}", ttl_ms=10_000_000)
+        age_job(harness, f"j{number}", JOB_PATIENCE_US // 1000)
+    harness.open(max_queue=1000)
+    harness.submit(*(f"r{number}" for number in range(300)))
+
+    # When
+    ran = [name for _ in range(240 // limit) for name in ids_of(harness.worker().claim(limit, 0.0))]
+
+    # Then, by dice: eight standard deviations for a batch of one
+    jobs = sum(name.startswith("j") for name in ran)
+    assert 60 - 54 < jobs < 60 + 54
+    assert len(ran) == 240 // limit * limit
 
 
 def test_urgent_job_waits_among_the_requests(harness):
