@@ -93,8 +93,13 @@ class ChaosProxy:
             _reset(writer)
 
     async def _close(self) -> None:
-        self._server.close()
         self._is_down = True
+        # No more are accepted; one that was in this turn of the loop joins the server first, or
+        # asyncio would leave its socket open.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)
+        self._server.close()
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await self._drop()
             await asyncio.wait(tasks, timeout=0.1)

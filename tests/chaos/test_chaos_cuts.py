@@ -62,7 +62,7 @@ class Line:
         self.node: Any = Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, 2))
         self.worker = WorkerQueue(self._client, KEY, "worker-a", DEAD_AFTER_MS)
         for path in Path(scripts.__file__).parent.glob("*.lua"):
-            harness.client.script_load(path.read_text(encoding="utf-8"))
+            harness.client.script_load(scripts.source(path.stem))
         self.warm_up()
 
     def warm_up(self) -> None:
