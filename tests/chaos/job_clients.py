@@ -17,7 +17,7 @@ LARGE_BYTES = 2 * INLINE_LIMIT_BYTES
 EVERY_LARGE = 10  # of this many jobs, one is large
 
 
-@dataclass
+@dataclass(eq=False)
 class SentJob:
     """One job and what its client saw. `accepted_at` is on the clock of `time.monotonic`."""
 
@@ -29,6 +29,10 @@ class SentJob:
     status: str = ""  # as asked in the end; empty: the server does not know the job
     is_own: bool = False  # its result is what was asked for
     fault: str = ""
+
+    def is_of(self, since: float, until: float) -> bool:
+        """Returns whether it was accepted between these times."""
+        return since <= self.accepted_at <= until
 
 
 class JobClients:

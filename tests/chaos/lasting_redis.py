@@ -16,8 +16,9 @@ APPENDING = {
     "appendfsync": "everysec",
     "auto-aof-rewrite-percentage": "0",
 }
-# `everysec` may lose a second. A little less, as it takes time to find the size and to kill.
+# `everysec` may lose a second.
 UNSYNCED_S = 0.8
+AWAY_S = 0.5
 
 
 class LastingRedis(Node):
@@ -34,31 +35,36 @@ class LastingRedis(Node):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Starts the server and waits until it has read its file; main thread only."""
-        self.launch()
-        self.wait_started()
-
-    def stop(self) -> None:
-        """Has the server end in good order."""
+    def restart(self) -> None:
+        """Has the server end in good order, and starts it again."""
         self._end(signal.SIGTERM)
+        self._start_again()
 
     def crash(self) -> None:
-        """Kills the server process: the kernel still writes what it was given."""
+        """Kills the server, and starts it again; the kernel has written all that it was given."""
         self._end(signal.SIGKILL)
+        self._start_again()
 
-    def lose_power(self) -> float:
-        """Kills the server, and what it wrote in its last second does not reach the disk.
+    def lose_power(self) -> tuple[float, float]:
+        """Has what the server wrote last not reach the disk, and starts it again.
 
         Returns:
-            When it was killed, on the clock of `time.monotonic`.
+            Since when, and until when, what it took is lost, on the clock of `time.monotonic`.
         """
+        since = time.monotonic()
         kept_bytes = self._file().stat().st_size
         for_seconds(UNSYNCED_S)
         self._end(signal.SIGKILL)
-        killed_at = time.monotonic()
         os.truncate(self._file(), kept_bytes)
-        return killed_at
+        return since, self._start_again()
+
+    def _start_again(self) -> float:
+        """Starts the server after a while; returns when. Main thread only."""
+        for_seconds(AWAY_S)
+        started_at = time.monotonic()
+        self.launch()
+        self.wait_started()
+        return started_at
 
     def _end(self, number: int) -> None:
         assert self._process is not None
