@@ -12,9 +12,11 @@ from tests.chaos.crowd import for_seconds
 
 AGAIN_S = 0.1
 WAIT_S = 10
+PATIENCE_S = 60.0
 TIMEOUT_S = 20.0
 LARGE_BYTES = 2 * INLINE_LIMIT_BYTES
-EVERY_LARGE = 10  # of this many jobs, one is large
+# Of so many jobs one is large, and of another one the first answer does not reach its client.
+EVERY = 10
 
 
 @dataclass(eq=False)
@@ -64,15 +66,15 @@ class JobClients:
         with _session() as session:
             number = 0
             while not self._is_over.is_set() or len(self.log) < self._least:
-                size = LARGE_BYTES if number % EVERY_LARGE == 0 else 0
+                size = LARGE_BYTES if number % EVERY == 0 else 0
                 body = f"job {client}-{number}".encode().ljust(size, b".")
                 job = SentJob(body, f"{self._model}-{client}-{number}")
-                self._submit(session, job)
+                self._submit(session, job, is_cut=number % EVERY == 1)
                 self.log.append(job)
                 number += 1
                 for_seconds(self._pause_s)
 
-    def _submit(self, session: requests.Session, job: SentJob) -> None:
+    def _submit(self, session: requests.Session, job: SentJob, *, is_cut: bool) -> None:
         """Sends the job with its key again and again, until it is accepted."""
         headers = {"Prefer": "respond-async", "Idempotency-Key": job.key}
         url = f"{self._url}/predictions/{self._model}"
@@ -83,7 +85,7 @@ class JobClients:
             except requests.RequestException:
                 for_seconds(AGAIN_S)
                 continue
-            if answer.status_code == 503:
+            if answer.status_code == 503 or (is_cut and job.sent == 1):
                 for_seconds(AGAIN_S)
                 continue
             job.accepted_at = time.monotonic()
@@ -100,15 +102,13 @@ class JobClients:
                     self._collect(session, job)
 
     def _collect(self, session: requests.Session, job: SentJob) -> None:
-        url, end = f"{self._url}/jobs/{job.job_id}", time.monotonic() + 6 * WAIT_S
-        wait = {"Prefer": f"wait={WAIT_S}"}
-        while time.monotonic() < end:
-            found = session.get(url, headers=wait, timeout=TIMEOUT_S)
+        url, end = f"{self._url}/jobs/{job.job_id}", time.monotonic() + PATIENCE_S
+        while job.status in {"", "queued", "running"}:
+            found = session.get(url, headers={"Prefer": f"wait={WAIT_S}"}, timeout=TIMEOUT_S)
             if found.status_code == 404:
                 return
             job.status = found.json()["status"]
-            if job.status not in {"queued", "running"}:
-                break
+            assert time.monotonic() < end, f"{job.key} is still {job.status}"
         result = session.get(f"{url}/result", timeout=TIMEOUT_S)
         job.is_own = result.status_code == 200 and result.content == job.body
 

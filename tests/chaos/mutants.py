@@ -404,7 +404,7 @@ MUTANTS = (
         "batching/store/scripts/claim.lua",
         "local ingress_is_alive = {job = true}",
         "local ingress_is_alive = {}",
-        STORM_OVER_JOBS,
+        f"{JOBS}::test_job_outlives_the_ingress_that_accepted_it_and_its_worker[server]",
     ),
     Mutant(
         "a large result that is sent again is kept",
