@@ -420,6 +420,13 @@ MUTANTS = (
         "",
         f"{JOBS}::test_cancelled_job_is_not_run_or_its_result_is_dropped[server-runs]",
     ),
+    Mutant(
+        "a worker gives back what it has answered and Redis has forgotten, jobs too",
+        "workers/handling/worker.py",
+        "            self._queue.recover()\n",
+        "",
+        STORM_OVER_JOBS,
+    ),
 )
 
 
