@@ -104,11 +104,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs")
     parser.add_argument("--rounds", type=positive, default=None, help="pairs of runs")
     parser.add_argument("--seconds", type=positive, default=None, help="of each run")
+    parser.add_argument("--jobs", type=positive, default=None, help="behind the requests")
     parser.add_argument("--million", action="store_true", help="let 1,000,000 jobs wait, too")
     parser.add_argument("--short", action="store_true", help="leave the document as it is")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (1 if options.short else ROUNDS)
     options.seconds = float(options.seconds or (SHORT_SECONDS if options.short else SECONDS))
+    options.jobs = options.jobs or (SHORT_JOBS if options.short else JOBS)
     return options
 
 
@@ -121,8 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = (*counts, MILLION)
 
     def record() -> dict[str, Any]:
-        jobs = SHORT_JOBS if options.short else JOBS
-        found = list(pairs(options.rounds, jobs, options.seconds))
+        found = list(pairs(options.rounds, options.jobs, options.seconds))
         costs_us = accept_us(options.rounds, options.seconds / 2)
         waiting = [measure(count, 20 if options.short else TRIES) for count in counts]
         about = {
