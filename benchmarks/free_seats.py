@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import httpx
@@ -16,6 +17,7 @@ from benchmarks.servers.fleet import Fleet
 from ferry.load import driver
 from ferry.load.figures import figures
 
+HANDLER = Path(__file__).with_name("seats_handler.py")
 BATCH_SIZE, HANDLER_MS, DELAY_MS = 16, 20, 5
 RATE_PER_S, CONNECTIONS, SUBMITTERS = 200.0, 256, 32
 WARMUP_S = 1.0
@@ -31,24 +33,34 @@ _SUCCESSES = range(200, 300)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of requests, beside jobs or not. `seats_per_s`: what requests left free."""
+    """One run of requests, beside jobs or not."""
 
     jobs: int
     p50_ms: float
     p99_ms: float
     requests_per_s: float
     jobs_per_s: float
-    seats_per_s: float
+    batches_per_s: float
+
+    @property
+    def seats_per_s(self) -> float:
+        """Returns the seats that requests left free in the batches that were run."""
+        return BATCH_SIZE * self.batches_per_s - self.requests_per_s
 
     @property
     def share(self) -> float:
         """Returns which share of the free seats jobs had."""
         return self.jobs_per_s / self.seats_per_s
 
+    @property
+    def busy_share(self) -> float:
+        """Returns for which share of the time the handler was at work."""
+        return self.batches_per_s * HANDLER_MS / 1000
+
 
 def pairs(rounds: int, jobs: int, seconds: float) -> Iterator[tuple[Run, Run]]:
     """Yields pairs of runs, neighbours in time: without jobs, and with so many behind."""
-    with Fleet() as fleet:
+    with Fleet(handler=HANDLER) as fleet:
         for number in range(rounds):
             # Every other pair the other way round, so that a machine that slows down is fair.
             counts = (0, jobs) if number % 2 == 0 else (jobs, 0)
@@ -76,10 +88,13 @@ def _run(fleet: Fleet, model: str, jobs: int, seconds: float) -> Run:
     asyncio.run(_submit(fleet.url(model), body, jobs))
     fleet.scale(model, 1)
     _drive(fleet.url(model), body, WARMUP_S)
-    before, started_s = _replied(fleet, model), time.monotonic()
+    # Each time in this order, as jobs are done meanwhile.
+    started_s, batches, replied = time.monotonic(), _batches(fleet, model), _replied(fleet, model)
     outcome = _drive(fleet.url(model), body, seconds)
-    took_s, ended_s = time.monotonic() - started_s, time.monotonic()
-    done = _replied(fleet, model) - before
+    ended_s = time.monotonic()
+    batches = _batches(fleet, model) - batches
+    done = _replied(fleet, model) - replied - 1  # less the request that asked for the batches
+    took_s = ended_s - started_s
     answered = len(outcome.latencies_s)
     if jobs and ended_s - began_s > YOUNG_S:
         raise BenchmarkError(f"jobs became older than {YOUNG_S:.0f} s: fewer jobs, or seconds")
@@ -94,8 +109,7 @@ def _run(fleet: Fleet, model: str, jobs: int, seconds: float) -> Run:
         p99_ms=round(found.p99_ms, 2),
         requests_per_s=round(answered / took_s, 1),
         jobs_per_s=round((done - answered) / took_s, 1),
-        # Of a worker that has no moment between two batches.
-        seats_per_s=round(BATCH_SIZE * 1000 / HANDLER_MS - answered / took_s, 1),
+        batches_per_s=round(batches / took_s, 2),
     )
 
 
@@ -106,7 +120,7 @@ def accept_us(rounds: int, seconds: float) -> dict[str, list[float]]:
     """
     body = b"0".ljust(BODY_BYTES)
     found: dict[str, list[float]] = {"request": [], "job": []}
-    with Fleet() as fleet:
+    with Fleet(handler=HANDLER) as fleet:
         (ingress,) = fleet.processes()["ingress"]
         for number in range(rounds + 1):
             for kind, headers in (("request", TYPE), ("job", ASYNC)):
@@ -160,6 +174,12 @@ async def _submit(url: str, body: bytes, count: int) -> None:
 
 def _replied(fleet: Fleet, model: str) -> int:
     return int(_sample(fleet, "ferry_queue_events_total", model, event="replied"))
+
+
+def _batches(fleet: Fleet, model: str) -> int:
+    """Asks the model's worker how many batches it has had."""
+    answer = httpx.post(fleet.url(model), content=b"0", headers=TYPE, trust_env=False, timeout=10.0)
+    return int(answer.raise_for_status().text)
 
 
 def _waiting(fleet: Fleet, model: str) -> int:

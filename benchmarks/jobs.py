@@ -70,7 +70,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"{record['load_average']}. {RATE_PER_S:.0f} requests/s, batches of {BATCH_SIZE} that take "
         f"{HANDLER_MS} ms, {record['seconds']:.0f} s each; pairs of neighbours in time:",
         "",
-        "| jobs | p50 | p99 | requests/s | jobs/s | free seats/s | of them for jobs |",
+        "| jobs | p50 | p99 | requests/s | jobs/s | of the free seats | handler at work |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [_row(run) for pair in found for run in pair]
@@ -95,7 +95,7 @@ def _row(run: Run) -> str:
     share = f"{100 * run.share:.0f} %" if run.jobs else ""
     return (
         f"| {run.jobs} | {run.p50_ms:.1f} ms | {run.p99_ms:.1f} ms | {run.requests_per_s:.0f} "
-        f"| {run.jobs_per_s:.0f} | {run.seats_per_s:.0f} | {share} |"
+        f"| {run.jobs_per_s:.0f} | {share} | {100 * run.busy_share:.0f} % |"
     )
 
 
