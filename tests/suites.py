@@ -11,6 +11,7 @@ LONG_FILES = frozenset(
         "test_chaos_buffers.py",
         "test_chaos_clients.py",
         "test_chaos_fuzz.py",
+        "test_chaos_jobs.py",
         "test_chaos_redis.py",
         "test_chaos_registry.py",
         "test_chaos_rig.py",

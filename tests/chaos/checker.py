@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tests.chaos.crowd import Sent
+from tests.chaos.job_clients import SentJob
 from tests.e2e.archives import Call
 
 MAX_ATTEMPTS = 2
@@ -60,6 +61,15 @@ def departures(log: Sequence[Sent], calls: Sequence[Call]) -> list[str]:
         if (late_s := last_run.get(sent.body, 0.0) - (sent.left_at or 0.0)) > DEPARTURE_S
     ]
     return wrong if len(wrong) > DEPARTED_SHARE * len(left) else []
+
+
+def jobs(log: Sequence[SentJob]) -> list[str]:
+    """Every job was accepted and has succeeded, and its result is what was asked for."""
+    wrong = [f"{job.key}: {job.fault}" for job in log if job.fault]
+    wrong += [f"{job.key}: {job.status}" for job in log if job.status != "succeeded"]
+    wrong += [f"{job.key}: not its own result" for job in log if not job.is_own]
+    accepted = Counter(job.job_id for job in log)
+    return wrong + [f"{job_id}: {n} keys have it" for job_id, n in accepted.items() if n > 1]
 
 
 def conservation(counters: Mapping[str, int], open_requests: int) -> list[str]:

@@ -25,6 +25,8 @@ OWN_ANSWERS = "tests/unit/ingress/predictions/test_own_answers.py"
 RECEIVER = "request = self._waiting.get(request_id)\n            if request is None:\n"
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
+JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
+STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
 TEST_TIMEOUT_S = 150
 PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
 TESTS_FAILED = 1  # pytest's exit code
@@ -382,6 +384,48 @@ MUTANTS = (
         "        mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED\n",
         "        if is_stopping:\n            return 0\n        mode = ReclaimMode.CRASHED\n",
         f"{CHAOS}stop.py::test_f32_second_signal_gives_back_at_once",
+    ),
+    Mutant(
+        "a job's result is kept",
+        "batching/store/scripts/parts/finish_job.lua",
+        "'finished_ms', now_ms, 'result', result)",
+        "'finished_ms', now_ms, 'result', '')",
+        f"{JOBS}::test_job_waits_runs_and_keeps_its_result[server]",
+    ),
+    Mutant(
+        "a job that is sent again with its key is accepted once",
+        "ingress/jobs/job_service.py",
+        "            if not key:\n",
+        "            if True:\n",
+        STORM_OVER_JOBS,
+    ),
+    Mutant(
+        "a job outlives the ingress that accepted it",
+        "batching/store/scripts/claim.lua",
+        "local ingress_is_alive = {job = true}",
+        "local ingress_is_alive = {}",
+        f"{JOBS}::test_job_outlives_the_ingress_that_accepted_it_and_its_worker[server]",
+    ),
+    Mutant(
+        "a large result that is sent again is kept",
+        "batching/store/scripts/reply.lua",
+        "elseif string.find(value, '^[+-]?@') and codes[(i + 1) / 4] ~= 2 then",
+        "elseif string.find(value, '^[+-]?@') then",
+        f"{JOBS}::test_large_job_and_large_result[server]",
+    ),
+    Mutant(
+        "a job that runs is nobody's once it is cancelled",
+        "batching/store/scripts/cancel_job.lua",
+        "    if redis.call('LREM', KEYS[6] .. worker_id, 1, entry) == 1 then break end\n",
+        "",
+        f"{JOBS}::test_cancelled_job_is_not_run_or_its_result_is_dropped[server-runs]",
+    ),
+    Mutant(
+        "a worker gives back what it has answered and Redis has forgotten, jobs too",
+        "workers/handling/worker.py",
+        "            self._queue.recover()\n",
+        "",
+        STORM_OVER_JOBS,
     ),
 )
 
