@@ -12,6 +12,7 @@ from ferry.client.reaching import (
     CONNECT_TIMEOUT_S,
     TOKEN_VARIABLE,
     is_this_machine,
+    why_not_opened,
     why_not_sent,
 )
 
@@ -58,9 +59,7 @@ class Api:
                 trust_env=not is_this_machine(base_url),
             )
         except (ImportError, ValueError, OSError) as error:
-            raise click.ClickException(
-                f"a proxy or certificates that the environment names cannot be used: {error}"
-            ) from error
+            raise click.ClickException(why_not_opened(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +135,11 @@ def error_text(response: httpx.Response) -> str:
         return json.dumps(record)
     text = str(record["message"])
     if record.get("type") == INVALID_KEY:
-        found = "has another key, or an expired one" if token_header() else "is not set"
-        text += f": {TOKEN_VARIABLE} {found}"
+        text += token_hint()
     return text
+
+
+def token_hint() -> str:
+    """Returns what to add to the refusal of a token."""
+    found = "has another key, or an expired one" if token_header() else "is not set"
+    return f": {TOKEN_VARIABLE} {found}"

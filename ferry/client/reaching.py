@@ -3,19 +3,21 @@
 import ipaddress
 import os
 import ssl
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from ferry.client.answer_errors import ServerUnreachable
-from ferry.client.submission import ANSWER_TIMEOUT_S, Call
+from ferry.client.submission import Call
 
 CONNECT_TIMEOUT_S = 5.0
 # From the environment and not from an option: every user of a machine can read its command lines.
 TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 _MOST_IDLE_CONNECTIONS = 100
+
+H = TypeVar("H")
 
 
 class Reach:
@@ -27,42 +29,36 @@ class Reach:
         # One that never answered is not worth waiting for: its address may be wrong.
         self._has_answered = False
 
-    def options(self) -> dict[str, Any]:
-        """Returns the arguments for a client of httpx.
+    def open(self, kind: Callable[..., H]) -> H:
+        """Returns a client of httpx of this kind.
 
         Raises:
-            ServerUnreachable: the environment names certificates that cannot be used.
+            ServerUnreachable: the environment names a proxy or certificates that cannot be used.
         """
         try:
-            context = httpx.create_ssl_context()
-        except (ValueError, OSError) as error:
+            return kind(
+                headers={"authorization": f"Bearer {self.token}"} if self.token else {},
+                # Many may wait for a job each.
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS
+                ),
+                # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
+                verify=httpx.create_ssl_context(),
+                trust_env=not is_this_machine(self.url),
+            )
+        except (ImportError, ValueError, OSError) as error:
             raise ServerUnreachable(
-                f"certificates that the environment names cannot be used: {error}",
-                was_sent=False,
-                may_pass=False,
+                why_not_opened(error), was_sent=False, may_pass=False
             ) from error
-        return {
-            "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
-            # Many may wait for a job each.
-            "limits": httpx.Limits(
-                max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS
-            ),
-            # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
-            "verify": context,
-            "trust_env": not is_this_machine(self.url),
-        }
 
     def request(self, call: Call) -> dict[str, Any]:
         """Returns the arguments of httpx's `request` that send this call."""
-        headers: Mapping[str, str] = call.headers
         return {
             "method": call.method,
             "url": self.url + call.path,
-            "headers": headers,
+            "headers": call.headers,
             "content": call.content,
-            "timeout": httpx.Timeout(
-                call.answer_timeout_s or ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S
-            ),
+            "timeout": httpx.Timeout(call.answer_timeout_s, connect=CONNECT_TIMEOUT_S),
         }
 
     def answered(self) -> None:
@@ -87,6 +83,11 @@ def is_this_machine(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def why_not_opened(error: Exception) -> str:
+    """Returns in one sentence why no connection can be tried at all."""
+    return f"a proxy or certificates that the environment names cannot be used: {error}"
 
 
 def why_not_sent(base_url: str, error: httpx.TransportError | httpx.InvalidURL) -> str:

@@ -19,7 +19,7 @@ class Sender:
     def __init__(self, reach: Reach, patience_s: float) -> None:
         self.reach = reach
         self.patience_s = patience_s
-        self._http = httpx.Client(**reach.options())
+        self._http = reach.open(httpx.Client)
 
     def close(self) -> None:
         self._http.close()
@@ -48,7 +48,7 @@ class AsyncSender:
     def __init__(self, reach: Reach, patience_s: float) -> None:
         self.reach = reach
         self.patience_s = patience_s
-        self._http = httpx.AsyncClient(**reach.options())
+        self._http = reach.open(httpx.AsyncClient)
 
     async def close(self) -> None:
         await self._http.aclose()
