@@ -105,11 +105,18 @@ class AsyncClient:
         def start(data: Data) -> "asyncio.Task[Prediction | FerryError]":
             key = idempotency_key and idempotency_key(data)
             answering = self.answer(model, data, options, key, return_errors=return_errors)
-            return asyncio.create_task(answering)
+            under_way.add(task := asyncio.create_task(answering))
+            return task
 
-        with contextlib.closing(in_order(start, inputs, in_flight, on_progress)) as tasks:
-            for task in tasks:
-                yield await task
+        under_way: set[asyncio.Task[Prediction | FerryError]] = set()
+        try:
+            with contextlib.closing(in_order(start, inputs, in_flight, on_progress)) as tasks:
+                for task in tasks:
+                    yield await task
+                    under_way.discard(task)
+        finally:
+            # Cancelled ones still have something to say to the server.
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def answer(
         self,

@@ -223,9 +223,7 @@ def test_wait_ends_in_time(server, client):
     for waiting in (job.wait, job.result):
         with pytest.raises(ferry.WaitTimeout, match=JOB_ID):
             waiting(0)
-    with pytest.raises(TimeoutError):
-        server.will(answer(200, JOB))
-        job.wait(0)
+    assert issubclass(ferry.WaitTimeout, TimeoutError)
 
 
 def test_job_is_cancelled_and_looked_at_again(server, client):
