@@ -18,6 +18,9 @@ from ferry.client.windows import in_order
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int], None]
 
+# For so long a cancelled call tries to cancel its job.
+_FAREWELL_S = 5.0
+
 
 class AsyncClient:
     """A server's inference API; arguments and errors are those of `ferry.Client`."""
@@ -128,18 +131,20 @@ class AsyncClient:
         return_errors: bool = False,
     ) -> Prediction | FerryError:
         """Submits a job and returns its result; when cancelled, cancels a job without a key."""
-        job = None
+        # Not cancelled itself: the server may have the job already, and its id is not known yet.
+        submitting = asyncio.create_task(self._submit(model, data, options, key))
         try:
-            job = await self._submit(model, data, options, key)
+            job = await asyncio.shield(submitting)
             return await job.result()
         except FerryError as error:
             if return_errors:
                 return error
             raise
         except asyncio.CancelledError:
-            if job is not None and key is None:
-                with contextlib.suppress(FerryError):
-                    await job.cancel()
+            if key is None:
+                with contextlib.suppress(FerryError, TimeoutError):
+                    await asyncio.wait_for(_take_back(submitting), _FAREWELL_S)
+            submitting.cancel()
             raise
 
     async def _submit(
@@ -147,6 +152,10 @@ class AsyncClient:
     ) -> "AsyncJob":
         flow = flows.submit(model, data, options, key, self._sender.patience_s)
         return AsyncJob(self._sender, await self._sender.run(flow))
+
+
+async def _take_back(submitting: "asyncio.Task[AsyncJob]") -> None:
+    await (await submitting).cancel()
 
 
 class AsyncJob(JobView):

@@ -8,9 +8,6 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-# Cancelled work may still have something to say to the server.
-_FAREWELL_S = 5.0
-
 
 class BackgroundLoop:
     """An event loop in a thread of its own, for the length of a with block."""
@@ -39,14 +36,10 @@ class BackgroundLoop:
         return self.start(coroutine).result()
 
     def finish(self) -> None:
-        """Waits, for some seconds, until all that was begun has ended."""
+        """Waits until all that was begun has ended."""
         self.wait(_finish())
 
 
 async def _finish() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        _, late = await asyncio.wait(others, timeout=_FAREWELL_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+    await asyncio.gather(*others, return_exceptions=True)
