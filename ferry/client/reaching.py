@@ -15,7 +15,6 @@ from ferry.client.submission import Call
 CONNECT_TIMEOUT_S = 5.0
 # From the environment and not from an option: every user of a machine can read its command lines.
 TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
-_MOST_IDLE_CONNECTIONS = 100
 
 H = TypeVar("H")
 
@@ -28,6 +27,7 @@ class Reach:
         self.token = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
         # One that never answered is not worth waiting for: its address may be wrong.
         self._has_answered = False
+        self._context: ssl.SSLContext | None = None
 
     def open(self, kind: Callable[..., H]) -> H:
         """Returns a client of httpx of this kind.
@@ -38,18 +38,19 @@ class Reach:
         try:
             return kind(
                 headers={"authorization": f"Bearer {self.token}"} if self.token else {},
-                # Many may wait for a job each.
-                limits=httpx.Limits(
-                    max_connections=None, max_keepalive_connections=_MOST_IDLE_CONNECTIONS
-                ),
-                # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
-                verify=httpx.create_ssl_context(),
+                verify=self._certificates(),
                 trust_env=not is_this_machine(self.url),
             )
         except (ImportError, ValueError, OSError) as error:
             raise ServerUnreachable(
                 why_not_opened(error), was_sent=False, may_pass=False
             ) from error
+
+    def _certificates(self) -> ssl.SSLContext:
+        if self._context is None:
+            # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
+            self._context = httpx.create_ssl_context()
+        return self._context
 
     def request(self, call: Call) -> dict[str, Any]:
         """Returns the arguments of httpx's `request` that send this call."""
