@@ -104,7 +104,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
 
     The same file for the same model is one job for as long as the job is kept, so a command that
     was interrupted can be given again: nothing runs twice, and results that are in FOLDER are not
-    fetched again. A job that failed stays so until `ferry jobs retry`.
+    fetched again. A job that failed or was cancelled stays so until `ferry jobs retry`.
     """
     found = files_in(files)
     missing = found if folder is None else without_result(found, folder)
@@ -275,7 +275,8 @@ def _print_sent(sent: Sequence[SentFile], folder: Path | None, there: int, as_js
     if folder is not None:
         done = sum(one.result is not None for one in sent)
         before = f", {there} were there before" if there else ""
-        click.echo(f"{done} results written to {folder}{before}.")
+        noun = "result" if done == 1 else "results"
+        click.echo(f"{done} {noun} written to {folder}{before}.")
         return
     table = Table("file", "job", box=None)
     for one in sent:
