@@ -5,6 +5,7 @@ in, and returns what came of it. So the blocking client and the other one share 
 """
 
 import math
+import re
 import time
 import uuid
 from collections.abc import Generator
@@ -24,13 +25,17 @@ Flow: TypeAlias = Generator[Call, httpx.Response, T]
 
 # As long as one request waits for a job; proxies cut off silent ones after a minute.
 LONGEST_WAIT_S = 30.0
+_JOB_PLACE = re.compile(r"/jobs/[0-9a-f]{32}$")
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 
 
 def predict(model: str, data: Data, options: Options, patience_s: float) -> Flow[Prediction]:
-    """Waits for the model's answer on one connection."""
+    """Waits for the model's answer, on one connection unless the server makes a job of it."""
     call = prediction_call(model, data, options)
-    return _prediction((yield from _persist(call, patience_s, is_repeatable=False)))
+    response = yield from _persist(call, patience_s, is_repeatable=False)
+    if _is_accepted(response):
+        return (yield from result(_job(response).id, None, patience_s))
+    return _prediction(response)
 
 
 def submit(
@@ -120,6 +125,12 @@ def _retry_after_s(response: httpx.Response) -> float | None:
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not text.isdecimal():
         return None
     return float(text)
+
+
+def _is_accepted(response: httpx.Response) -> bool:
+    """Returns whether the prediction has become a job; a model that takes long may have it so."""
+    place = response.headers.get("location", "")
+    return response.status_code == httpx.codes.ACCEPTED and bool(_JOB_PLACE.search(place))
 
 
 def _is_result(response: httpx.Response, job_id: str) -> bool:

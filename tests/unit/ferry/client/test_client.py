@@ -178,6 +178,16 @@ def test_refusal_is_an_error_of_its_kind(server, client, refused, kind):
     assert isinstance(caught.value, ferry.FerryError)
 
 
+def test_prediction_that_the_server_makes_a_job_of_is_waited_for(server, client):
+    # Given
+    accepted = answer(202, JOB, location=f"http://host/jobs/{JOB_ID}")
+    server.will(accepted, answer(200, b"ok", x_request_id=JOB_ID), answer(202, b"handler's own"))
+    # When / Then
+    assert client.predict("m", b"x").content == b"ok"
+    assert server.methods() == ["POST /predictions/m", f"GET /jobs/{JOB_ID}/result"]
+    assert client.predict("m", b"x").status == 202
+
+
 def test_server_without_jobs_is_told_apart(server, client):
     server.will(answer(200, b"ok"))
     with pytest.raises(ferry.FerryError, match="something other than a job"):
