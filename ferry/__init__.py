@@ -1,1 +1,77 @@
-"""The `ferry` command."""
+"""Serves PyTorch models in batches, and asks such a server: `ferry.Client("http://host:8080")`."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ferry.client.answer_errors import (
+        AnswerError,
+        BadRequest,
+        Conflict,
+        FerryError,
+        NotFound,
+        Overloaded,
+        PredictionFailed,
+        ResultGone,
+        ServerUnreachable,
+        Unauthorized,
+        WaitTimeout,
+    )
+    from ferry.client.async_client import AsyncClient, AsyncJob
+    from ferry.client.job_state import JobError, JobState
+    from ferry.client.prediction import Prediction
+    from ferry.client.sync_client import Client, Job
+
+_ERRORS = "ferry.client.answer_errors"
+# Name -> the module that has it, loaded when it is first asked for: the commands import this
+# package, too, and most of them need no client.
+_PLACES = {
+    "AnswerError": _ERRORS,
+    "AsyncClient": "ferry.client.async_client",
+    "AsyncJob": "ferry.client.async_client",
+    "BadRequest": _ERRORS,
+    "Client": "ferry.client.sync_client",
+    "Conflict": _ERRORS,
+    "FerryError": _ERRORS,
+    "Job": "ferry.client.sync_client",
+    "JobError": "ferry.client.job_state",
+    "JobState": "ferry.client.job_state",
+    "NotFound": _ERRORS,
+    "Overloaded": _ERRORS,
+    "Prediction": "ferry.client.prediction",
+    "PredictionFailed": _ERRORS,
+    "ResultGone": _ERRORS,
+    "ServerUnreachable": _ERRORS,
+    "Unauthorized": _ERRORS,
+    "WaitTimeout": _ERRORS,
+}
+
+__all__ = [
+    "AnswerError",
+    "AsyncClient",
+    "AsyncJob",
+    "BadRequest",
+    "Client",
+    "Conflict",
+    "FerryError",
+    "Job",
+    "JobError",
+    "JobState",
+    "NotFound",
+    "Overloaded",
+    "Prediction",
+    "PredictionFailed",
+    "ResultGone",
+    "ServerUnreachable",
+    "Unauthorized",
+    "WaitTimeout",
+]
+
+if not TYPE_CHECKING:  # else no misspelt name of this package would be found
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(_PLACES[name]), name)
+        globals()[name] = found
+        return found

@@ -1,20 +1,23 @@
 """Talks to a running server over its own HTTP API, as any other client does."""
 
-import ipaddress
 import json
 import os
-import ssl
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import click
 import httpx
 
-CONNECT_TIMEOUT_S = 5.0
+from ferry.client.reaching import (
+    CONNECT_TIMEOUT_S,
+    TOKEN_VARIABLE,
+    is_this_machine,
+    why_not_opened,
+    why_not_sent,
+)
+
 # Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
 ANSWER_TIMEOUT_S = 900.0
-# From the environment and not from an option: every user of a machine can read its command lines.
-TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 # For a command that talks to both APIs, which have keys of their own.
 INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 
@@ -53,12 +56,10 @@ class Api:
                 headers=headers,
                 # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
                 verify=httpx.create_ssl_context(),
-                trust_env=not _is_this_machine(base_url),
+                trust_env=not is_this_machine(base_url),
             )
         except (ImportError, ValueError, OSError) as error:
-            raise click.ClickException(
-                f"a proxy or certificates that the environment names cannot be used: {error}"
-            ) from error
+            raise click.ClickException(why_not_opened(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -92,30 +93,7 @@ class Api:
         try:
             return self._client.request(method, url, params=query, content=content, headers=headers)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise click.ClickException(self._why_not_sent(error)) from error
-
-    def _why_not_sent(self, error: httpx.TransportError | httpx.InvalidURL) -> str:
-        match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
-                return self._why_not_connected(error)
-            case httpx.TimeoutException():
-                return f"no answer from {self._base_url} in time"
-            case httpx.UnsupportedProtocol() | httpx.InvalidURL():
-                return f"not a URL like http://host:port: {self._base_url}"
-        return f"the connection to {self._base_url} broke: {error}"
-
-    def _why_not_connected(self, failure: httpx.TransportError) -> str:
-        error: BaseException | None = failure
-        while error is not None and not isinstance(error, ssl.SSLError):
-            error = error.__cause__ or error.__context__
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return (
-                f"the certificate of {self._base_url} is not trusted: {error.verify_message}. "
-                "SSL_CERT_FILE names a file with certificates that are"
-            )
-        if error is not None:
-            return f"no TLS at {self._base_url} ({error.reason}): is it http://?"
-        return f"nothing answers at {self._base_url} ({failure}): is the server running?"
+            raise click.ClickException(why_not_sent(self._base_url, error)) from error
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
         """Returns the JSON of a successful answer.
@@ -133,15 +111,6 @@ class Api:
             raise click.ClickException(
                 f"{self._base_url} answered something other than JSON: is it a ferry server?"
             ) from error
-
-
-def _is_this_machine(url: str) -> bool:
-    """Returns whether the URL leads to a server here, which no proxy can reach."""
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
@@ -166,6 +135,11 @@ def error_text(response: httpx.Response) -> str:
         return json.dumps(record)
     text = str(record["message"])
     if record.get("type") == INVALID_KEY:
-        found = "has another key, or an expired one" if token_header() else "is not set"
-        text += f": {TOKEN_VARIABLE} {found}"
+        text += token_hint()
     return text
+
+
+def token_hint() -> str:
+    """Returns what to add to the refusal of a token."""
+    found = "has another key, or an expired one" if token_header() else "is not set"
+    return f": {TOKEN_VARIABLE} {found}"

@@ -14,6 +14,7 @@ from ferry.commands.archive import archive
 from ferry.commands.bench import bench
 from ferry.commands.container import container
 from ferry.commands.doctor import doctor
+from ferry.commands.jobs import jobs
 from ferry.commands.models import models
 from ferry.commands.predict import predict
 from ferry.commands.roles import ingress, node
@@ -91,6 +92,7 @@ for command in (
     status,
     models,
     predict,
+    jobs,
     archive,
     doctor,
     torchserve,

@@ -3,17 +3,16 @@
 import concurrent.futures
 import contextlib
 import json
-import mimetypes
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import httpx
 from rich.markup import escape
 from rich.table import Table
 
 from ferry.api import Api, error_text
+from ferry.client.submission import guessed_type
 from ferry.console import err, out
 from ferry.options import check_header_value, inference_option, json_option, version_option
 
@@ -76,51 +75,47 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
 
         def send(body: tuple[str, bytes]) -> Prediction:
             name, content = body
-            kind = content_type or _content_type(name)
+            kind = content_type or guessed_type(name)
             try:
                 response = api.send("POST", *path, content=content, content_type=kind)
             except click.ClickException as error:
                 return Prediction(name, None, error.message)
             if response.is_error:
                 return Prediction(name, response.status_code, error_text(response))
-            return Prediction(name, response.status_code, _answer(response), is_ok=True)
+            answer = answer_value(response.content, response.headers.get("content-type", ""))
+            return Prediction(name, response.status_code, answer, is_ok=True)
 
         predictions = list(pool.map(send, bodies))
     if all(prediction.status is None for prediction in predictions):
         raise click.ClickException(predictions[0].answer)
     if as_json:
-        click.echo(json.dumps([_record(prediction) for prediction in predictions], indent=2))
+        click.echo(
+            json.dumps([prediction_record(prediction) for prediction in predictions], indent=2)
+        )
     else:
-        _print(predictions)
+        print_predictions(predictions)
     if not all(prediction.is_ok for prediction in predictions):
         sys.exit(1)
 
 
-def _content_type(name: str) -> str:
-    """Guesses the type of text and JSON, which handlers get decoded.
-
-    Everything else goes as bare bytes, as with `curl -T`.
-    """
-    kind = mimetypes.guess_type(name)[0] or ""
-    return kind if kind == "application/json" or kind.startswith("text/") else ""
-
-
-def _answer(response: httpx.Response) -> Any:
+def answer_value(content: bytes, content_type: str) -> Any:
+    """Returns an answer to print: JSON, text, or a sentence about the bytes."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
-        return response.json()
+        return json.loads(content)
     try:
-        return response.content.decode()
+        return content.decode()
     except UnicodeDecodeError:
-        kind = response.headers.get("content-type", "data")
-        return f"{len(response.content)} bytes of {kind}"
+        return f"{len(content)} bytes of {content_type or 'data'}"
 
 
-def _record(prediction: Prediction) -> dict[str, Any]:
+def prediction_record(prediction: Prediction) -> dict[str, Any]:
+    """Returns what `--json` prints of a file."""
     key = "answer" if prediction.is_ok else "error"
     return {"file": prediction.file, "status": prediction.status, key: prediction.answer}
 
 
-def _print(predictions: list[Prediction]) -> None:
+def print_predictions(predictions: list[Prediction]) -> None:
+    """Prints what a user wants to see: probabilities as a table, and what went wrong."""
     table = Table("file", "class", "probability", box=None)
     table.columns[2].justify = "right"
     for prediction in predictions:

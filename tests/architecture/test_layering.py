@@ -209,6 +209,12 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
         ),
         ("workers.node.node", {"torch", "flask", "httptools", "ingress", "ferry"}),
         ("ferry.main", {"torch", "flask", "redis", "ingress", "workers"}),
+        # A user's program loads the client, and nothing of the server.
+        ("ferry", {"torch", "httpx", "click", "batching", "ferry.client", "asyncio"}),
+        (
+            "ferry.client.sync_client",
+            {"torch", "flask", "redis", "batching", "ingress", "workers", "ferry.commands"},
+        ),
     ],
 )
 def test_a_process_does_not_load_what_belongs_to_another(module, unwanted):

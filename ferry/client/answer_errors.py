@@ -1,0 +1,124 @@
+"""What a client may raise.
+
+FerryError
+├── ServerUnreachable     no server answers at this address, or the connection broke
+├── WaitTimeout           the job has not finished in the time that the caller would wait
+└── AnswerError           the server answered with an error: status, type and message
+    ├── BadRequest        the request is not one that this server takes: 400, 405, 413, 415
+    ├── Unauthorized      a token is missing or wrong: 401, 403
+    ├── NotFound          no such model, version or job: 404
+    ├── Conflict          409; 422: the idempotency key is another request's
+    ├── ResultGone        the job was cancelled, or its result has been let go: 410
+    ├── Overloaded        too much is waiting, even after the retries: 429, 503 + Retry-After
+    └── PredictionFailed  the handler or its worker failed, or ran out of time: other 5xx
+"""
+
+import json
+from typing import Any
+
+import httpx
+
+# The type of a server's refusal where it asks for tokens, which TorchServe answers with 400.
+_INVALID_KEY = "InvalidKeyException"
+_OVERLOADED, _TOO_MANY = 503, 429
+
+
+class FerryError(Exception):
+    """Anything that a client of this package raises about a server."""
+
+
+class ServerUnreachable(FerryError):
+    """No server answers, or the connection broke.
+
+    `was_sent`: the server may have got the request. `may_pass`: trying again may help.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool, may_pass: bool) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+        self.may_pass = may_pass
+
+
+class WaitTimeout(FerryError, TimeoutError):
+    """The job has not finished in time. It goes on; wait again, or cancel it."""
+
+
+class AnswerError(FerryError):
+    """The server's refusal, in its own words."""
+
+    def __init__(self, status: int, error_type: str, message: str, *, job_id: str = "") -> None:
+        super().__init__(f"{message} (HTTP {status})")
+        self.status = status
+        self.type = error_type
+        self.message = message
+        self.job_id = job_id
+
+
+class BadRequest(AnswerError):
+    """The request is not one that this server takes."""
+
+
+class Unauthorized(AnswerError):
+    """A token is missing, wrong or expired."""
+
+
+class NotFound(AnswerError):
+    """There is no such model, version or job."""
+
+
+class Conflict(AnswerError):
+    """The state of what was named forbids it, or the idempotency key is another request's."""
+
+
+class ResultGone(AnswerError):
+    """The job was cancelled, or its result has been let go."""
+
+
+class Overloaded(AnswerError):
+    """The server had no room for as long as the client tried again."""
+
+
+class PredictionFailed(AnswerError):
+    """The handler or its worker failed, or the time was over."""
+
+
+_BY_STATUS = {
+    401: Unauthorized,
+    403: Unauthorized,
+    404: NotFound,
+    409: Conflict,
+    410: ResultGone,
+    422: Conflict,
+    _TOO_MANY: Overloaded,
+}
+
+
+def error_of(response: httpx.Response, job_id: str = "") -> AnswerError:
+    """Returns the error that this answer is.
+
+    Args:
+        response: with a status of 300 or more.
+        job_id: of the job whose result it is.
+    """
+    status = response.status_code
+    error_type, message = _complaint(response)
+    kind: type[AnswerError]
+    if error_type == _INVALID_KEY:
+        kind = Unauthorized
+    elif status in _BY_STATUS:
+        kind = _BY_STATUS[status]
+    elif status == _OVERLOADED and "retry-after" in response.headers:
+        kind = Overloaded
+    else:
+        kind = PredictionFailed if response.is_server_error else BadRequest
+    return kind(status, error_type, message, job_id=job_id)
+
+
+def _complaint(response: httpx.Response) -> tuple[str, str]:
+    try:
+        record: Any = response.json()
+    except ValueError:
+        return "", response.text.strip() or response.reason_phrase
+    if not isinstance(record, dict) or "message" not in record:
+        return "", json.dumps(record)
+    return str(record.get("type", "")), str(record["message"])

@@ -1,0 +1,186 @@
+"""Asks a server from an event loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+
+from ferry.client import flows
+from ferry.client.answer_errors import FerryError
+from ferry.client.flows import Flow
+from ferry.client.job_state import JobState, JobView
+from ferry.client.prediction import Prediction
+from ferry.client.reaching import Reach
+from ferry.client.senders import AsyncSender
+from ferry.client.submission import Data, Options
+from ferry.client.windows import in_order
+
+T = TypeVar("T")
+Progress: TypeAlias = Callable[[int], None]
+
+# For so long a cancelled call tries to cancel its job.
+_FAREWELL_S = 5.0
+
+
+class AsyncClient:
+    """A server's inference API; arguments and errors are those of `ferry.Client`."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        token: str | None = None,
+        *,
+        patience_s: float = 60.0,
+    ) -> None:
+        self._sender = AsyncSender(Reach(url, token), patience_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._sender.close()
+
+    async def predict(self, model: str, data: Data, **options: Unpack[Options]) -> Prediction:
+        """Returns what the model answers, on a connection that waits for it."""
+        return await self._sender.run(flows.predict(model, data, options, self._sender.patience_s))
+
+    async def submit(
+        self,
+        model: str,
+        data: Data,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[Options],
+    ) -> "AsyncJob":
+        """Has the prediction done later, and returns the job that it has become."""
+        return await self._submit(model, data, options, idempotency_key)
+
+    async def job(self, job_id: str) -> "AsyncJob":
+        """Returns the job with this id."""
+        return AsyncJob(
+            self._sender, await self._sender.run(flows.look(job_id, self._sender.patience_s))
+        )
+
+    @overload
+    def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = ...,
+        on_progress: Progress | None = ...,
+        idempotency_key: Callable[[Data], str] | None = ...,
+        return_errors: Literal[False] = ...,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Prediction]: ...
+    @overload
+    def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = ...,
+        on_progress: Progress | None = ...,
+        idempotency_key: Callable[[Data], str] | None = ...,
+        return_errors: Literal[True],
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Prediction | FerryError]: ...
+    async def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = 64,
+        on_progress: Progress | None = None,
+        idempotency_key: Callable[[Data], str] | None = None,
+        return_errors: bool = False,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Any]:
+        """Yields the results of all inputs, in their order: see `ferry.Client.map`.
+
+        `on_progress` is called on this event loop.
+        """
+
+        def start(data: Data) -> "asyncio.Task[Prediction | FerryError]":
+            key = idempotency_key and idempotency_key(data)
+            answering = self.answer(model, data, options, key, return_errors=return_errors)
+            under_way.add(task := asyncio.create_task(answering))
+            return task
+
+        under_way: set[asyncio.Task[Prediction | FerryError]] = set()
+        try:
+            with contextlib.closing(in_order(start, inputs, in_flight, on_progress)) as tasks:
+                for task in tasks:
+                    yield await task
+                    under_way.discard(task)
+        finally:
+            # Cancelled ones still have something to say to the server.
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def answer(
+        self,
+        model: str,
+        data: Data,
+        options: Options,
+        key: str | None,
+        *,
+        return_errors: bool = False,
+    ) -> Prediction | FerryError:
+        """Submits a job and returns its result; when cancelled, cancels a job without a key."""
+        # Not cancelled itself: the server may have the job already, and its id is not known yet.
+        submitting = asyncio.create_task(self._submit(model, data, options, key))
+        try:
+            job = await asyncio.shield(submitting)
+            return await job.result()
+        except FerryError as error:
+            if return_errors:
+                return error
+            raise
+        except asyncio.CancelledError:
+            if key is None:
+                with contextlib.suppress(FerryError, TimeoutError):
+                    await asyncio.wait_for(_take_back(submitting), _FAREWELL_S)
+            submitting.cancel()
+            raise
+
+    async def _submit(
+        self, model: str, data: Data, options: Options, key: str | None
+    ) -> "AsyncJob":
+        flow = flows.submit(model, data, options, key, self._sender.patience_s)
+        return AsyncJob(self._sender, await self._sender.run(flow))
+
+
+async def _take_back(submitting: "asyncio.Task[AsyncJob]") -> None:
+    await (await submitting).cancel()
+
+
+class AsyncJob(JobView):
+    """A prediction that the server does on its own time; its methods are those of `ferry.Job`."""
+
+    def __init__(self, sender: AsyncSender, state: JobState) -> None:
+        super().__init__(state)
+        self._sender = sender
+
+    async def refresh(self) -> Self:
+        """Asks the server how the job is; returns the same object."""
+        return await self._see(flows.look(self.id, self._sender.patience_s))
+
+    async def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until the job is over, however it ended."""
+        return await self._see(flows.wait(self.id, timeout_s, self._sender.patience_s))
+
+    async def result(self, timeout_s: float | None = None) -> Prediction:
+        """Waits for the result: the answer that the synchronous prediction would have had."""
+        return await self._sender.run(flows.result(self.id, timeout_s, self._sender.patience_s))
+
+    async def cancel(self) -> Self:
+        """Cancels the job; lets the result go if it is over."""
+        return await self._see(flows.cancel(self.id, self._sender.patience_s))
+
+    async def _see(self, flow: Flow[JobState]) -> Self:
+        self._state = await self._sender.run(flow)
+        return self

@@ -1,0 +1,95 @@
+"""Holds what a server said about a job."""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """Why a job failed: what the synchronous prediction would have been answered with."""
+
+    code: int
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as it was when the server was asked; None is what was not known then.
+
+    `position` is how many jobs wait before it. `document` is all that the server said.
+    """
+
+    id: str
+    model: str
+    version: str
+    status: JobStatus
+    attempts: int
+    position: int | None
+    created_at: datetime.datetime | None
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    expires_at: datetime.datetime | None
+    error: JobError | None
+    document: Mapping[str, Any]
+
+    @property
+    def is_final(self) -> bool:
+        """Returns whether the job is over."""
+        return self.status not in {"queued", "running"}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Reads the job's JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not a job's.
+        """
+        error = document.get("error")
+        return cls(
+            id=document["id"],
+            model=document["model"],
+            version=document["version"],
+            status=document["status"],
+            attempts=document.get("attempts", 0),
+            position=document.get("position"),
+            created_at=_time(document.get("created_at")),
+            started_at=_time(document.get("started_at")),
+            finished_at=_time(document.get("finished_at")),
+            expires_at=_time(document.get("expires_at")),
+            error=error and JobError(error["code"], error["type"], error["message"]),
+            document=document,
+        )
+
+
+class JobView:
+    """A job whose state is the one that the server told last."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+
+    @property
+    def id(self) -> str:
+        """Returns the job's id, with which any client finds it again."""
+        return self._state.id
+
+    @property
+    def status(self) -> JobStatus:
+        """Returns its status when the server was last asked."""
+        return self._state.status
+
+    @property
+    def state(self) -> JobState:
+        """Returns all that the server said when it was last asked."""
+        return self._state
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.status}>"
+
+
+def _time(text: str | None) -> datetime.datetime | None:
+    return None if text is None else datetime.datetime.fromisoformat(text)

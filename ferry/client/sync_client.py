@@ -1,0 +1,189 @@
+"""Asks a server, blocking. Safe to use from several threads."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
+
+from ferry.client import flows
+from ferry.client.answer_errors import FerryError
+from ferry.client.async_client import AsyncClient, Progress
+from ferry.client.background_loop import BackgroundLoop
+from ferry.client.flows import Flow
+from ferry.client.job_state import JobState, JobView
+from ferry.client.prediction import Prediction
+from ferry.client.reaching import Reach
+from ferry.client.senders import Sender
+from ferry.client.submission import Data, Options
+from ferry.client.windows import in_order
+
+T = TypeVar("T")
+
+
+class Client:
+    """A server's inference API.
+
+    Args:
+        url: such as `http://host:8080`.
+        token: for a server that asks for one; None: what FERRY_TOKEN in the environment says.
+        patience_s: for so long a request is sent again, while the server says that it is to be
+            sent later (503 with Retry-After) or, once it has answered, cannot be reached.
+
+    Raises:
+        FerryError: any method may raise those of `ferry.client.answer_errors`.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        token: str | None = None,
+        *,
+        patience_s: float = 60.0,
+    ) -> None:
+        self._sender = Sender(Reach(url, token), patience_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._sender.close()
+
+    def predict(self, model: str, data: Data, **options: Unpack[Options]) -> Prediction:
+        """Returns what the model answers, on a connection that waits for it."""
+        return self._sender.run(flows.predict(model, data, options, self._sender.patience_s))
+
+    def submit(
+        self,
+        model: str,
+        data: Data,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[Options],
+    ) -> "Job":
+        """Has the prediction done later, and returns the job that it has become.
+
+        Args:
+            model: the model's name.
+            data: bytes, text, a file's path, or what is to be sent as JSON.
+            idempotency_key: the same key and data always give the same job, as long as it is kept.
+            options: see `Options`.
+        """
+        flow = flows.submit(model, data, options, idempotency_key, self._sender.patience_s)
+        return Job(self._sender, self._sender.run(flow))
+
+    def job(self, job_id: str) -> "Job":
+        """Returns the job with this id."""
+        return Job(self._sender, self._sender.run(flows.look(job_id, self._sender.patience_s)))
+
+    @overload
+    def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = ...,
+        on_progress: Progress | None = ...,
+        idempotency_key: Callable[[Data], str] | None = ...,
+        return_errors: Literal[False] = ...,
+        **options: Unpack[Options],
+    ) -> Iterator[Prediction]: ...
+    @overload
+    def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = ...,
+        on_progress: Progress | None = ...,
+        idempotency_key: Callable[[Data], str] | None = ...,
+        return_errors: Literal[True],
+        **options: Unpack[Options],
+    ) -> Iterator[Prediction | FerryError]: ...
+    def map(
+        self,
+        model: str,
+        inputs: Iterable[Data],
+        *,
+        in_flight: int = 64,
+        on_progress: Progress | None = None,
+        idempotency_key: Callable[[Data], str] | None = None,
+        return_errors: bool = False,
+        **options: Unpack[Options],
+    ) -> Iterator[Any]:
+        """Yields the results of all inputs, in their order, as jobs of which some are open at once.
+
+        Jobs that are open when the iteration ends early are cancelled, except for those with keys:
+        the same inputs with the same keys go on where they were.
+
+        Args:
+            model: the model's name.
+            inputs: as `data` of `submit`; taken as there is room for them.
+            in_flight: so many jobs at most are open.
+            on_progress: called with the number of finished jobs each time that it grows, in a
+                thread of the client's.
+            idempotency_key: gives each input's key.
+            return_errors: yields an input's error in its place; otherwise the first one is raised.
+            options: see `Options`.
+        """
+        with BackgroundLoop() as loop:
+            client = loop.wait(self._async_client())
+
+            def start(data: Data) -> Any:
+                key = idempotency_key and idempotency_key(data)
+                return loop.start(
+                    client.answer(model, data, options, key, return_errors=return_errors)
+                )
+
+            try:
+                with contextlib.closing(in_order(start, inputs, in_flight, on_progress)) as futures:
+                    for future in futures:
+                        yield future.result()
+            finally:
+                loop.finish()
+                loop.wait(client.close())
+
+    async def _async_client(self) -> AsyncClient:
+        """Makes a client of the event loop that this runs on."""
+        reach = self._sender.reach
+        return AsyncClient(reach.url, reach.token, patience_s=self._sender.patience_s)
+
+
+class Job(JobView):
+    """A prediction that the server does on its own time."""
+
+    def __init__(self, sender: Sender, state: JobState) -> None:
+        super().__init__(state)
+        self._sender = sender
+
+    def refresh(self) -> Self:
+        """Asks the server how the job is; returns the same object."""
+        return self._see(flows.look(self.id, self._sender.patience_s))
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until the job is over, however it ended.
+
+        Raises:
+            WaitTimeout: it is not over in time.
+        """
+        return self._see(flows.wait(self.id, timeout_s, self._sender.patience_s))
+
+    def result(self, timeout_s: float | None = None) -> Prediction:
+        """Waits for the result: the answer that the synchronous prediction would have had.
+
+        Raises:
+            WaitTimeout: there is none in time.
+            ResultGone: the job was cancelled, or its result has been let go.
+            AnswerError: the job failed.
+        """
+        return self._sender.run(flows.result(self.id, timeout_s, self._sender.patience_s))
+
+    def cancel(self) -> Self:
+        """Cancels the job; lets the result go if it is over."""
+        return self._see(flows.cancel(self.id, self._sender.patience_s))
+
+    def _see(self, flow: Flow[JobState]) -> Self:
+        self._state = self._sender.run(flow)
+        return self
