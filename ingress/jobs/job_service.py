@@ -8,7 +8,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from batching import errors
@@ -263,22 +263,17 @@ class JobService:
         """Accepts the job unless the key's first request was; that one may not have got far."""
         digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
         promise = json.dumps([job.job_id, fingerprint])
-        known = await self._store.promise(digest, promise, job.whole_ms)
-        if known is None:
-            try:
-                return await self._accept(key, job), False
-            except errors.ServeError:
-                await self._store.break_promise(digest)
-                raise
-        job_id, first_fingerprint = json.loads(known)
+        before = await self._store.promise(digest, promise)
+        job_id, first_fingerprint = json.loads(before or promise)
         if first_fingerprint != fingerprint:
             raise KeyReused(
                 "This Idempotency-Key belongs to a request with another model, version or body."
             )
-        if (before := await self._store.find(job_id)) is not None:
-            return before, True
-        again = JobRequest(job_id, job.wire, job.ttl_ms, job.keep_ms, job.is_urgent)
-        return await self._accept(key, again), False
+        if before is not None and (known := await self._store.find(job_id)) is not None:
+            return known, True
+        accepted = await self._accept(key, replace(job, job_id=job_id))
+        await self._store.keep_promise(digest, job.whole_ms)
+        return accepted, False
 
     async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
         outcome = await self._store.submit(key, job)

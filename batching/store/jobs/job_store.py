@@ -1,5 +1,6 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
+import contextlib
 import json
 import logging
 import time
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
 LOOK_S = 1.0  # between two questions how a server is
+# Until a request is accepted; one that was refused may be sent again under its key.
+PROMISED_MS = 600_000
 # Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
 SLACK_MS = 60_000
 
@@ -76,16 +79,17 @@ class JobStore:
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         priority = "high" if job.is_urgent else "normal"
         arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
-        try:
+        if wire.body:
+            value = b"".join((wire.head, wire.body, wire.tail))
+            with contextlib.suppress(OutOfMemoryError):  # the script finds that it is not there
+                await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
+        answer = await self._run("submit_job", key, arguments)
+        code = SubmitCode(answer[0])
+        if code in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
+            # Last: where this fails, nobody knows the id yet but one who has a key, and who
+            # submits once more.
             place = keys.job_place(job.job_id)
             await at(self._client, place).set(place, json.dumps([*key]), px=job.whole_ms)
-            if wire.body:
-                value = b"".join((wire.head, wire.body, wire.tail))
-                await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
-            answer = await self._run("submit_job", key, arguments)
-        except OutOfMemoryError:
-            answer = [SubmitCode.NO_MEMORY]
-        code = SubmitCode(answer[0])
         if code is SubmitCode.QUEUED:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
@@ -95,27 +99,25 @@ class JobStore:
             return replace(queued, position=place_before, is_durable=server.is_durable)
         if code is SubmitCode.KNOWN:
             return await self.find(job.job_id) or code
-        await self._forget(key, job.job_id)
         return code
 
-    async def promise(self, digest: str, promise: str, ttl_ms: int) -> str | None:
-        """Keeps what is promised under an idempotency key; returns what was promised before.
+    async def promise(self, digest: str, promise: str) -> str | None:
+        """Says for some minutes what an idempotency key will stand for; returns what it does.
 
         Args:
             digest: of the key.
-            promise: what this request would be given.
-            ttl_ms: for so long it is kept.
+            promise: what it will stand for, if it stands for nothing yet.
         """
         name = keys.job_promise(digest)
         value: bytes | None = await at(self._client, name).set(
-            name, promise, px=ttl_ms, nx=True, get=True
+            name, promise, px=PROMISED_MS, nx=True, get=True
         )
         return None if value is None else value.decode()
 
-    async def break_promise(self, digest: str) -> None:
-        """Lets the key be used again, as its request was refused."""
+    async def keep_promise(self, digest: str, ttl_ms: int) -> None:
+        """Has the key stand for its job as long as that is there."""
         name = keys.job_promise(digest)
-        await at(self._client, name).unlink(name)
+        await at(self._client, name).pexpire(name, ttl_ms)
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
@@ -228,12 +230,6 @@ class JobStore:
             log.error("unreadable place of job=%s: %r", job_id, error)
             return None
         return VersionKey(str(model_name), str(model_version))
-
-    async def _forget(self, key: VersionKey, job_id: str) -> None:
-        client, version_keys = self._of(key)
-        name = keys.job_place(job_id)
-        await at(self._client, name).unlink(name)
-        await client.unlink(version_keys.body_prefix + job_id)
 
     def _of(self, key: VersionKey) -> tuple[AsyncClient, VersionKeys]:
         version_keys = VersionKeys.of(key)

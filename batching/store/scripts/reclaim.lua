@@ -64,12 +64,11 @@ for _ = 1, limit do
     answer(id, ingress_id, '!deadline_exceeded')
   elseif is_untried then
     -- Its record still counts the attempts before this one, and has been nobody's since the claim.
-    local queue = ingress_id == 'job' and KEYS[14] or KEYS[4]
-    redis.call('LPUSH', attempt == '1' and queue or KEYS[5], id)
-    if queue == KEYS[14] then
-      redis.call('HDEL', KEYS[15] .. id, 'started_ms')
-      if redis.call('PTTL', queue) < tonumber(ttl_ms) then redis.call('PEXPIRE', queue, ttl_ms + 60000) end
-    end
+    local is_job = ingress_id == 'job'
+    local is_normal = is_job and redis.call('HGET', KEYS[15] .. id, 'priority') ~= 'high'
+    redis.call('LPUSH', attempt ~= '1' and KEYS[5] or is_normal and KEYS[14] or KEYS[4], id)
+    if is_job then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
+    if redis.call('PTTL', KEYS[14]) < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[14], ttl_ms + 60000) end
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
     answer(id, ingress_id, '!' .. ARGV[5])

@@ -10,9 +10,10 @@
 --         -1 no such version   -3 no memory for its large body
 --        -7 not one that can be tried again (unknown, not failed, or its input is gone)
 --
--- Races closed: as in submit. A job is there whole, with its record, or not at all. What jobs there
--- are, is known by the index; each submit deletes a few entries whose jobs have gone, so that they do
--- not add up. At maxmemory the first write (HSET) is refused before anything is changed.
+-- Races closed: as in submit. A job is there whole, with its record, or not at all; the body that was
+-- stored for one that is refused goes in the same step, unless another submit of the same id brought it
+-- in meanwhile. What jobs there are, is known by the index; each submit deletes a few entries whose jobs
+-- have gone, so that they do not add up.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -21,8 +22,13 @@ local id, rest, ttl_ms, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(
 local name, body = KEYS[10] .. id, KEYS[8] .. id
 local is_again, is_high = ARGV[7] == 'again', ARGV[5] == 'high'
 
+local function refused(code)
+  if redis.call('EXISTS', name) == 0 then redis.call('DEL', body) end
+  return {code}
+end
+
 local max_queue = redis.call('HGET', KEYS[1], 'max_queue')
-if not max_queue then return {-1} end
+if not max_queue then return refused(-1) end
 if is_again then
   local record = redis.call('HGET', KEYS[5], id)
   local queued_us, old_ttl_ms = string.match(record or '', '^%d+ %S+ %d+ (%d+) %S+ (%d+) ')
@@ -44,9 +50,10 @@ else
   if string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then return {-3} end
 end
 local before = redis.call('LLEN', is_high and KEYS[2] or KEYS[9])
-if before >= tonumber(is_high and max_queue or ARGV[6]) then return {0} end
+if before >= tonumber(is_high and max_queue or ARGV[6]) then return refused(0) end
 
-redis.call('HSET', KEYS[5], id, '0 - 0 ' .. string.format('%.0f', now_us) .. ' ' .. rest)
+local stored = redis.pcall('HSET', KEYS[5], id, '0 - 0 ' .. string.format('%.0f', now_us) .. ' ' .. rest)
+if type(stored) == 'table' then return refused(-3) end -- at maxmemory
 if redis.call('PTTL', KEYS[5]) < ttl_ms + 60000 then redis.call('PEXPIRE', KEYS[5], ttl_ms + 120000) end
 if is_again then
   redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts')

@@ -375,6 +375,23 @@ def test_job_whose_record_has_outlived_its_hash_is_dropped(harness):
     assert harness.unaccounted() == 0
 
 
+def test_job_that_was_accepted_meanwhile_survives_a_refusal_under_its_id(harness):
+    # Given a request that comes twice under one key, the first time to a full queue
+    request = JobRequest("a", wire_of("a", size=LARGE), ttl_ms=60_000, keep_ms=60_000)
+    harness.submit_job("before")
+    full, roomy = harness.jobs(most_waiting=1), harness.jobs()
+    assert full.submit(KEY, request) is SubmitCode.FULL
+    assert not harness.has_body("a")
+
+    # When the second one is accepted, and the first is tried again
+    assert roomy.submit(KEY, request).status is JobStatus.QUEUED
+    assert full.submit(KEY, request).status is JobStatus.QUEUED
+
+    # Then it is there, whole
+    assert harness.has_body("a")
+    assert ids_of(harness.worker().claim(8, 0.0)) == ["before", "a"]
+
+
 def test_nothing_of_a_job_is_kept_when_memory_is_full(real_harness, full_memory):
     full_memory()
     for size in (0, LARGE):
