@@ -34,10 +34,10 @@ ROUNDS, SECONDS, SHORT_SECONDS = 5, 10.0, 1.0
 WAITING, SHORT_WAITING, MILLION, TRIES = (1_000, 10_000, 100_000), (1_000,), 1_000_000, 200
 
 P99_GROWTH, LEAST_SHARE = 1.15, 0.9
-ACCEPT_GROWTH = 2.0
+ACCEPT_GROWTH = 1.3
 CLAIM_MS, LOOK_MS = 1.0, 1.0
-# Beside the body, which is there as often as the job is: once.
-BYTES_PER_JOB = BODY_BYTES + 1_500
+# With its body of 1 KiB.
+BYTES_PER_JOB = 2_560
 
 
 def verdicts(
