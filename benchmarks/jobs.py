@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.free_seats import (
+from benchmarks.job_costs.free_seats import (
     BATCH_SIZE,
     BODY_BYTES,
     HANDLER_MS,
@@ -25,9 +25,9 @@ from benchmarks.free_seats import (
     median_of_pairs,
     pairs,
 )
+from benchmarks.job_costs.waiting_jobs import LIMIT, Waiting, measure
 from benchmarks.measuring.records import told
 from benchmarks.measuring.reports import Verdict, at_least, at_most, finish, positive, to_record
-from benchmarks.waiting_jobs import LIMIT, Waiting, measure
 
 JOBS, SHORT_JOBS = 10_000, 1_500
 ROUNDS, SECONDS, SHORT_SECONDS = 5, 10.0, 1.0

@@ -1,0 +1,1 @@
+"""Measures what jobs cost: the requests beside them, the ingress, and Redis."""
