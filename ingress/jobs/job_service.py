@@ -112,7 +112,7 @@ class JobService:
         job = JobRequest(job_id, request.to_wire(), ttl_ms, keep_ms, is_urgent)
         try:
             if not key:
-                return await self._accept(spec.key, job), False
+                return await self._accept_or_forget(spec.key, job), False
             return await self._accept_once(spec.key, job, key, _fingerprint(spec.key, request))
         except AWAY as error:
             raise store_unavailable(error) from error
@@ -274,6 +274,13 @@ class JobService:
         accepted = await self._accept(key, replace(job, job_id=job_id))
         await self._store.keep_promise(digest, job.whole_ms)
         return accepted, False
+
+    async def _accept_or_forget(self, key: VersionKey, job: JobRequest) -> Job:
+        try:
+            return await self._accept(key, job)
+        except errors.ServeError:
+            await self._store.forget(job.job_id)
+            raise
 
     async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
         outcome = await self._store.submit(key, job)

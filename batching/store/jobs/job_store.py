@@ -1,6 +1,5 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
-import contextlib
 import json
 import logging
 import time
@@ -70,7 +69,8 @@ class JobStore:
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
         """Has the job wait; returns it, or the code for which it was refused.
 
-        Of one that is refused nothing is kept. A call whose answer was lost may be made again.
+        A call whose answer was lost may be made again. Of one that was refused nothing is kept but
+        its place, for some minutes: another submit of its id may be accepted (`forget`).
         """
         client, version_keys = self._of(key)
         wire = job.wire
@@ -79,17 +79,20 @@ class JobStore:
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         priority = "high" if job.is_urgent else "normal"
         arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
-        if wire.body:
-            value = b"".join((wire.head, wire.body, wire.tail))
-            with contextlib.suppress(OutOfMemoryError):  # the script finds that it is not there
+        # First, so that no job is there that nobody finds.
+        place = keys.job_place(job.job_id)
+        place_client = at(self._client, place)
+        try:
+            await place_client.set(place, json.dumps([*key]), px=PROMISED_MS)
+            if wire.body:
+                value = b"".join((wire.head, wire.body, wire.tail))
                 await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
+        except OutOfMemoryError:
+            return SubmitCode.NO_MEMORY
         answer = await self._run("submit_job", key, arguments)
         code = SubmitCode(answer[0])
         if code in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            # Last: where this fails, nobody knows the id yet but one who has a key, and who
-            # submits once more.
-            place = keys.job_place(job.job_id)
-            await at(self._client, place).set(place, json.dumps([*key]), px=job.whole_ms)
+            await place_client.pexpire(place, job.whole_ms)
         if code is SubmitCode.QUEUED:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
@@ -100,6 +103,11 @@ class JobStore:
         if code is SubmitCode.KNOWN:
             return await self.find(job.job_id) or code
         return code
+
+    async def forget(self, job_id: str) -> None:
+        """Forgets a job that was refused, and whose id nobody else submits."""
+        place = keys.job_place(job_id)
+        await at(self._client, place).unlink(place)
 
     async def promise(self, digest: str, promise: str) -> str | None:
         """Says for some minutes what an idempotency key will stand for; returns what it does.

@@ -8,7 +8,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
-from batching.store.jobs.job_store import JobRequest
+from batching.store.jobs.job_store import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
@@ -78,6 +78,8 @@ def test_job_is_accepted_without_a_worker_but_not_without_its_version(harness):
     assert harness.jobs().submit(other, request) is SubmitCode.NO_VERSION
     assert harness.jobs().find("b") is None
     assert not harness.client.exists(VersionKeys.of(other).body_prefix + "b")
+    assert harness.client.pttl(job_place("b")) <= PROMISED_MS
+    harness.jobs().forget("b")
     assert not harness.client.exists(job_place("b"))
 
 
