@@ -10,7 +10,7 @@ The hash under `VersionKeys.job_prefix` + id:
     status                  succeeded, failed, cancelled or expired; not before it has finished
     finished_ms, result     with the status; the result as the value of a reply key (replies.py),
                             empty when it has been let go
-    input                   of one that did not succeed: age, ttl, owner and wire, as in its record
+    input                   of one that did not succeed: the wire of its record
 """
 
 from collections.abc import Sequence
