@@ -117,7 +117,7 @@ async def test_ingress_keeps_no_client_of_unregistered_versions(cluster: Cluster
             await asyncio.to_thread(registry.remove, spec.key)
             await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
         # Then
-        assert len(broker._client.connection_pool.deployment._clients) <= 4
+        assert len(broker.client.connection_pool.deployment._clients) <= 4
         await broker.close()
 
 

@@ -57,7 +57,10 @@ class _Server:
 
 
 class JobStore:
-    """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop."""
+    """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop.
+
+    In a cluster the broker may close a client that no call uses, so each call asks for its own.
+    """
 
     def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
         self._client = client
@@ -72,27 +75,26 @@ class JobStore:
         A call whose answer was lost may be made again. Of one that was refused nothing is kept but
         its place, for some minutes: another submit of its id may be accepted (`forget`).
         """
-        client, version_keys = self._of(key)
-        wire = job.wire
-        if not (server := await self._server(client, version_keys.tag)).has_room:
+        version_keys, wire = VersionKeys.of(key), job.wire
+        if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         priority = "high" if job.is_urgent else "normal"
         arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
         # First, so that no job is there that nobody finds.
         place = keys.job_place(job.job_id)
-        place_client = at(self._client, place)
         try:
-            await place_client.set(place, json.dumps([*key]), px=PROMISED_MS)
+            await at(self._client, place).set(place, json.dumps([*key]), px=PROMISED_MS)
             if wire.body:
                 value = b"".join((wire.head, wire.body, wire.tail))
-                await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
+                body = version_keys.body_prefix + job.job_id
+                await at(self._client, version_keys.tag).set(body, value, px=job.whole_ms)
         except OutOfMemoryError:
             return SubmitCode.NO_MEMORY
         answer = await self._run("submit_job", key, arguments)
         code = SubmitCode(answer[0])
         if code in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            await place_client.pexpire(place, job.whole_ms)
+            await at(self._client, place).pexpire(place, job.whole_ms)
         if code is SubmitCode.QUEUED:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
@@ -162,10 +164,9 @@ class JobStore:
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""
-        client, version_keys = self._of(key)
-        index = version_keys.job_index
+        index = VersionKeys.of(key).job_index
         while True:
-            newest = await client.zrevrangebyscore(
+            newest = await self._of(key)[0].zrevrangebyscore(
                 index, f"({before_us}", "-inf", start=0, num=count, withscores=True
             )
             ids = [job_id.decode(errors="replace") for job_id, _ in newest]
@@ -173,7 +174,7 @@ class JobStore:
             gone = [name for (name, _), job in zip(newest, jobs, strict=True) if job is None]
             if not gone:
                 break
-            await client.zrem(index, *gone)
+            await self._of(key)[0].zrem(index, *gone)
         return [
             (int(score), job)
             for (_, score), job in zip(newest, jobs, strict=True)
@@ -184,12 +185,12 @@ class JobStore:
         client, version_keys = self._of(key)
         return int(await client.llen(version_keys.job_queue))
 
-    async def _server(self, client: AsyncClient, tag: str) -> "_Server":
+    async def _server(self, tag: str) -> "_Server":
         """Returns how the server of this tag is, as of the last second."""
         now_s = time.monotonic()
         server = self._servers.get(tag)
         if server is None or server.looked_s + LOOK_S < now_s:
-            info = await client.info("memory", "persistence")
+            info = await at(self._client, tag).info("memory", "persistence")
             limit_bytes = info.get("maxmemory", 0) * self._memory_share
             server = self._servers[tag] = _Server(
                 looked_s=now_s,
@@ -215,7 +216,7 @@ class JobStore:
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
-        is_durable = (await self._server(client, version_keys.tag)).is_durable
+        is_durable = (await self._server(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
             try:
