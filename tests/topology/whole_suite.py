@@ -21,8 +21,13 @@ ON_ONE_SERVER = (
     "test_redis_",
     "test_held_connection.py",
     "test_ingress_that_died_brings_nothing_back",
+    "test_jobs_leave_a_part_of_the_memory_to_requests",
     "test_metrics_are_dropped_when_memory_is_full",
+    "test_nothing_of_a_job_is_kept_when_memory_is_full",
+    "test_reply_arrives_when_what_was_measured_is_refused",
     "test_what_is_there_is_enough_when_memory_is_full",
+    "test_what_was_measured_is_recorded_before_the_reply_is_there",
+    "test_worker_replies_when_redis_does_not_know_the_scripts",
     "test_up_brings_back_what_was_registered",
 )
 
