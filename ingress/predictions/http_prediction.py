@@ -168,9 +168,12 @@ class HttpPrediction(Prediction):
     async def _send_job(self, request: Request, preferences: Preferences) -> None:
         assert self.spec is not None
         door, headers = self.shared.jobs, self._headers
-        job, is_replayed = await door.service.submit(
-            self.spec, request, headers, self.timeout_s or None
-        )
+        try:
+            job, is_replayed = await door.service.submit(
+                self.spec, request, headers, self.timeout_s or None
+            )
+        except VersionNotFound as error:
+            raise await self.service.why_unknown(self.spec, error) from error
         del request
         if preferences.wait_s and not job.status.is_final:
             job = await door.service.wait(job.job_id, preferences.wait_s, for_end=True)

@@ -104,6 +104,19 @@ def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
     assert echo.manage("POST", f"{path}/retry").status_code == 503
 
 
+def test_client_is_told_to_come_again_when_redis_was_emptied(echo):
+    # Given a Redis that knows no model, and no node that has brought them back yet
+    echo.predict("/predictions/echo", data=b"x")
+    echo.services.client.flushall()
+
+    # When
+    answer = echo.predict("/predictions/echo", data=b"x", headers=ASYNC)
+
+    # Then
+    assert (answer.status_code, answer.headers["x-ferry-reason"]) == (503, "queue_lost")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_bodies_are_in_no_list(echo, node):
     # Given a job that waits
     node.pause()
