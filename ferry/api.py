@@ -30,7 +30,7 @@ WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
 
 
 class ApiError(click.ClickException):
-    """The server's refusal, in its own words."""
+    """Says in the server's own words why it refused."""
 
     def __init__(self, status: int, message: str) -> None:
         hint = f"\n{WHERE_TO_LOOK}" if message.startswith(NOT_STARTED) else ""

@@ -29,7 +29,7 @@ AT_ONCE = 64  # submits, each of which holds a connection
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What it costs that so many jobs wait; times are medians.
+    """Holds what it costs that so many jobs wait; times are medians.
 
     `look_first_ms` and `look_last_ms` are how long it takes to look at a job and its position, of
     the next one and of the last one that waits.

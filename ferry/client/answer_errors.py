@@ -40,11 +40,11 @@ class ServerUnreachable(FerryError):
 
 
 class WaitTimeout(FerryError, TimeoutError):
-    """The job has not finished in time. It goes on; wait again, or cancel it."""
+    """Says that the job has not finished in time. It goes on; wait again, or cancel it."""
 
 
 class AnswerError(FerryError):
-    """The server's refusal, in its own words."""
+    """Says in the server's own words why it refused."""
 
     def __init__(self, status: int, error_type: str, message: str, *, job_id: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")
@@ -55,7 +55,7 @@ class AnswerError(FerryError):
 
 
 class BadRequest(AnswerError):
-    """The request is not one that this server takes."""
+    """Says that the request is not one that this server takes."""
 
 
 class Unauthorized(AnswerError):
@@ -67,19 +67,19 @@ class NotFound(AnswerError):
 
 
 class Conflict(AnswerError):
-    """The state of what was named forbids it, or the idempotency key is another request's."""
+    """Says that its state forbids it, or that the idempotency key is another request's."""
 
 
 class ResultGone(AnswerError):
-    """The job was cancelled, or its result has been let go."""
+    """Says that the job was cancelled, or its result let go."""
 
 
 class Overloaded(AnswerError):
-    """The server had no room for as long as the client tried again."""
+    """Says that the server had no room for as long as the client tried again."""
 
 
 class PredictionFailed(AnswerError):
-    """The handler or its worker failed, or the time was over."""
+    """Says that the handler or its worker failed, or that the time was over."""
 
 
 _BY_STATUS = {

@@ -18,7 +18,7 @@ MARGIN_S = 10.0
 
 
 class Options(TypedDict, total=False):
-    """What a submit may say beside model and data.
+    """Says of a submit what is not its model and data.
 
     version: of the model; without it, the default one. content_type: of the data; without it,
     guessed. timeout_s: from the submit to the job's deadline. result_ttl_s: for how long the result

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Future(Protocol):
-    """What futures of threads and of event loops have in common."""
+    """Names what futures of threads and of event loops have in common."""
 
     def cancel(self) -> bool: ...
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None: ...

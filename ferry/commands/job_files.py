@@ -27,7 +27,7 @@ _UNFINISHED = ".ferry-"
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """What came of one file: its job, and later its answer or an error; `result` is the file."""
+    """Keeps what came of one file: its job, later its answer or an error; `result` is a path."""
 
     file: str
     job_id: str = ""

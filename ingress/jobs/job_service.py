@@ -23,6 +23,7 @@ from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.unavailable import memory_full, store_unavailable
 from ingress.jobs.job_documents import small_reply
+from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone
 from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
 
 # A waiting client hears of a change after at most so long.
@@ -33,36 +34,6 @@ LONGEST_S = 30 * 86_400  # from the submit to the deadline
 
 # Later than any job.
 NEWEST_US = 2**53
-
-
-class JobNotFound(errors.NotFound):
-    """No job has this id, or it has expired."""
-
-    type = "JobNotFoundException"
-    reason = "job_not_found"
-
-
-class ResultGone(errors.ServeError):
-    """The job was cancelled, or its result has been let go."""
-
-    status = 410
-    type = "ResultGoneException"
-    reason = "result_gone"
-
-
-class KeyReused(errors.ServeError):
-    """The Idempotency-Key belongs to another request."""
-
-    status = 422
-    type = "IdempotencyKeyReusedException"
-    reason = "idempotency_key_reused"
-
-
-class NotRetryable(errors.Conflict):
-    """The job has not failed, or its input is not kept."""
-
-    type = "JobNotRetryableException"
-    reason = "job_not_retryable"
 
 
 @dataclass(frozen=True, slots=True)

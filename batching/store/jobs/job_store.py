@@ -49,7 +49,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """How a Redis was at a moment of the monotonic clock."""
+    """Holds how a Redis was at a moment of the monotonic clock."""
 
     looked_s: float
     has_room: bool
