@@ -5,11 +5,12 @@ import math
 import re
 from collections.abc import Mapping
 
-from batching.errors import MethodNotAllowed, NotFound, ServeError
+from batching.errors import MethodNotAllowed, ServeError
 from batching.request_ids import fresh_request_id
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_documents import job_document
+from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService
 from ingress.jobs.preferences import Preferences, read_preferences
@@ -41,7 +42,7 @@ class JobDoor:
         try:
             found = JOB_PATH.fullmatch(path.rstrip("/"))
             if found is None:
-                raise NotFound("Requested resource is not found, please refer to API document.")
+                raise no_job(path.split("/")[2])
             job_id, part = found.groups()
             if method in {"GET", "HEAD"}:
                 if part == "/events":

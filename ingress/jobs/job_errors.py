@@ -1,4 +1,4 @@
-"""Errors of requests about jobs."""
+"""Declares the errors of requests about jobs."""
 
 from batching import errors
 
@@ -31,3 +31,8 @@ class NotRetryable(errors.Conflict):
 
     type = "JobNotRetryableException"
     reason = "job_not_retryable"
+
+
+def no_job(job_id: str) -> JobNotFound:
+    """Returns the error for an id that no job has, whatever a client takes for one."""
+    return JobNotFound(f"Job not found: {job_id[:64]}")

@@ -23,7 +23,7 @@ from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.unavailable import memory_full, store_unavailable
 from ingress.jobs.job_documents import small_reply
-from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone
+from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone, no_job
 from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
 
 # A waiting client hears of a change after at most so long.
@@ -100,7 +100,7 @@ class JobService:
         except AWAY as error:
             raise store_unavailable(error) from error
         if job is None:
-            raise _no_job(job_id)
+            raise no_job(job_id)
         return job
 
     async def wait(
@@ -171,7 +171,7 @@ class JobService:
         except AWAY as error:
             raise store_unavailable(error) from error
         if job is None:
-            raise _no_job(job_id)
+            raise no_job(job_id)
         return job
 
     async def retry(self, job: Job) -> Job:
@@ -269,10 +269,6 @@ class JobService:
             )
         if code is SubmitCode.NO_MEMORY:
             raise memory_full()
-
-
-def _no_job(job_id: str) -> JobNotFound:
-    return JobNotFound(f"Job not found: {job_id[:64]}")
 
 
 def _fingerprint(key: VersionKey, request: Request) -> str:
