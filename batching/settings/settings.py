@@ -172,6 +172,9 @@ class Settings:
         None, doc="folder of snapshots; default with an embedded Redis: config in log_location"
     )
     snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
+    data_dir: Path | None = _setting(
+        None, doc="folder of what outlives a restart: the embedded Redis' data, files of bulk jobs"
+    )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(
         0.0,

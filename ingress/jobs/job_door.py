@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from batching.errors import MethodNotAllowed, ServeError
 from batching.request_ids import fresh_request_id
+from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.http1.exchange import Answer
-from ingress.jobs.job_documents import job_document
 from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService

@@ -4,8 +4,8 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import Self
 
+from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job
-from ingress.jobs.job_documents import job_document
 from ingress.jobs.job_service import JobService
 
 # Proxies close connections on which nothing moves.

@@ -16,8 +16,8 @@ from batching.models.entry import ModelEntry, check_names, existing, pick_versio
 from batching.models.registration import bool_parameter, int_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
+from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
-from ingress.jobs.job_documents import job_document
 from ingress.jobs.job_service import NEWEST_US, Page
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import job_response, json_response, status_response, to_response
