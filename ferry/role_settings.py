@@ -7,6 +7,8 @@ OF_INGRESS = frozenset(
     {
         "access_log",
         "allow_open_management",
+        "bulk_max_file_size_bytes",
+        "bulk_with_inference_key",
         "certificate_file",
         "cors_allowed_headers",
         "cors_allowed_methods",

@@ -22,6 +22,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 # The lowest numbers with which anything works; all others may be 0.
 _LOWEST: Mapping[str, float] = {
+    "bulk_max_file_size_bytes": 1,
     "dead_after_s": 2,  # nodes beat every 0.9 s (workers/node/heartbeat.py)
     "default_response_timeout_s": 1,
     "default_startup_timeout_s": 1,

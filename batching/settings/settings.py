@@ -175,6 +175,12 @@ class Settings:
     data_dir: Path | None = _setting(
         None, doc="folder of what outlives a restart: the embedded Redis' data, files of bulk jobs"
     )
+    bulk_max_file_size_bytes: int = _setting(
+        1_000_000_000, key="bulk_max_file_size", doc="largest input file of a batch, in bytes"
+    )
+    bulk_with_inference_key: bool = _setting(
+        False, doc="serve files and batches on the inference port, too"
+    )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(
         0.0,

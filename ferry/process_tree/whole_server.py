@@ -27,7 +27,13 @@ from ferry.process_tree.embedded_redis import (
     EmbeddedRedisError,
     find_server,
 )
-from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
+from ferry.process_tree.ingresses import (
+    BulkFeeder,
+    Ingresses,
+    count_by_cores,
+    prepared_feeder,
+    prepared_ingresses,
+)
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
@@ -35,7 +41,7 @@ from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Superv
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
 # has little left to finish, Redis nothing. The rest is for the operating system.
-INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
+INGRESS_SHARE, FEEDER_SHARE, NODE_SHARE, REDIS_SHARE = 0.55, 0.05, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
 # After its drain, an ingress closes its connections and ends.
@@ -93,9 +99,19 @@ def run_ingresses(settings: Settings) -> None:
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
     with (
         prepared_ingresses(settings, settings.ingress_processes, Launch.ALONE) as ingresses,
-        Supervisor(ingresses.parts(1.0), stop_timeout_s=stop_s, report=print_report) as supervisor,
+        prepared_feeder(settings, Launch.ALONE) as feeder,
+        Supervisor(
+            [*feeder.parts(0.0), *ingresses.parts(1.0)],
+            stop_timeout_s=stop_s,
+            report=print_report,
+        ) as supervisor,
     ):
-        _serve(supervisor, lambda: ingresses.start(supervisor), print_report)
+
+        def start() -> None:
+            ingresses.start(supervisor)
+            feeder.start(supervisor)
+
+        _serve(supervisor, start, print_report)
 
 
 def check_free(addresses: Iterable[str]) -> None:
@@ -200,11 +216,12 @@ class _Server:
     redis: EmbeddedRedis | None
     node: PartProcess
     ingresses: Ingresses
+    feeder: BulkFeeder
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
         node = Part("node", self.node.start, NODE_SHARE)
-        parts = [node, *self.ingresses.parts(INGRESS_SHARE)]
+        parts = [node, *self.feeder.parts(FEEDER_SHARE), *self.ingresses.parts(INGRESS_SHARE)]
         if self.redis is not None:
             parts.insert(0, Part("redis", self.redis.launch, REDIS_SHARE))
         return parts
@@ -220,6 +237,7 @@ class _Server:
             self.ingresses.start(supervisor)
             # Registering a model takes a node, so the server has started only when there is one.
             supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
+            self.feeder.start(supervisor)
         self._announce()
 
     def _announce(self) -> None:
@@ -258,9 +276,10 @@ def _prepared(
     with (
         contextlib.closing(ReadyPipe()) as ready,
         prepared_ingresses(of_ingress, count, Launch.AWAITED, logs) as ingresses,
+        prepared_feeder(of_ingress, Launch.AWAITED, logs) as feeder,
     ):
         node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
-        yield _Server(settings, redis, node, ingresses)
+        yield _Server(settings, redis, node, ingresses, feeder)
 
 
 def models_words(settings: Settings, *, is_embedded: bool) -> str:

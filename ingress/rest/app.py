@@ -9,6 +9,7 @@ from flask import Flask, request
 
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import refuse_encoded
+from ingress.rest.bulk_api import bulk_blueprint
 from ingress.rest.error_handlers import install_error_handlers
 from ingress.rest.inference_api import inference_blueprint
 from ingress.rest.management_api import management_blueprint
@@ -54,6 +55,9 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
             app.register_blueprint(_BLUEPRINTS[role](services))
     if Role.INFERENCE in roles:
         app.register_blueprint(open_inference_blueprint(services))
+    if {Role.MANAGEMENT, Role.INFERENCE} & set(roles):
+        role = Role.MANAGEMENT if Role.MANAGEMENT in roles else Role.INFERENCE
+        app.register_blueprint(bulk_blueprint(services, role))
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
     install_error_handlers(app, services)

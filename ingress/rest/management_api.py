@@ -11,7 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from batching.errors import BadRequest, NoWorker, ServeError
+from batching.errors import BadRequest, NoWorker
 from batching.models.entry import ModelEntry, check_names, existing, pick_version
 from batching.models.registration import bool_parameter, int_parameter
 from batching.models.spec import ModelSpec
@@ -22,6 +22,7 @@ from ingress.jobs.job_service import NEWEST_US, Page
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import job_response, json_response, status_response, to_response
 from ingress.rest.rules import add_routes
+from ingress.rest.web_pages import refuse_web_pages
 from ingress.services import Services
 from ingress.torchserve.answers import reply_answer, wrong_method
 from ingress.torchserve.descriptions import describe_node, describe_version, list_page
@@ -31,21 +32,11 @@ from ingress.torchserve.routes import MANAGEMENT
 _MOST_JOBS = 1000  # of a page
 _JOBS_AT_ONCE = 100
 
-_HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-class CrossOrigin(ServeError):
-    """Refuses a web page that would change models."""
-
-    status = 403
-    type = "IllegalArgumentException"
-    reason = "cross_origin"
-
 
 def management_blueprint(services: Services) -> Blueprint:
     """Returns the management port's routes."""
     blueprint = Blueprint("management", __name__)
-    blueprint.before_request(partial(_refuse_web_pages, services.settings.cors_allowed_origin))
+    blueprint.before_request(partial(refuse_web_pages, services.settings.cors_allowed_origin))
     add_routes(blueprint, _ManagementView(services, Registrar(services)), MANAGEMENT)
     return blueprint
 
@@ -193,17 +184,6 @@ class _ManagementView:
                 f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
                 "scale workers API to add workers."
             ) from error
-
-
-def _refuse_web_pages(allowed_origin: str) -> None:
-    # Loopback needs no token, but any page in a browser on this machine can post to it (and, with
-    # a name that resolves to 127.0.0.1, look like this server's own). Registering a model runs its
-    # code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin that the
-    # operator allows by name is trusted; `*` names no page.
-    origin = request.headers.get("Origin")
-    is_known = origin is None or origin == allowed_origin
-    if request.method not in _HARMLESS_METHODS and not is_known:
-        raise CrossOrigin("Web pages may not change models.")
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:

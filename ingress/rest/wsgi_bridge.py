@@ -11,6 +11,7 @@ from batching.process.daemon_thread import in_daemon_thread
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Exchange
+from ingress.rest.large_files import ArrivingBody, is_of_file, send_response
 from ingress.rest.responses import PlainResponse
 from ingress.torchserve.answers import error_answer
 
@@ -40,6 +41,8 @@ class WsgiBridge:
         try:
             # The application checks again. Here, no body is read for a client without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            if is_of_file(exchange.method, exchange.path):
+                return await self._pass_file(exchange)
             body = await read_body(exchange, headers, self._max_request_size_bytes)
             environ = make_environ(exchange, body)
             async with self._slots:
@@ -47,6 +50,23 @@ class WsgiBridge:
         except ServeError as error:
             answer = error_answer(error)
         exchange.respond(*answer)
+        return None
+
+    async def _pass_file(self, exchange: Exchange) -> None:
+        """Answers a request whose body, or whose answer, is too large for the memory."""
+        loop = asyncio.get_running_loop()
+        environ = make_environ(exchange, b"")
+        if exchange.method == "POST":
+            environ["wsgi.input"] = ArrivingBody(exchange, loop)
+            environ["wsgi.input_terminated"] = True
+            environ.pop("CONTENT_LENGTH")
+            if length := exchange.fields.get("content-length"):
+                environ["CONTENT_LENGTH"] = length
+        async with self._slots:
+            response = await in_daemon_thread(
+                lambda: PlainResponse.from_app(self._app, environ, buffered=False)
+            )
+        await send_response(response, exchange)
 
 
 def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:

@@ -259,12 +259,40 @@ MANAGEMENT = (
     ),
 )
 
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+_PAGE = {"limit": NUMBER, "after": TEXT}
+
+# As OpenAI's: docs/bulk.md.
+BULK = (
+    *(
+        Route(method, path, view, operation, query, schemas.DOCUMENT, better=_NOT_THERE)
+        for method, path, view, operation, query in (
+            ("POST", "/v1/files", "upload", "createFile", {}),
+            ("GET", "/v1/files", "list_files", "listFiles", {**_PAGE, "purpose": TEXT}),
+            ("GET", _FILE, "show_file", "retrieveFile", {}),
+            ("DELETE", _FILE, "delete_file", "deleteFile", {}),
+            ("POST", "/v1/batches", "create_batch", "createBatch", {}),
+            ("GET", "/v1/batches", "list_batches", "listBatches", _PAGE),
+            ("GET", _BATCH, "show_batch", "retrieveBatch", {}),
+            ("POST", f"{_BATCH}/cancel", "cancel_batch", "cancelBatch", {}),
+        )
+    ),
+    Route(
+        "GET",
+        f"{_FILE}/content",
+        "download",
+        "downloadFile",
+        gives=schemas.HANDLERS_BYTES,
+        better=_NOT_THERE,
+    ),
+)
+
 TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tokens on"),)
 
 METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
 
 ROUTES: Mapping[Role, tuple[Route, ...]] = {
     Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE),
-    Role.MANAGEMENT: (*MANAGEMENT, *TOKEN),
+    Role.MANAGEMENT: (*MANAGEMENT, *BULK, *TOKEN),
     Role.METRICS: METRICS,
 }

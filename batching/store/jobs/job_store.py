@@ -22,6 +22,8 @@ from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
+_VERBS = ("submit_job", "cancel_job", "delete_jobs")
+
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
 LOOK_S = 1.0  # between two questions how a server is
@@ -67,7 +69,7 @@ class JobStore:
         self._most_waiting = most_waiting
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
-        self._scripts = {verb: script(client, verb) for verb in ("submit_job", "cancel_job")}
+        self._scripts = {verb: script(client, verb) for verb in _VERBS}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
         """Has the job wait; returns it, or the code for which it was refused.
@@ -161,6 +163,13 @@ class JobStore:
             name = keys.job_place(job.job_id)
             await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
         return code
+
+    async def delete(self, key: VersionKey, job_ids: Sequence[str]) -> None:
+        """Forgets finished jobs of one version, with their results; others stay."""
+        if job_ids:
+            await self._run("delete_jobs", key, job_ids)
+        for job_id in job_ids:
+            await self.forget(job_id)
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""

@@ -1,0 +1,1 @@
+"""Runs many predictions from one file: OpenAI's files and batches, lines of which become jobs."""

@@ -1,0 +1,40 @@
+"""Declares the errors of requests about files and batches."""
+
+from batching import errors
+
+
+class NoDataDir(errors.ServeError):
+    """Refuses bulk work where there is no folder for its files."""
+
+    status = 501
+    type = "NotImplementedException"
+    reason = "no_data_dir"
+
+
+class BulkForbidden(errors.ServeError):
+    """Refuses bulk work on the inference port."""
+
+    status = 403
+    type = "BulkForbiddenException"
+    reason = "bulk_forbidden"
+
+
+class FileNotFound(errors.NotFound):
+    """Refuses an id that no file has, or no longer."""
+
+    type = "FileNotFoundException"
+    reason = "file_not_found"
+
+
+class BatchNotFound(errors.NotFound):
+    """Refuses an id that no batch has, or no longer."""
+
+    type = "BatchNotFoundException"
+    reason = "batch_not_found"
+
+
+class FileInUse(errors.Conflict):
+    """Refuses to delete the input of a batch that still runs."""
+
+    type = "FileInUseException"
+    reason = "file_in_use"
