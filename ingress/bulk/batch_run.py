@@ -197,7 +197,8 @@ class BatchRun:
         wire = line.request.to_wire()
         job_id = _job_id(self.batch.batch_id, number)
         ttl_ms = max(1, self.batch.expires_at - now_s()) * 1000
-        code = await submit_line(self._store, spec.key, JobRequest(job_id, wire, ttl_ms, KEEP_MS))
+        job = JobRequest(job_id, wire, ttl_ms, KEEP_MS, is_bulk=True)
+        code = await submit_line(self._store, spec.key, job)
         if code is SubmitCode.NO_VERSION:
             self._catalog.forget(spec.model_name)
             return False

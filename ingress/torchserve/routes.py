@@ -292,7 +292,7 @@ TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tok
 METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
 
 ROUTES: Mapping[Role, tuple[Route, ...]] = {
-    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE),
+    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *BULK),
     Role.MANAGEMENT: (*MANAGEMENT, *BULK, *TOKEN),
     Role.METRICS: METRICS,
 }

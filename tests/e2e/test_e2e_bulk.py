@@ -10,20 +10,19 @@ import httpx
 import openai
 import psutil
 import pytest
-import requests
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import MARK, FerryServer
+from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
-# Answers with what it gets, upside down; bytes that are not UTF-8 as they are.
+# Answers with what it gets.
 HANDLER = """
 import json
 def handle(data, context):
     bodies = [row.get("body", row.get("data")) for row in data] if data else []
-    return [dict(got=one) if isinstance(one, (dict, list, str, int)) else bytes(one) for one in bodies]
+    return [bytes(one) if isinstance(one, (bytes, bytearray)) else dict(got=one) for one in bodies]
 """
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
@@ -94,3 +93,126 @@ def test_ten_lines_are_answered(client):
         f"n-{n}": {"got": {"n": n}} for n in range(10)
     }
     assert {one["status_code"] for one in answers.values()} == {200}
+
+
+def test_bad_lines_are_in_the_error_file_and_the_others_run(client):
+    # Given
+    bad = ["no JSON", line("", 1), line("get", 1, method="GET"), line("url", 1, url="/models/echo")]
+    strange = line("no such model", 1, url="/predictions/unknown")
+    bytes_line = line("bytes", None, body_b64="/wA=", content_type="application/x-any")
+    batch = start(client, [*bad, line("good", 7), bytes_line, strange])
+
+    # When
+    batch = ended(client, batch)
+
+    # Then
+    assert batch.status == "completed"
+    assert batch.request_counts.to_dict() == {"total": 7, "completed": 2, "failed": 5}
+    answers = {one["custom_id"]: one for one in lines_of(client, batch.output_file_id)}
+    assert answers["good"]["response"]["body"] == {"got": 7}
+    assert answers["bytes"]["response"]["body_b64"] == "/wA="
+    errors = lines_of(client, batch.error_file_id)
+    assert [one["error"]["code"] for one in errors] == [
+        "invalid_json_line",
+        "missing_custom_id",
+        "invalid_method",
+        "invalid_url",
+        "model_not_found",
+    ]
+    assert [one["custom_id"] for one in errors] == [None, "", "get", "url", "no such model"]
+
+
+def test_batch_without_lines_fails(client):
+    batch = ended(client, start(client, ["", " "]))
+    assert batch.status == "failed"
+    assert batch.errors.data[0].message == "The input file has no lines."
+
+
+def test_files_and_batches_are_listed_and_deleted(client):
+    file = client.files.create(
+        file=("a.jsonl", b"{}"),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    assert file.expires_at - file.created_at == 3600
+    assert client.files.retrieve(file.id).filename == "a.jsonl"
+    assert client.files.content(file.id).content == b"{}"
+    assert file.id in [one.id for one in client.files.list(limit=1)]
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+    with pytest.raises(openai.BadRequestError):
+        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
+    names = [one.id for one in client.batches.list(limit=2)]
+    assert len(set(names)) == len(names) >= 3
+
+
+def test_bulk_is_not_on_the_inference_port_and_not_without_a_folder(bulk, server):
+    on_inference = bulk.http.get(f"{bulk.inference}/v1/files", timeout=10)
+    assert on_inference.status_code == 403
+    assert "bulk_with_inference_key" in on_inference.json()["message"]
+    files = {"file": ("a", b"{}")}
+    without = server.http.post(f"{server.management}/v1/files", files=files, timeout=10)
+    assert without.status_code == 501
+    assert "--data-dir" in without.json()["message"]
+
+
+def feeder_of(server: FerryServer) -> psutil.Process:
+    """The feeder's process, once there is one."""
+
+    def found() -> psutil.Process | None:
+        lines = [one for one in server.process.family() if "ingress.bulk" in one]
+        return psutil.Process(int(lines[0].split()[0])) if lines else None
+
+    process: psutil.Process = eventually(found, 20)
+    return process
+
+
+def test_cancelled_batch_ends_and_leaves_nothing_in_the_queue(bulk, client):
+    # Given a model without a worker
+    with bulk.model("echo-1.0.mar", "idle", initial_workers=0):
+        lines = [line(f"n{n}", n, url="/predictions/idle") for n in range(30)]
+        batch = start(client, [*lines, "no JSON"])
+        waiting = f"{bulk.management}/jobs?model=idle"
+        eventually(lambda: len(bulk.http.get(waiting, timeout=10).json()["jobs"]) == 30, 20)
+
+        # When
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        batch = ended(client, batch)
+
+        # Then
+        assert batch.status == "cancelled"
+        assert batch.request_counts.to_dict() == {"total": 31, "completed": 0, "failed": 1}
+        assert bulk.http.get(waiting, timeout=10).json()["jobs"] == []
+
+
+@pytest.mark.timeout(150)
+def test_each_line_once_though_feeder_and_worker_are_killed(bulk, client):
+    # Given 5,000 lines, three of them bad
+    lines: list[Any] = [line(f"n-{n}", {"n": n}) for n in range(5000)]
+    lines[7], lines[2500], lines[4999] = "no JSON", line("x", 1, method="PUT"), "{}"
+    batch = start(client, lines)
+
+    # When both are killed on the way, the feeder twice
+    for share in (0.1, 0.5):
+        eventually(
+            lambda share=share: (
+                client.batches.retrieve(batch.id).request_counts.completed > share * 5000
+            ),
+            60,
+        )
+        feeder_of(bulk).kill()
+        [pid] = bulk.worker_pids("echo")[:1] or [0]
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    batch = ended(client, batch, 90)
+
+    # Then
+    assert batch.status == "completed"
+    assert batch.request_counts.to_dict() == {"total": 5000, "completed": 4997, "failed": 3}
+    answers = lines_of(client, batch.output_file_id)
+    assert sorted(one["response"]["body"]["got"]["n"] for one in answers) == [
+        n for n in range(5000) if n not in {7, 2500, 4999}
+    ]
+    assert all(one["custom_id"] == f"n-{one['response']['body']['got']['n']}" for one in answers)
+    assert len(lines_of(client, batch.error_file_id)) == 3

@@ -4,7 +4,7 @@ The hash under `VersionKeys.job_prefix` + id:
 
     created_ms, queued_ms   Redis' time of the submit, and of the last one that began anew
     ttl_ms                  from then to its deadline
-    priority                high, of one that waits among the requests
+    priority                high, of one that waits among the requests; low, of a bulk line
     keep_ms                 for so long it is kept after it has finished
     started_ms, attempts    of the attempt that runs, or ran last; started_ms not while it waits
     status                  succeeded, failed, cancelled or expired; not before it has finished
@@ -102,5 +102,5 @@ class Job:
             finished_ms=ended_ms if state.is_final else None,
             attempts=int(attempts or 0),
             result=result or b"",
-            is_urgent=priority is not None,
+            is_urgent=priority == b"high",
         )

@@ -42,6 +42,11 @@ class JobRequest:
     ttl_ms: int
     keep_ms: int
     is_urgent: bool = False
+    is_bulk: bool = False
+
+    @property
+    def priority(self) -> str:
+        return "high" if self.is_urgent else "low" if self.is_bulk else "normal"
 
     @property
     def whole_ms(self) -> int:
@@ -81,8 +86,8 @@ class JobStore:
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
-        priority = "high" if job.is_urgent else "normal"
-        arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
+        arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, job.priority]
+        arguments += [self._most_waiting, "new"]
         # First, so that no job is there that nobody finds.
         place = keys.job_place(job.job_id)
         try:
@@ -166,10 +171,9 @@ class JobStore:
 
     async def delete(self, key: VersionKey, job_ids: Sequence[str]) -> None:
         """Forgets finished jobs of one version, with their results; others stay."""
-        if job_ids:
-            await self._run("delete_jobs", key, job_ids)
-        for job_id in job_ids:
-            await self.forget(job_id)
+        deleted = await self._run("delete_jobs", key, job_ids) if job_ids else []
+        for job_id in deleted:
+            await self.forget(job_id.decode())
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""

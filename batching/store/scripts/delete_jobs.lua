@@ -2,11 +2,11 @@
 --
 -- KEYS  1 body prefix  2 job prefix  3 job index  4 large reply prefix
 -- ARGV  ids, at most some thousand
--- Returns how many were deleted. One that has not finished, or is tried again meanwhile, stays.
+-- Returns the ids of those that are gone. One that has not finished, or is tried again meanwhile, stays.
 --
--- A job that was deleted before is none, so the call may be made again.
+-- A call whose answer was lost may be made again: what was deleted before is among the gone.
 
-local deleted = 0
+local gone = {}
 for _, id in ipairs(ARGV) do
   local name = KEYS[2] .. id
   local known = redis.call('HMGET', name, 'status', 'result')
@@ -15,7 +15,7 @@ for _, id in ipairs(ARGV) do
     if attempt and known[2] == id .. '@' .. attempt then redis.call('DEL', KEYS[4] .. id .. ':' .. attempt) end
     redis.call('DEL', name, KEYS[1] .. id)
     redis.call('ZREM', KEYS[3], id)
-    deleted = deleted + 1
   end
+  if redis.call('EXISTS', name) == 0 then gone[#gone + 1] = id end
 end
-return deleted
+return gone

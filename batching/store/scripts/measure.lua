@@ -1,6 +1,6 @@
 -- measure: the line of one version at this moment. Reads only.
 --
--- KEYS  1 queue  2 suspects  3 job queue  4 open  5 counters
+-- KEYS  1 queue  2 suspects  3 job queue  4 open  5 counters  6 bulk queue
 -- Returns {waiting, open, oldest_age_us, jobs, oldest_job_age_us, counter, count, counter, count, ...}
 --         oldest ages: since the oldest waiting request arrived, or the oldest job; 0 = nothing waits
 --
@@ -20,8 +20,8 @@ local answer = {
   redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]),
   redis.call('HLEN', KEYS[4]),
   string.format('%.0f', math.max(oldest_age_us(1), oldest_age_us(2))),
-  redis.call('LLEN', KEYS[3]),
-  string.format('%.0f', oldest_age_us(3)),
+  redis.call('LLEN', KEYS[3]) + redis.call('LLEN', KEYS[6]),
+  string.format('%.0f', math.max(oldest_age_us(3), oldest_age_us(6))),
 }
 local counters = redis.call('HGETALL', KEYS[5])
 for i = 1, #counters do answer[#answer + 1] = counters[i] end

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather  13 config
---       14 job queue  15 job prefix
+--       14 job queue  15 job prefix  16 bulk queue
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -65,10 +65,13 @@ for _ = 1, limit do
   elseif is_untried then
     -- Its record still counts the attempts before this one, and has been nobody's since the claim.
     local is_job = ingress_id == 'job'
-    local is_normal = is_job and redis.call('HGET', KEYS[15] .. id, 'priority') ~= 'high'
-    redis.call('LPUSH', attempt ~= '1' and KEYS[5] or is_normal and KEYS[14] or KEYS[4], id)
+    local priority = is_job and (redis.call('HGET', KEYS[15] .. id, 'priority') or 'normal') or 'high'
+    local own = priority == 'low' and KEYS[16] or priority == 'high' and KEYS[4] or KEYS[14]
+    redis.call('LPUSH', attempt ~= '1' and KEYS[5] or own, id)
     if is_job then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
-    if redis.call('PTTL', KEYS[14]) < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[14], ttl_ms + 60000) end
+    for _, list in ipairs({KEYS[14], KEYS[16]}) do
+      if redis.call('PTTL', list) < tonumber(ttl_ms) then redis.call('PEXPIRE', list, ttl_ms + 60000) end
+    end
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
     answer(id, ingress_id, '!' .. ARGV[5])

@@ -2,6 +2,7 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 open  5 counters  6 body prefix
 --       7 reply prefix  8 done prefix  9 worker beats  10 job queue  11 job prefix
+--       12 bulk queue
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
@@ -15,7 +16,7 @@ local is_gone = ARGV[1] == 'unregistered'
 if redis.call('ZCOUNT', KEYS[9], dead_before_ms, '+inf') > 0 then return {0, 0} end
 local refused, orphaned = 0, 0
 for _ = 1, tonumber(ARGV[2]) do
-  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1]) or is_gone and redis.call('LPOP', KEYS[10])
+  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1]) or is_gone and (redis.call('LPOP', KEYS[10]) or redis.call('LPOP', KEYS[12]))
   if not id then break end
   local ttl_ms, ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ (%d+) (%S+)\n')
   if ingress_id == 'job' and is_gone then
@@ -42,6 +43,6 @@ for _ = 1, tonumber(ARGV[2]) do
 end
 if refused > 0 then redis.call('HINCRBY', KEYS[5], 'refused', refused) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[5], 'orphaned', orphaned) end
-local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (is_gone and redis.call('LLEN', KEYS[10]) or 0)
+local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (is_gone and redis.call('LLEN', KEYS[10]) + redis.call('LLEN', KEYS[12]) or 0)
 if left == 0 then redis.call('DEL', KEYS[3]) end
 return {refused, left}

@@ -36,7 +36,8 @@ from tests.support import (
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
-    "ingress": {"submit", "cancel", "audit", "living", "measure", "submit_job", "cancel_job"},
+    "ingress": {"submit", "cancel", "audit", "living", "measure", "submit_job", "cancel_job"}
+    | {"delete_jobs"},
     "worker": {
         "claim",
         "reply",

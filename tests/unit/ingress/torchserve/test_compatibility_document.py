@@ -29,7 +29,10 @@ OWN_KEYS = {
     "acceleration",
     "access_log",
     "allow_open_management",
+    "bulk_max_file_size",
+    "bulk_with_inference_key",
     "config_snapshots",
+    "data_dir",
     "dead_after",
     "drain_delay",
     "drain_timeout",
@@ -140,6 +143,7 @@ def test_routes_of_the_document_are_those_of_the_table():
 
 def page_path(route):
     short = {"{model_name}": "M", "{model_version}": "V", "{job_id}": "J", "{tail}": "tail"}
+    short |= {"{file_id}": "F", "{batch_id}": "B"}
     return re.sub(r"{\w+}", lambda found: short[found[0]], route.path)
 
 

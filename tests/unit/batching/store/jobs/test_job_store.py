@@ -314,6 +314,54 @@ def test_old_jobs_have_a_quarter_of_the_seats_of_small_batches(harness, limit):
     assert len(ran) == 240 // limit * limit
 
 
+def test_lines_of_files_have_the_seats_that_requests_and_jobs_leave_free(harness):
+    # Given lines, however old, a job and a request
+    for job_id in ("b1", "b2", "b3"):
+        harness.submit_job(job_id, ttl_ms=10_000_000, is_bulk=True)
+        age_job(harness, job_id, JOB_PATIENCE_US // 1000)
+    harness.submit_job("j1")
+    harness.submit("a")
+
+    # When / Then
+    assert ids_of(harness.worker().claim(1, 0.0)) == ["a"]
+    harness.submit("b")
+    assert ids_of(harness.worker().claim(3, 0.0)) == ["b", "j1", "b1"]
+    # And batches of their own when nothing else waits
+    worker = harness.worker("worker-b")
+    assert ids_of(worker.claim(3, 0.0)) == ["b2", "b3"]
+    # And one that is given back waits among its own again
+    harness.node().reclaim(KEY, "worker-b", ReclaimMode.RELEASED)
+    harness.submit_job("j2")
+    assert ids_of(harness.worker().claim(2, 0.0)) == ["j2", "b2"]
+    assert harness.jobs().cancel("b3").status is JobStatus.CANCELLED
+    assert harness.client.llen(harness.keys.bulk_queue) == 0
+
+
+def test_full_batch_of_lines_ends_its_collection(harness):
+    harness.submit_job("b1", is_bulk=True)
+    assert harness.worker().claim(2, 10.0).waiting == 1
+    harness.submit_job("b2", is_bulk=True)
+    assert harness.more_tokens() == 1
+    assert ids_of(harness.worker().claim(2, 10.0)) == ["b1", "b2"]
+
+
+def test_finished_jobs_are_deleted_whole_and_others_stay(harness):
+    # Given one with a large input that failed, one with a large result, and one that waits
+    for job_id in ("a", "b"):
+        harness.submit_job(job_id, size=LARGE)
+    assert run(harness, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 2
+    harness.submit_job("c")
+
+    # When
+    harness.jobs().delete(KEY, ["a", "b", "c", "unknown"])
+
+    # Then
+    assert [status_of(harness, one) for one in "abc"] == [None, None, JobStatus.QUEUED]
+    left = {name.decode() for name in harness.client.scan_iter("*")}
+    assert not [name for name in left if name.endswith((":a", ":b", ":b:1"))]
+    assert harness.client.zrange(harness.keys.job_index, 0, -1) == [b"c"]
+
+
 def test_urgent_job_waits_among_the_requests(harness):
     harness.submit_job("j1")
     harness.submit("a")
