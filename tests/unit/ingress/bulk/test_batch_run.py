@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect, connect_async
 from batching.store.jobs.job_store import JobStore
 from batching.store.keys import VersionKeys
@@ -63,9 +64,7 @@ class Bench:
         try:
             yield task
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_tasks([task])
 
     def work(self, limit=1):
         """Answers some lines; returns how many."""
@@ -157,7 +156,9 @@ async def test_rest_of_a_batch_expires(bench, is_resumed):
 
     # When its time is over
     bench.change(expires_at=now_s())
-    await finish(bench)
+    async with bench.feeding() as task:
+        await task
+    await bench.async_client.aclose()
 
     # Then each other line is an error, under its id
     batch = bench.batch
