@@ -24,6 +24,7 @@ def handle(data, context):
     bodies = [row.get("body", row.get("data")) for row in data] if data else []
     return [bytes(one) if isinstance(one, (bytes, bytearray)) else dict(got=one) for one in bodies]
 """
+MOST_BYTES = 100_000_000
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
@@ -31,7 +32,9 @@ ENDED = {"completed", "failed", "expired", "cancelled"}
 def bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
     """A server of its own, as only it has a data_dir."""
     folder = tmp_path_factory.mktemp("bulk")
-    running = FerryServer(folder, "--data-dir", str(folder / "data"))
+    running = FerryServer(
+        folder, "--data-dir", str(folder / "data"), "--bulk-max-file-size-bytes", str(MOST_BYTES)
+    )
     running.wait_started()
     archive = make_archive(running.store, "echo", {"handler.py": HANDLER})
     running.register(archive, batch_size=16, max_batch_delay=5, job_queue_size=1000)
@@ -216,3 +219,60 @@ def test_each_line_once_though_feeder_and_worker_are_killed(bulk, client):
     ]
     assert all(one["custom_id"] == f"n-{one['response']['body']['got']['n']}" for one in answers)
     assert len(lines_of(client, batch.error_file_id)) == 3
+
+
+def resident_bytes(server: FerryServer) -> int:
+    lines = [one for one in server.process.family() if one.endswith("-m ingress")]
+    return int(psutil.Process(int(lines[0].split()[0])).memory_info().rss)
+
+
+def upload(url: str, size_bytes: int, *, is_chunked: bool) -> httpx.Response:
+    """Uploads a file of so many bytes, which no process has in its memory as a whole."""
+    head = (
+        b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    )
+    tail, piece = b"\r\n--x--\r\n", b"x" * 1_000_000
+
+    def pieces() -> Iterator[bytes]:
+        yield head
+        for _ in range(size_bytes // len(piece)):
+            yield piece
+        yield tail
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    if not is_chunked:
+        headers["content-length"] = str(len(head) + size_bytes + len(tail))
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        return http.post(f"{url}/v1/files", content=pieces(), headers=headers)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_large_file_passes_and_the_ingress_does_not_grow(bulk, client, is_chunked):
+    # When it is sent, and read
+    before = resident_bytes(bulk)
+    answer = upload(bulk.management, MOST_BYTES, is_chunked=is_chunked)
+    assert answer.status_code == 200, answer.text
+    uploaded = resident_bytes(bulk)
+    size = 0
+    with client.files.with_streaming_response.content(answer.json()["id"]) as content:
+        for piece in content.iter_bytes():
+            size += len(piece)
+    downloaded = resident_bytes(bulk)
+
+    # Then
+    assert size == answer.json()["bytes"] == MOST_BYTES
+    assert max(uploaded, downloaded) - before < 30_000_000
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_file_over_the_limit_is_refused_and_not_kept(bulk, is_chunked):
+    files = bulk.folder / "data" / "bulk" / "files"
+    before = set(files.iterdir())
+    try:
+        answer = upload(bulk.management, MOST_BYTES + 1_000_000, is_chunked=is_chunked)
+        assert answer.status_code == 413
+        assert "bulk_max_file_size" in answer.json()["message"]
+    except httpx.WriteError:
+        pass  # refused while it was still being sent
+    eventually(lambda: set(files.iterdir()) == before)
