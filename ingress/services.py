@@ -19,8 +19,9 @@ from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
-from ingress.access.key_file import KeyFile
+from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
+from ingress.http1.base_url import BaseUrls
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.job_service import JobService
 from ingress.metrics.handler_metrics import HandlerMetrics
@@ -139,8 +140,8 @@ def build_services(
             registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
-        ),
-        "https" if settings.inference_address.startswith("https:") else "http",
+            submitters="" if keys is None else KeyScope.INFERENCE,
+        )
     )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
@@ -162,6 +163,7 @@ def build_services(
             is_open_inference=settings.open_inference_rows,
             max_response_size_bytes=settings.max_response_size_bytes,
             jobs=jobs,
+            base_urls=BaseUrls(settings.proxies(), trusts_sockets=settings.trusts_sockets),
         ),
         jobs=jobs,
         metrics=metrics,

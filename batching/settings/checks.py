@@ -53,6 +53,7 @@ def check_settings(settings: Settings) -> None:
     _check_words(settings)
     _check_addresses(settings)
     _check_aliases(settings)
+    _check_proxies(settings)
     _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
@@ -84,6 +85,14 @@ def _check_aliases(settings: Settings) -> None:
     for path, route in settings.aliases().items():
         if not (f"{path}/".startswith("/") and route.startswith("/")):
             raise SettingsError(f"path_aliases: write /path=/route, not {path}={route}")
+
+
+def _check_proxies(settings: Settings) -> None:
+    try:
+        settings.proxies()
+    except ValueError as error:
+        words = "write addresses, networks such as 10.0.0.0/8, or unix"
+        raise SettingsError(f"trusted_proxies: {error}; {words}") from error
 
 
 def _check_cors(settings: Settings) -> None:

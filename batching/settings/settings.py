@@ -6,6 +6,7 @@ environment variable is `FERRY_` and either of them in upper case. `loading` rea
 
 import dataclasses
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,6 +57,11 @@ class Settings:
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
     path_aliases: str = _setting(
         "", doc="comma list of /path=/route: further paths of routes, as a platform may choose them"
+    )
+    trusted_proxies: str = _setting(
+        "",
+        doc="comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
+        "believed in URLs of jobs",
     )
     ingress_processes: int = _setting(
         0,
@@ -238,6 +244,22 @@ class Settings:
         """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
         pairs = (one.strip().partition("=") for one in self.path_aliases.split(",") if one.strip())
         return {path.rstrip("/"): route for path, _, route in pairs}
+
+    def proxies(self) -> list[IPv4Network | IPv6Network]:
+        """Returns the networks of `trusted_proxies`.
+
+        Raises:
+            ValueError: one of them is none.
+        """
+        return [ip_network(text) for text in self._trusted() if text != "unix"]
+
+    @property
+    def trusts_sockets(self) -> bool:
+        """Returns whether those that come by a unix socket are trusted proxies."""
+        return "unix" in self._trusted()
+
+    def _trusted(self) -> list[str]:
+        return [text.strip() for text in self.trusted_proxies.split(",") if text.strip()]
 
     def keys_path(self) -> Path | None:
         """Returns the path of the key file; None without tokens."""

@@ -14,7 +14,7 @@ from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService
 from ingress.jobs.preferences import Preferences, read_preferences
-from ingress.torchserve.answers import error_answer, json_answer, reply_answer
+from ingress.torchserve.answers import error_answer, json_answer, reply_answer, with_error_key
 
 JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result|/events)?")
 
@@ -25,12 +25,11 @@ _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 class JobDoor:
     """Turns requests about jobs into answers; errors are answers too."""
 
-    def __init__(self, service: JobService, scheme: str) -> None:
+    def __init__(self, service: JobService) -> None:
         self.service = service
-        self._scheme = scheme
 
     async def answer(
-        self, method: str, path: str, headers: Mapping[str, str]
+        self, method: str, path: str, headers: Mapping[str, str], base_url: str
     ) -> Answer | JobEvents:
         """Returns the answer to a request for `/jobs/...`; of events, one in pieces.
 
@@ -38,6 +37,7 @@ class JobDoor:
             method: of HTTP.
             path: percent-decoded.
             headers: names in lower case.
+            base_url: of the server as this client sees it, without a slash at the end.
         """
         try:
             found = JOB_PATH.fullmatch(path.rstrip("/"))
@@ -47,23 +47,24 @@ class JobDoor:
             if method in {"GET", "HEAD"}:
                 if part == "/events":
                     job = await self.service.find(job_id)
-                    return JobEvents(self.service, job, headers, self._base_url(headers))
+                    return JobEvents(self.service, job, headers, base_url)
                 wait_s = read_preferences(headers.get("prefer", "")).wait_s
                 job = await self.service.wait(job_id, wait_s, for_end=bool(part))
-                return await self.result(job, headers) if part else self._job(job, headers)
+                if part:
+                    return await self._result(job, base_url)
+                return _look(job, headers, base_url)
             if method == "DELETE" and not part:
-                return self._job(await self.service.cancel(job_id), headers)
+                return _look(await self.service.cancel(job_id), headers, base_url)
             raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
         except ServeError as error:
             return error_answer(error)
 
     def accepted(
-        self, job: Job, headers: Mapping[str, str], preferences: Preferences, *, is_replayed: bool
+        self, job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool
     ) -> Answer:
         """Returns the answer to a request that has become a job."""
-        document = job_document(job, self._base_url(headers))
-        answer = json_answer(document, 202, fresh_request_id())
-        answer.headers.append(("location", f"{self._base_url(headers)}/jobs/{job.job_id}"))
+        answer = json_answer(job_document(job, base_url), 202, fresh_request_id())
+        answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
         if preferences.is_asked:
             answer.headers.append(("preference-applied", "respond-async"))
         answer.headers.append(_retry_after(job))
@@ -77,35 +78,35 @@ class JobDoor:
         Raises:
             ServeError: there is no result.
         """
-        answer = reply_answer(await self.service.result(job), job.job_id)
+        answer = await self._ended(job)
         if preferences.is_asked:
             answer.headers.append(("preference-applied", f"wait={preferences.wait_s:g}"))
         return answer
 
-    async def result(self, job: Job, headers: Mapping[str, str]) -> Answer:
-        """Returns the result, or 202 and the job while there is none.
-
-        Raises:
-            ServeError: there will be none.
-        """
-        if not job.status.is_final:
-            answer = json_answer(job_document(job, self._base_url(headers)), 202)
-            answer.headers.append(_retry_after(job))
-            return answer
-        return reply_answer(await self.service.result(job), job.job_id)
-
-    def _job(self, job: Job, headers: Mapping[str, str]) -> Answer:
-        answer = json_answer(job_document(job, self._base_url(headers)))
-        tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
-        answer.headers.append(("etag", tag))
-        if not job.status.is_final:
-            answer.headers.append(_retry_after(job))
-        if headers.get("if-none-match") == tag:
-            return answer._replace(status=304, body=b"")
+    async def _result(self, job: Job, base_url: str) -> Answer:
+        """Returns the result, or 202 and the job while there is none."""
+        if job.status.is_final:
+            return await self._ended(job)
+        answer = json_answer(job_document(job, base_url), 202)
+        answer.headers.append(_retry_after(job))
         return answer
 
-    def _base_url(self, headers: Mapping[str, str]) -> str:
-        return f"{self._scheme}://{headers.get('host', 'localhost')}"
+    async def _ended(self, job: Job) -> Answer:
+        """Returns what the synchronous prediction would have been answered with."""
+        reply = await self.service.result(job)
+        answer = reply_answer(reply, job.job_id)
+        return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
+
+
+def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:
+    answer = json_answer(job_document(job, base_url))
+    tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
+    answer.headers.append(("etag", tag))
+    if not job.status.is_final:
+        answer.headers.append(_retry_after(job))
+    if headers.get("if-none-match") == tag:
+        return answer._replace(status=304, body=b"")
+    return answer
 
 
 def _retry_after(job: Job) -> tuple[str, str]:

@@ -48,15 +48,29 @@ class JobService:
     """Submits jobs and tells about them."""
 
     def __init__(
-        self, store: JobStore, registry: Registry, *, timeout_s: float, keep_s: float
+        self,
+        store: JobStore,
+        registry: Registry,
+        *,
+        timeout_s: float,
+        keep_s: float,
+        submitters: str = "",
     ) -> None:
         self._store = store
+        # Names the token that they have, and not its value, which is renewed while jobs wait.
+        self._submitters = submitters
         self._registry = registry
         self._timeout_s = timeout_s
         self._keep_s = keep_s
 
     async def submit(
-        self, spec: ModelSpec, request: Request, headers: Mapping[str, str], timeout_s: float | None
+        self,
+        spec: ModelSpec,
+        request: Request,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        *,
+        is_open_inference: bool = False,
     ) -> tuple[Job, bool]:
         """Has a job wait; returns it, and whether it was accepted before under the same key.
 
@@ -65,6 +79,7 @@ class JobService:
             request: let go before the wait.
             headers: of the request, names in lower case.
             timeout_s: from now to its deadline; None: the usual one.
+            is_open_inference: whether its client looks for the errors of that protocol.
 
         Raises:
             BadRequest: a header that is not understood.
@@ -80,7 +95,8 @@ class JobService:
         is_urgent = read_urgency(headers)
         key = read_idempotency_key(headers)
         job_id = secrets.token_hex(16)
-        job = JobRequest(job_id, request.to_wire(), ttl_ms, keep_ms, is_urgent)
+        wire = request.to_wire()
+        job = JobRequest(job_id, wire, ttl_ms, keep_ms, is_urgent, is_open_inference)
         try:
             if not key:
                 return await self._accept_or_forget(spec.key, job), False
@@ -232,13 +248,14 @@ class JobService:
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
         """Accepts the job unless the key's first request was; that one may not have got far."""
-        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
+        named = json.dumps([self._submitters, idempotency_key])
+        digest = hashlib.sha256(named.encode()).hexdigest()
         promise = json.dumps([job.job_id, fingerprint])
         before = await self._store.promise(digest, promise)
         job_id, first_fingerprint = json.loads(before or promise)
         if first_fingerprint != fingerprint:
             raise KeyReused(
-                "This Idempotency-Key belongs to a request with another model, version or body."
+                "This Idempotency-Key belongs to a request with another path, version or body."
             )
         if before is not None and (known := await self._store.find(job_id)) is not None:
             return known, True
@@ -272,7 +289,9 @@ class JobService:
 
 
 def _fingerprint(key: VersionKey, request: Request) -> str:
-    digest = hashlib.sha256(json.dumps([*key]).encode())
+    # Prediction or explanation, and what the path says beyond the version.
+    asked = [request.headers.get(name, "") for name in ("explain", "url_path")]
+    digest = hashlib.sha256(json.dumps([*key, asked[0] == "True", asked[1]]).encode())
     for part in request.parts:
         digest.update(json.dumps([part.name, part.content_type, len(part.content)]).encode())
         digest.update(part.content)

@@ -16,6 +16,7 @@ from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.ingress_side.pending_request import ClientLeft, Pieces
 from batching.store.ingress_side.reply_stream import ReplyStream
+from ingress.http1.base_url import NO_PROXIES, BaseUrls
 from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
@@ -51,20 +52,35 @@ class HttpPredictions:
         is_open_inference: bool,
         max_response_size_bytes: int,
         jobs: JobDoor,
+        base_urls: BaseUrls = NO_PROXIES,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
         self.jobs = jobs
+        self.base_urls = base_urls
         self.is_open_inference = is_open_inference
         self.max_response_size_bytes = max_response_size_bytes
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
 
     async def answer(
-        self, target: Target, headers: dict[str, str], body: Content, query: str = ""
+        self,
+        target: Target,
+        headers: dict[str, str],
+        body: Content,
+        query: str = "",
+        base_url: str = "",
     ) -> Answer | StreamedAnswer:
-        """Returns the one answer to a prediction, for a door that waits; errors are answers too."""
-        prediction = _AwaitedPrediction(self, target, headers, query)
+        """Returns the one answer to a prediction, for a door that waits; errors are answers too.
+
+        Args:
+            target: what the path names.
+            headers: names in lower case.
+            body: whole and within `max_request_size`.
+            query: the query string.
+            base_url: of the server as this client sees it.
+        """
+        prediction = _AwaitedPrediction(self, target, headers, query, base_url)
         prediction.begin(body)
         del body
         try:
@@ -101,6 +117,10 @@ class HttpPrediction(Prediction):
         self._headers = headers
         self._query = query
         self._respond = respond
+
+    @abstractmethod
+    def base_url(self) -> str:
+        """Returns the URL of the server as this client sees it, without a slash at the end."""
 
     @abstractmethod
     async def send_stream(self, answer: StreamedAnswer) -> None:
@@ -167,10 +187,14 @@ class HttpPrediction(Prediction):
 
     async def _send_job(self, request: Request, preferences: Preferences) -> None:
         assert self.spec is not None
-        door, headers = self.shared.jobs, self._headers
+        door = self.shared.jobs
         try:
             job, is_replayed = await door.service.submit(
-                self.spec, request, headers, self.timeout_s or None
+                self.spec,
+                request,
+                self._headers,
+                self.timeout_s or None,
+                is_open_inference=self._is_tensors,
             )
         except VersionNotFound as error:
             raise await self.service.why_unknown(self.spec, error) from error
@@ -180,7 +204,7 @@ class HttpPrediction(Prediction):
         if job.status.is_final and preferences.wait_s:
             answer = await door.in_time(job, preferences)
         else:
-            answer = door.accepted(job, headers, preferences, is_replayed=is_replayed)
+            answer = door.accepted(job, self.base_url(), preferences, is_replayed=is_replayed)
         if not self.is_over:
             self.is_over = True
             self.service.end(self, answer.status, None, "")
@@ -282,11 +306,20 @@ class _AwaitedPrediction(HttpPrediction):
     """A prediction whose door waits, and sends the answer itself."""
 
     def __init__(
-        self, shared: HttpPredictions, target: Target, headers: dict[str, str], query: str
+        self,
+        shared: HttpPredictions,
+        target: Target,
+        headers: dict[str, str],
+        query: str,
+        base_url: str,
     ) -> None:
         super().__init__(shared, target, headers, query, self._keep)
+        self._base_url = base_url
         self.answered: asyncio.Future[Answer | StreamedAnswer]
         self.answered = asyncio.get_running_loop().create_future()
+
+    def base_url(self) -> str:
+        return self._base_url
 
     def _keep(self, status: int, headers: list[Header], body: Body) -> None:
         if not self.answered.done():

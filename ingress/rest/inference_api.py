@@ -10,6 +10,7 @@ from batching.models.entry import check_names, existing
 from ingress.health import LIVE_TEXT
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
+    base_url,
     job_response,
     json_response,
     lower_case_headers,
@@ -71,7 +72,8 @@ class _InferenceView:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace")
         services = self._services
-        answering = services.http_predictions.answer(target, headers, body, query)
+        asked = target, headers, body, query, base_url(services, request)
+        answering = services.http_predictions.answer(*asked)
         answer = services.on_loop(answering)
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)

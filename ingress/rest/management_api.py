@@ -20,7 +20,13 @@ from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.jobs.job_service import NEWEST_US, Page
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import job_response, json_response, status_response, to_response
+from ingress.rest.responses import (
+    base_url,
+    job_response,
+    json_response,
+    status_response,
+    to_response,
+)
 from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import reply_answer, wrong_method
@@ -146,7 +152,7 @@ class _ManagementView:
         return json_response(self._job(self._services.on_loop(retry())), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return job_document(job, request.host_url.rstrip("/"))
+        return job_document(job, base_url(self._services, request))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Response:
         """Does this to all jobs of the asked model and status; answers with their number."""

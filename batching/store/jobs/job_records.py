@@ -5,6 +5,7 @@ The hash under `VersionKeys.job_prefix` + id:
     created_ms, queued_ms   Redis' time of the submit, and of the last one that began anew
     ttl_ms                  from then to its deadline
     priority                high, of one that waits among the requests
+    protocol                open_inference, of one whose client looks for such errors
     keep_ms                 for so long it is kept after it has finished
     started_ms, attempts    of the attempt that runs, or ran last; started_ms not while it waits
     status                  succeeded, failed, cancelled or expired; not before it has finished
@@ -48,7 +49,9 @@ FIELDS = (
     "finished_ms",
     "result",
     "priority",
+    "protocol",
 )
+OPEN_INFERENCE = b"open_inference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Job:
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
     its queue wait before it, None if it does not wait there or they are very many. An urgent one
     waits among the requests. `is_durable`: whether its Redis writes an append-only file.
+    `is_open_inference`: whether an error is to have the shape of the Open Inference Protocol.
     """
 
     job_id: str
@@ -72,6 +76,7 @@ class Job:
     is_urgent: bool = False
     position: int | None = None
     is_durable: bool = True
+    is_open_inference: bool = False
 
     @classmethod
     def of(cls, job_id: str, key: VersionKey, values: Sequence[bytes | None], now_ms: int) -> Self:
@@ -80,7 +85,8 @@ class Job:
         Raises:
             ValueError: they are not a job's.
         """
-        created, queued, ttl, keep, started, attempts, status, finished, result, priority = values
+        created, queued, ttl, keep, started, attempts, status, finished, result, *rest = values
+        priority, protocol = rest
         if created is None or queued is None or ttl is None or keep is None:
             raise ValueError(f"no job: {job_id}")
         deadline_ms = int(queued) + int(ttl)
@@ -103,4 +109,5 @@ class Job:
             attempts=int(attempts or 0),
             result=result or b"",
             is_urgent=priority is not None,
+            is_open_inference=protocol == OPEN_INFERENCE,
         )

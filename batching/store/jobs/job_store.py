@@ -15,7 +15,7 @@ from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
 from batching.store.ingress_side.ingress_queue import SubmitCode
-from batching.store.jobs.job_records import FIELDS, Job
+from batching.store.jobs.job_records import FIELDS, OPEN_INFERENCE, Job
 from batching.store.keys import VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.scripts.loader import ordered_keys, script
@@ -33,13 +33,17 @@ SLACK_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job on its way into the queue. `ttl_ms` is from now to its deadline."""
+    """A job on its way into the queue. `ttl_ms` is from now to its deadline.
+
+    `is_open_inference`: its client speaks the Open Inference Protocol.
+    """
 
     job_id: str
     wire: Wire
     ttl_ms: int
     keep_ms: int
     is_urgent: bool = False
+    is_open_inference: bool = False
 
     @property
     def whole_ms(self) -> int:
@@ -80,7 +84,10 @@ class JobStore:
             return SubmitCode.NO_MEMORY
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         priority = "high" if job.is_urgent else "normal"
-        arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]
+        protocol = OPEN_INFERENCE if job.is_open_inference else b""
+        limit = self._most_waiting
+        times = [job.ttl_ms, job.keep_ms]
+        arguments = [job.job_id, rest, *times, priority, limit, "new", protocol]
         # First, so that no job is there that nobody finds.
         place = keys.job_place(job.job_id)
         try:
@@ -99,7 +106,7 @@ class JobStore:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
             urgency = b"high" if job.is_urgent else None
-            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency], now_ms)
+            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency, protocol], now_ms)
             place_before = None if job.is_urgent or position > FARTHEST else position
             return replace(queued, position=place_before, is_durable=server.is_durable)
         if code is SubmitCode.KNOWN:
@@ -155,7 +162,7 @@ class JobStore:
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
-        arguments = [job.job_id, "", 0, 0, "normal", self._most_waiting, "again"]
+        arguments = [job.job_id, "", 0, 0, "normal", self._most_waiting, "again", ""]
         code = SubmitCode((await self._run("submit_job", job.key, arguments))[0])
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
             name = keys.job_place(job.job_id)

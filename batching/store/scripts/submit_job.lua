@@ -6,6 +6,7 @@
 --       4 keep_ms: for so long it is kept afterwards  5 priority: 'high' or 'normal'
 --       6 limit: jobs of this version that may wait, urgent ones apart, which count
 --       as requests  7 mode: 'new', or 'again' for one that is kept
+--       8 protocol: 'open_inference', or '' (job_records.py)
 -- Returns 1 queued   2 known already (a re-sent submit)   0 too many wait
 --         -1 no such version   -3 no memory for its large body
 --        -7 not one that can be tried again (unknown, not failed, or its input is gone)
@@ -61,6 +62,7 @@ if is_again then
 else
   redis.call('HSET', name, 'created_ms', now_ms, 'queued_ms', now_ms, 'ttl_ms', ttl_ms, 'keep_ms', keep_ms)
   if is_high then redis.call('HSET', name, 'priority', 'high') end
+  if ARGV[8] ~= '' then redis.call('HSET', name, 'protocol', ARGV[8]) end
   redis.call('ZADD', KEYS[11], now_us, id)
 end
 redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)
