@@ -76,9 +76,9 @@ class Runner:
             replies = self._as_ends(batch.items, replies)
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
-        size = len(batch)
+        size, reason = len(batch), batch.closed_by
         return [
-            replace(reply, timing=BatchTiming(size, item.queue_us, handler_us, index == 0))
+            replace(reply, timing=BatchTiming(size, item.queue_us, handler_us, index == 0, reason))
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
 

@@ -6,13 +6,17 @@ The hash under `VersionKeys.job_prefix` + id:
     ttl_ms                  from then to its deadline
     priority                high, of one that waits among the requests
     keep_ms                 for so long it is kept after it has finished
-    started_ms, attempts    of the attempt that runs, or ran last; started_ms not while it waits
+    started_ms, attempts,   of the attempt that runs, or ran last; started_ms and worker not while
+    worker                  it waits
+    progress                what the handler told last in this attempt: the share, a space, a text
+    piece_bytes             of a streamed answer: so many bytes of it have been told
     status                  succeeded, failed, cancelled or expired; not before it has finished
     finished_ms, result     with the status; the result as the value of a reply key (replies.py),
                             empty when it has been let go
     input                   of one that did not succeed: the wire of its record
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +40,8 @@ class JobStatus(StrEnum):
         return self not in {JobStatus.QUEUED, JobStatus.RUNNING}
 
 
+_SHARE = re.compile(rb"[01]\.[0-9]{4}")
+
 # In the order in which `Job.of` takes their values.
 FIELDS = (
     "created_ms",
@@ -48,7 +54,32 @@ FIELDS = (
     "finished_ms",
     "result",
     "priority",
+    "worker",
+    "progress",
+    "piece_bytes",
 )
+MOST_TEXT_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the handler said it is: a share from 0 to 1, and a few words."""
+
+    share: float
+    text: str
+
+    def encode(self) -> bytes:
+        """Returns the value of the field."""
+        text = self.text[:MOST_TEXT_CHARS].encode(errors="replace")
+        return f"{self.share:.4f} ".encode() + text
+
+    @classmethod
+    def of(cls, value: bytes | None) -> Self | None:
+        """Reads the field; None if there is none, or garbage."""
+        share, _, text = (value or b"").partition(b" ")
+        if not _SHARE.fullmatch(share):
+            return None
+        return cls(float(share), text[: 4 * MOST_TEXT_CHARS].decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +88,8 @@ class Job:
 
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
     its queue wait before it, None if it does not wait there or they are very many. An urgent one
-    waits among the requests. `is_durable`: whether its Redis writes an append-only file.
+    waits among the requests. `piece_bytes`: so many of a streamed answer have been told.
+    `is_durable`: whether its Redis writes an append-only file.
     """
 
     job_id: str
@@ -70,6 +102,9 @@ class Job:
     attempts: int
     result: bytes
     is_urgent: bool = False
+    worker_id: str = ""
+    progress: Progress | None = None
+    piece_bytes: int = 0
     position: int | None = None
     is_durable: bool = True
 
@@ -80,7 +115,8 @@ class Job:
         Raises:
             ValueError: they are not a job's.
         """
-        created, queued, ttl, keep, started, attempts, status, finished, result, priority = values
+        created, queued, ttl, keep, started, attempts, status, finished, result, *others = values
+        priority, worker, progress, piece_bytes = others
         if created is None or queued is None or ttl is None or keep is None:
             raise ValueError(f"no job: {job_id}")
         deadline_ms = int(queued) + int(ttl)
@@ -103,4 +139,7 @@ class Job:
             attempts=int(attempts or 0),
             result=result or b"",
             is_urgent=priority is not None,
+            worker_id=(worker or b"").decode(errors="replace"),
+            progress=Progress.of(progress),
+            piece_bytes=int(piece_bytes or 0),
         )

@@ -99,7 +99,7 @@ class JobStore:
             now_ms, position = answer[1:]
             values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
             urgency = b"high" if job.is_urgent else None
-            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency], now_ms)
+            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency, *[None] * 3], now_ms)
             place_before = None if job.is_urgent or position > FARTHEST else position
             return replace(queued, position=place_before, is_durable=server.is_durable)
         if code is SubmitCode.KNOWN:
@@ -144,6 +144,14 @@ class JobStore:
             f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
         )
         return value
+
+    async def read_pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
+        """Returns what is kept of a running job's answer from this byte on, by first bytes."""
+        client, version_keys = self._of(job.key)
+        found = await client.zrangebyscore(
+            f"{version_keys.job_prefix}{job.job_id}:pieces", from_byte, "+inf", withscores=True
+        )
+        return [(int(place), entry.partition(b":")[2]) for entry, place in found]
 
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""

@@ -56,7 +56,7 @@ local stored = redis.pcall('HSET', KEYS[5], id, '0 - 0 ' .. string.format('%.0f'
 if type(stored) == 'table' then return refused(-3) end -- at maxmemory
 if redis.call('PTTL', KEYS[5]) < ttl_ms + 60000 then redis.call('PEXPIRE', KEYS[5], ttl_ms + 120000) end
 if is_again then
-  redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts')
+  redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts', 'worker', 'progress', 'piece_bytes')
   redis.call('HSET', name, 'queued_ms', now_ms)
 else
   redis.call('HSET', name, 'created_ms', now_ms, 'queued_ms', now_ms, 'ttl_ms', ttl_ms, 'keep_ms', keep_ms)
