@@ -39,7 +39,7 @@ class FixedPolicy:
             return 0.0
         return max(0.0, self.patience_s - oldest_age_s)
 
-    def closed_by(self, oldest_age_s: float) -> ClosedBy:  # noqa: ARG002 - the other policy's
+    def closed_by(self, oldest_age_s: float) -> ClosedBy:
         """Returns why a batch that is not full leaves at this age."""
         return ClosedBy.DELAY if self.patience_s > 0 else ClosedBy.IDLE
 
