@@ -41,6 +41,7 @@ SCRIPTS_OF = {
         "claim",
         "reply",
         "chunk",
+        "progress",
         "reclaim",
         "beat",
         "refuse",
