@@ -102,6 +102,7 @@ class Services:
 
     async def close(self) -> None:
         """Refuses the requests that still wait, and closes the connections."""
+        await self.jobs.service.close()
         await self.broker.close()
         await self.http_predictions.background.close()
         await self.catalog.close()

@@ -270,7 +270,7 @@ class QueueHarness:
         store = JobStore(self._async_client, most_waiting, memory_share)
         return Blocking(self._runner, store)
 
-    def submit_job(self, job_id: str, size: int = 0, **options: Any) -> Any:
+    def submit_jobs(self, job_id: str, size: int = 0, **options: Any) -> Any:
         request = JobRequest(
             job_id, wire_of(job_id, size=size), **{"ttl_ms": 60_000, "keep_ms": 120_000, **options}
         )

@@ -103,7 +103,11 @@ class VersionKeys:
 
     @property
     def job_prefix(self) -> str:
-        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept."""
+        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept.
+
+        + job id + ':pieces': zset of the answer's latest pieces, while the job runs; TTL the job's,
+        deleted by whoever ends it.
+        """
         return f"{self.tag}:jobs:"
 
     @property

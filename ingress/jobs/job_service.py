@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -104,6 +104,10 @@ class JobService:
         except AWAY as error:
             raise store_unavailable(error) from error
 
+    async def close(self) -> None:
+        """Closes the connection by which jobs are submitted; no submit may be under way."""
+        await self._store.close()
+
     async def find(self, job_id: str) -> Job:
         """Returns the job.
 
@@ -120,7 +124,13 @@ class JobService:
         return job
 
     async def wait(
-        self, job_id: str, wait_s: float, *, for_end: bool = False, before: Job | None = None
+        self,
+        job_id: str,
+        wait_s: float,
+        *,
+        for_end: bool = False,
+        before: Job | None = None,
+        mark: Callable[[Job], object] = lambda job: (job.status, job.attempts),
     ) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
 
@@ -129,6 +139,7 @@ class JobService:
             wait_s: the longest wait.
             for_end: whether only a final status counts.
             before: as the caller knows it; None: as it is now.
+            mark: what of a job counts as a change.
 
         Raises:
             JobNotFound, StoreUnavailable: as `find`.
@@ -136,15 +147,37 @@ class JobService:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         job = await self.find(job_id)
-        known, look_s = before or job, _FIRST_LOOK_S
+        known, look_s = mark(before or job), _FIRST_LOOK_S
         while not job.status.is_final and loop.time() < end:
-            is_as_before = (job.status, job.attempts) == (known.status, known.attempts)
-            if not is_as_before and not for_end:
+            if mark(job) != known and not for_end:
                 break
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             job = await self.find(job_id)
         return job
+
+    async def pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
+        """Returns pieces of the job's answer from this byte on, each after the place of its first.
+
+        While it runs, those that it has sent and that are still kept; when it has ended, all the
+        rest, if what it sent was of this answer.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        if not job.piece_bytes:
+            return []
+        try:
+            if not job.status.is_final:
+                is_more = job.piece_bytes > from_byte
+                return await self._store.read_pieces(job, from_byte) if is_more else []
+            reply = await self.result(job)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        except ResultGone:
+            return []
+        rest = bytes(reply.body[from_byte:]) if reply.chunks and not reply.error_type else b""
+        return [(from_byte, rest)] if rest else []
 
     async def result(self, job: Job) -> Reply:
         """Returns what the synchronous prediction would have been answered with.

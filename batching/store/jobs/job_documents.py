@@ -4,7 +4,7 @@ import datetime
 from typing import Any
 
 from batching.protocol import ProtocolError, Reply
-from batching.store.jobs.job_records import Job, JobStatus
+from batching.store.jobs.job_records import Job, JobStatus, Progress
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 
 
@@ -17,7 +17,7 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
     """
     url = f"{base_url}/jobs/{job.job_id}"
     reply = small_reply(job)
-    timing = reply.timing if reply is not None else None
+    progress = job.progress
     document = {
         "id": job.job_id,
         "model": job.key.model_name,
@@ -30,17 +30,18 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         "attempts": job.attempts,
         "position": job.position if job.status is JobStatus.QUEUED else None,
         "durable": None if job.is_durable else False,
-        "batch": timing
-        and {
-            "size": timing.batch_size,
-            "queue_ms": timing.queue_us // 1000,
-            "run_ms": timing.handler_us // 1000,
-        },
+        "batch": _batch(job, reply) or None,
         "error": _error(job, reply),
+        "progress": progress and progress_document(progress),
         "result_url": f"{url}/result",
         "cancel_url": url,
     }
     return {name: value for name, value in document.items() if value is not None}
+
+
+def progress_document(progress: Progress) -> dict[str, Any]:
+    """Returns what clients see of a job's progress."""
+    return {"share": progress.share} | ({"text": progress.text} if progress.text else {})
 
 
 def small_reply(job: Job) -> Reply | None:
@@ -53,6 +54,19 @@ def small_reply(job: Job) -> Reply | None:
         return decode_reply(job.job_id, job.result)
     except (LargeReply, ProtocolError):
         return None
+
+
+def _batch(job: Job, reply: Reply | None) -> dict[str, Any]:
+    timing = reply.timing if reply is not None else None
+    batch: dict[str, Any] = {"worker": job.worker_id} if job.worker_id else {}
+    if timing is not None:
+        batch |= {
+            "size": timing.batch_size,
+            "closed_by": timing.closed_by.value,
+            "queue_ms": timing.queue_us // 1000,
+            "run_ms": timing.handler_us // 1000,
+        }
+    return batch
 
 
 def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError
-
 from batching.models.spec import VersionKey
-from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
 from batching.store.ingress_side.ingress_queue import SubmitCode
-from batching.store.jobs.job_records import FIELDS, OPEN_INFERENCE, Job
+from batching.store.jobs.job_records import FIELDS, Job, JobStatus
+from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
 from batching.store.keys import VersionKeys
-from batching.store.open_records import rest_of_record
 from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
@@ -25,30 +22,6 @@ log = logging.getLogger(__name__)
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
 LOOK_S = 1.0  # between two questions how a server is
-# Until a request is accepted; one that was refused may be sent again under its key.
-PROMISED_MS = 600_000
-# Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
-SLACK_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """A job on its way into the queue. `ttl_ms` is from now to its deadline.
-
-    `is_open_inference`: its client speaks the Open Inference Protocol.
-    """
-
-    job_id: str
-    wire: Wire
-    ttl_ms: int
-    keep_ms: int
-    is_urgent: bool = False
-    is_open_inference: bool = False
-
-    @property
-    def whole_ms(self) -> int:
-        """Returns for how long anything of the job may be there."""
-        return self.ttl_ms + self.keep_ms + SLACK_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +42,10 @@ class JobStore:
     def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
         self._client = client
         self._most_waiting = most_waiting
+        self._writer = JobWriter(client, most_waiting)
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
-        self._scripts = {verb: script(client, verb) for verb in ("submit_job", "cancel_job")}
+        self._scripts = {verb: script(client, verb) for verb in ("retry_job", "cancel_job")}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
         """Has the job wait; returns it, or the code for which it was refused.
@@ -79,39 +53,29 @@ class JobStore:
         A call whose answer was lost may be made again. Of one that was refused nothing is kept but
         its place, for some minutes: another submit of its id may be accepted (`forget`).
         """
-        version_keys, wire = VersionKeys.of(key), job.wire
+        version_keys = VersionKeys.of(key)
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
-        rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
-        priority = "high" if job.is_urgent else "normal"
-        protocol = OPEN_INFERENCE if job.is_open_inference else b""
-        limit = self._most_waiting
-        times = [job.ttl_ms, job.keep_ms]
-        arguments = [job.job_id, rest, *times, priority, limit, "new", protocol]
-        # First, so that no job is there that nobody finds.
-        place = keys.job_place(job.job_id)
-        try:
-            await at(self._client, place).set(place, json.dumps([*key]), px=PROMISED_MS)
-            if wire.body:
-                value = b"".join((wire.head, wire.body, wire.tail))
-                body = version_keys.body_prefix + job.job_id
-                await at(self._client, version_keys.tag).set(body, value, px=job.whole_ms)
-        except OutOfMemoryError:
-            return SubmitCode.NO_MEMORY
-        answer = await self._run("submit_job", key, arguments)
-        code = SubmitCode(answer[0])
-        if code in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            await at(self._client, place).pexpire(place, job.whole_ms)
-        if code is SubmitCode.QUEUED:
-            now_ms, position = answer[1:]
-            values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
-            urgency = b"high" if job.is_urgent else None
-            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency, protocol], now_ms)
-            place_before = None if job.is_urgent or position > FARTHEST else position
-            return replace(queued, position=place_before, is_durable=server.is_durable)
-        if code is SubmitCode.KNOWN:
-            return await self.find(job.job_id) or code
-        return code
+        outcome = await self._writer.submit(key, job)
+        if outcome.code is SubmitCode.KNOWN:
+            return await self.find(job.job_id) or outcome.code
+        if outcome.code is not SubmitCode.QUEUED:
+            return outcome.code
+        return Job(
+            job_id=job.job_id,
+            key=key,
+            status=JobStatus.QUEUED,
+            created_ms=outcome.now_ms,
+            expires_ms=outcome.now_ms + job.ttl_ms + job.keep_ms,
+            is_urgent=job.is_urgent,
+            is_open_inference=job.is_open_inference,
+            position=None if job.is_urgent or outcome.before > FARTHEST else outcome.before,
+            is_durable=server.is_durable,
+        )
+
+    async def close(self) -> None:
+        """Closes its own connection; no submit may be under way."""
+        await self._writer.close()
 
     async def forget(self, job_id: str) -> None:
         """Forgets a job that was refused, and whose id nobody else submits."""
@@ -152,6 +116,14 @@ class JobStore:
         )
         return value
 
+    async def read_pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
+        """Returns what is kept of a running job's answer from this byte on, by first bytes."""
+        client, version_keys = self._of(job.key)
+        found = await client.zrangebyscore(
+            f"{version_keys.job_prefix}{job.job_id}:pieces", from_byte, "+inf", withscores=True
+        )
+        return [(int(place), entry.partition(b":")[2]) for entry, place in found]
+
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""
         key = await self._version_of(job_id)
@@ -162,8 +134,8 @@ class JobStore:
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
-        arguments = [job.job_id, "", 0, 0, "normal", self._most_waiting, "again", ""]
-        code = SubmitCode((await self._run("submit_job", job.key, arguments))[0])
+        arguments = [job.job_id, self._most_waiting]
+        code = SubmitCode(await self._run("retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
             name = keys.job_place(job.job_id)
             await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
@@ -226,11 +198,12 @@ class JobStore:
         is_durable = (await self._server(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
+            found = {name: value for name, value in zip(FIELDS, values) if value is not None}
             try:
-                job = Job.of(job_id, key, values, now_ms)
+                job = Job.of(job_id, key, found, now_ms)
                 jobs.append(replace(job, position=place, is_durable=is_durable))
             except ValueError as error:
-                if values[0] is not None:
+                if found:
                     log.error("unreadable job=%s: %r", job_id, error)
                 jobs.append(None)
         return jobs

@@ -76,7 +76,7 @@ local function take(ids)
       orphaned = orphaned + 1
     else
       if ingress_id == 'job' then
-        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1)
+        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1, 'worker', worker_id)
       end
       batch[#batch + 1] = id
       batch[#batch + 1] = record

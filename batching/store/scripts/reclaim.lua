@@ -44,6 +44,12 @@ local function answer(id, ingress_id, reply)
   redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
 end
 
+-- What was told of the attempt that is over goes.
+local function unstart(id)
+  redis.call('HDEL', KEYS[15] .. id, 'started_ms', 'worker', 'progress', 'piece_bytes')
+  redis.call('DEL', KEYS[15] .. id .. ':pieces')
+end
+
 for _ = 1, limit do
   -- Released requests go to the head of the queue, so the newest is moved first.
   local entry = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
@@ -67,7 +73,7 @@ for _ = 1, limit do
     local is_job = ingress_id == 'job'
     local is_normal = is_job and redis.call('HGET', KEYS[15] .. id, 'priority') ~= 'high'
     redis.call('LPUSH', attempt ~= '1' and KEYS[5] or is_normal and KEYS[14] or KEYS[4], id)
-    if is_job then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
+    if is_job then unstart(id) end
     if redis.call('PTTL', KEYS[14]) < tonumber(ttl_ms) then redis.call('PEXPIRE', KEYS[14], ttl_ms + 60000) end
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
@@ -75,7 +81,7 @@ for _ = 1, limit do
   else
     redis.call('HSET', KEYS[7], id, attempt .. ' ' .. worker_id .. ' 0 ' .. rest)
     redis.call('RPUSH', KEYS[5], id)
-    if ingress_id == 'job' then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
+    if ingress_id == 'job' then unstart(id) end
     reclaimed = reclaimed + 1
   end
 end

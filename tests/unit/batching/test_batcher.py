@@ -74,7 +74,7 @@ def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(s
     batch = gather(source)
 
     # Then
-    assert batch is script[-1][1]
+    assert batch.items is script[-1][1].items
     assert source.calls == calls
 
 
@@ -93,7 +93,7 @@ def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_to
     batch = gather(source)
 
     # Then
-    assert batch is partial
+    assert batch.items is partial.items
     assert [call[-1] for call in source.calls] == [0.050, 0.050, 0.050, 0.040, 0.0]
 
 
@@ -112,7 +112,7 @@ def test_gather_parks_when_there_is_nothing_for_it(nothing):
     batch = gather(source)
 
     # Then
-    assert batch is FULL
+    assert batch.items is FULL.items
     assert ("wake_one",) not in source.calls
 
 

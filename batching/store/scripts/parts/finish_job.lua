@@ -8,7 +8,8 @@ local function finish_job(prefix, open_key, body_key, id, status, result, now_ms
   local record = redis.call('HGET', open_key, id)
   redis.call('HDEL', open_key, id)
   local keep_ms = redis.call('HGET', name, 'keep_ms')
-  if not keep_ms or status == 'succeeded' then redis.call('DEL', body_key) end
+  local is_input_kept = keep_ms and status ~= 'succeeded'
+  redis.call('DEL', name .. ':pieces', unpack(is_input_kept and {} or {body_key}))
   if not keep_ms then return false end
   redis.call('HSET', name, 'status', status, 'finished_ms', now_ms, 'result', result)
   redis.call('PEXPIRE', name, keep_ms)
