@@ -16,7 +16,8 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.jobs.job_records import Job
-from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.outage_log import OutageLog
@@ -270,7 +271,7 @@ class QueueHarness:
         store = JobStore(self._async_client, most_waiting, memory_share)
         return Blocking(self._runner, store)
 
-    def submit_jobs(self, job_id: str, size: int = 0, **options: Any) -> Any:
+    def submit_job(self, job_id: str, size: int = 0, **options: Any) -> Any:
         request = JobRequest(
             job_id, wire_of(job_id, size=size), **{"ttl_ms": 60_000, "keep_ms": 120_000, **options}
         )

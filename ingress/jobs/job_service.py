@@ -18,7 +18,8 @@ from batching.protocol import ProtocolError, Reply, Request
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_documents import small_reply
 from batching.store.jobs.job_records import Job, JobStatus
-from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
 from batching.store.redis_errors import AWAY
 from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply

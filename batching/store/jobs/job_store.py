@@ -198,7 +198,9 @@ class JobStore:
         is_durable = (await self._server(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
-            found = {name: value for name, value in zip(FIELDS, values) if value is not None}
+            found = {
+                name: value for name, value in zip(FIELDS, values, strict=True) if value is not None
+            }
             try:
                 job = Job.of(job_id, key, found, now_ms)
                 jobs.append(replace(job, position=place, is_durable=is_durable))

@@ -36,7 +36,16 @@ from tests.support import (
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
-    "ingress": {"submit", "cancel", "audit", "living", "measure", "submit_jobs", "cancel_job"},
+    "ingress": {
+        "submit",
+        "cancel",
+        "audit",
+        "living",
+        "measure",
+        "submit_jobs",
+        "retry_job",
+        "cancel_job",
+    },
     "worker": {
         "claim",
         "reply",
@@ -136,7 +145,7 @@ def test_users_may_take_a_job_through_its_whole_life(harnesses):
     assert jobs.promise("f" * 64, "other") == "small"
     jobs.keep_promise("f" * 64, 120_000)
     for job_id, size in (("small", 0), ("large", LARGE), ("bad", 0)):
-        assert ingress.submit_jobs(job_id, size=size) is SubmitCode.QUEUED
+        assert ingress.submit_job(job_id, size=size) is SubmitCode.QUEUED
     assert [jobs.find(job_id).position for job_id in ("small", "large", "bad")] == [0, 1, 2]
     assert (jobs.count_waiting(KEY), len(jobs.newest(KEY, 2**53, 10))) == (3, 3)
     # Then: claimed and replied to, and their results are found
@@ -158,11 +167,11 @@ def test_users_may_end_jobs_that_were_not_run(harnesses):
     ingress, worker = harnesses
     jobs, node = ingress.jobs(), worker.node()
     # When: cancelled, too late, given back, without a version
-    ingress.submit_jobs("cancelled", is_urgent=True)
+    ingress.submit_job("cancelled", is_urgent=True)
     jobs.cancel("cancelled")
-    ingress.submit_jobs("late", ttl_ms=1)
+    ingress.submit_job("late", ttl_ms=1)
     eventually(lambda: jobs.find("late").status is JobStatus.EXPIRED)
-    ingress.submit_jobs("left")
+    ingress.submit_job("left")
     assert isinstance(worker.worker().claim(2, 0.0), Batch)
     node.reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
     node.refuse_waiting(KEY, "unregistered")
@@ -171,7 +180,7 @@ def test_users_may_end_jobs_that_were_not_run(harnesses):
     assert ends == {"cancelled": "cancelled", "late": "expired", "left": "failed"}
     # When a job has gone, its entry in the list goes with a later submit
     ingress.client.delete(f"{ingress.keys.job_prefix}cancelled")
-    ingress.submit_jobs("next")
+    ingress.submit_job("next")
     # Then
     assert ingress.client.zscore(ingress.keys.job_index, "cancelled") is None
 

@@ -64,7 +64,7 @@ def test_metrics_tell_jobs_from_requests(staffed):
     # Given
     staffed.submit("a")
     for job_id in ("j1", "j2", "j3"):
-        staffed.submit_jobs(job_id)
+        staffed.submit_job(job_id)
     staffed.age_request("j1", ms=9_000)
 
     # When

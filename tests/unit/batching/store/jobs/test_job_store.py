@@ -8,7 +8,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
-from batching.store.jobs.job_store import PROMISED_MS, JobRequest
+from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
