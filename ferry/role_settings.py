@@ -11,6 +11,7 @@ OF_INGRESS = frozenset(
         "cors_allowed_headers",
         "cors_allowed_methods",
         "cors_allowed_origin",
+        "data_dir",
         "default_response_timeout_s",
         "default_service_handler",
         "default_startup_timeout_s",

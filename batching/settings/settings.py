@@ -173,7 +173,7 @@ class Settings:
     )
     snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
     data_dir: Path | None = _setting(
-        None, doc="folder of what outlives a restart: the embedded Redis' data, files of bulk jobs"
+        None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
     )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(

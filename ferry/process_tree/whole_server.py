@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ing
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
+from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, DataFolderError, lock_data
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -42,12 +44,19 @@ _CHILD_SHARE = 0.9
 _END_S = 2.0
 
 
-def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: bool = True) -> None:
+def run_server(
+    settings: Settings,
+    *,
+    redis_memory: str = "0",
+    redis_fsync: str = FSYNC_EVERY_SECOND,
+    is_restoring: bool = True,
+) -> None:
     """Serves until a signal asks to stop.
 
     Args:
         settings: without `redis_url`, an embedded Redis is started.
         redis_memory: memory limit of that Redis; 0: none.
+        redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the newest snapshot holds, if that Redis is new.
 
     Raises:
@@ -59,7 +68,12 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
     with contextlib.ExitStack() as cleanup:
-        redis = None if settings.redis_url else _embedded_redis(redis_memory)
+        redis = None
+        if not settings.redis_url:
+            redis = _embedded_redis(settings, redis_memory, redis_fsync)
+            settings = replace(settings, data_dir=_data_dir(settings, redis))
+            if redis.data is not None:
+                cleanup.callback(redis.data.release)
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
@@ -71,7 +85,8 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
             # at once and leave the folder.
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
-        server = cleanup.enter_context(_prepared(settings, redis, logs))
+        keeps_models = is_restoring and settings.snapshot_file is None
+        server = cleanup.enter_context(_prepared(settings, redis, logs, keeps_models=keeps_models))
         report = print_report if logs is None else logs.say
         if redis is not None and (saved := _saved_models(settings)):
             models, place = ", ".join(saved), settings.snapshot_file
@@ -160,11 +175,19 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
+def _embedded_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRedis:
     try:
-        return EmbeddedRedis(find_server(), maxmemory=maxmemory)
+        program = find_server()
+        return EmbeddedRedis(program, maxmemory=maxmemory, data=lock_data(settings, fsync, warn))
     except EmbeddedRedisError as error:
         raise click.ClickException(str(error)) from error
+    except DataFolderError as error:
+        raise click.ClickException(f"{error}. --data-dir chooses another folder") from error
+
+
+def _data_dir(settings: Settings, redis: EmbeddedRedis) -> Path | None:
+    """Returns the folder of what outlives this server, the default one included, for its parts."""
+    return settings.data_dir if redis.data is None else redis.data.folder.parent
 
 
 def _serve(
@@ -200,6 +223,8 @@ class _Server:
     redis: EmbeddedRedis | None
     node: PartProcess
     ingresses: Ingresses
+    # Whether models that an embedded Redis remembers stay: nothing else brings them back.
+    keeps_models: bool
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
@@ -212,8 +237,7 @@ class _Server:
     def start(self, supervisor: Supervisor) -> None:
         """Starts the parts, waits until they are ready, and says so."""
         if self.redis is not None:
-            supervisor.start("redis")
-            supervisor.wait_until(self.redis.answers, timeout_s=START_TIMEOUT_S)
+            self._start_redis(supervisor, self.redis)
         supervisor.start("node")
         named = self.settings.load_models
         with spinner(f"Starting and loading {named}" if named else "Starting"):
@@ -222,22 +246,39 @@ class _Server:
             supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
         self._announce()
 
+    def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
+        supervisor.start("redis")
+        progress = _Progress(redis)
+        try:
+            supervisor.wait_until(progress.has_begun, timeout_s=START_TIMEOUT_S)
+            supervisor.wait_until(progress.has_ended)
+        except StartFailed:
+            print_report(f"redis: {redis.last_words() or 'it said nothing'}")
+            if redis.data is not None:
+                print_report(
+                    f"Redis cannot go on with its data in {redis.data.folder}. To start without "
+                    "the jobs in there, move it away, or choose another folder with --data-dir."
+                )
+            raise
+        if redis.remembers and not self.keeps_models:
+            _forget_models(redis.url)
+
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
         for failure in self.ingresses.failures:
             words = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
-        settings, is_embedded = self.settings, self.redis is not None
+        settings = self.settings
+        is_new = self.redis is not None and not (self.redis.remembers and self.keeps_models)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for role, address in settings.addresses().items():
             table.add_row(role.capitalize(), escape(address))
         if (keys_path := settings.keys_path()) is not None:
             table.add_row("Tokens", f"in {escape(str(keys_path))}")
-        table.add_row("Models", escape(models_words(settings, is_embedded=is_embedded)))
+        table.add_row("Models", escape(models_words(settings, is_new=is_new)))
         # The URL may hold a password, and this line may end in a log.
         url = RedisUrl.parse(settings.redis_url).without_secrets()
-        place = url if self.redis is None else f"embedded, {self.redis.program.origin}"
-        table.add_row("Redis", escape(place))
+        table.add_row("Redis", escape(url if self.redis is None else _words_of(self.redis)))
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
@@ -247,7 +288,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _prepared(
-    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None
+    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None, *, keeps_models: bool
 ) -> Iterator[_Server]:
     """Opens what the parts need to be started."""
     of_ingress, of_node = (
@@ -260,12 +301,53 @@ def _prepared(
         prepared_ingresses(of_ingress, count, Launch.AWAITED, logs) as ingresses,
     ):
         node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
-        yield _Server(settings, redis, node, ingresses)
+        yield _Server(settings, redis, node, ingresses, keeps_models)
 
 
-def models_words(settings: Settings, *, is_embedded: bool) -> str:
-    """Says which models the server begins with."""
-    words = _saved_models(settings) if is_embedded else ["those that Redis remembers"]
+def _words_of(redis: EmbeddedRedis) -> str:
+    kept = "in memory" if redis.data is None else f"jobs are kept in {redis.data.folder.parent}"
+    return f"embedded, {redis.program.origin}; {kept}"
+
+
+def _forget_models(url: str) -> None:
+    """Has Redis forget what is registered, and not the jobs, before any node looks.
+
+    The snapshot then registers it anew: archives, and the configuration, may have changed since.
+    """
+    # Only here: a server whose Redis is new needs no client in this process.
+    from batching.store.clients import connect  # noqa: PLC0415 - see above
+    from batching.store.registry.registry import Registry  # noqa: PLC0415
+
+    with contextlib.closing(connect(url)) as client:
+        Registry(client).forget()
+
+
+class _Progress:
+    """Follows a Redis that reads its file, and says now and then how far it is."""
+
+    def __init__(self, redis: EmbeddedRedis, every_s: float = 5.0) -> None:
+        self._redis = redis
+        self._every_s = every_s
+        self._say_at_s = time.monotonic() + every_s
+
+    def has_begun(self) -> bool:
+        """Returns whether the server answers, be it only that it reads its file."""
+        return self._redis.answers() or self._redis.loaded_percent() is not None
+
+    def has_ended(self) -> bool:
+        """Returns whether the server answers."""
+        if self._redis.answers():
+            return True
+        percent = self._redis.loaded_percent()
+        if percent is not None and time.monotonic() >= self._say_at_s:
+            self._say_at_s += self._every_s
+            print_report(f"Redis reads its data: {percent:.0f} %")
+        return False
+
+
+def models_words(settings: Settings, *, is_new: bool) -> str:
+    """Says which models the server begins with; `is_new`: Redis brings none."""
+    words = _saved_models(settings) if is_new else ["those that Redis remembers"]
     words += [settings.load_models] if settings.load_models else []
     return ", ".join(words) or "none yet: `ferry models register`"
 
