@@ -4,7 +4,6 @@ import contextlib
 import errno
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +21,13 @@ from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snap
 from ferry.console import err, out, spinner, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
-from ferry.process_tree.embedded_redis import (
-    START_TIMEOUT_S,
-    EmbeddedRedis,
-    EmbeddedRedisError,
-    find_server,
-)
+from ferry.process_tree.embedded_redis import EmbeddedRedis
 from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
-from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, DataFolderError, lock_data
+from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
+from ferry.process_tree.redis_part import NAME, prepared_redis, start_redis, words_of
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -57,7 +52,7 @@ def run_server(
         settings: without `redis_url`, an embedded Redis is started.
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
-        is_restoring: registers what the newest snapshot holds, if that Redis is new.
+        is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
 
     Raises:
         ClickException: the server cannot start; all of its processes have ended.
@@ -70,10 +65,12 @@ def run_server(
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
-            redis = _embedded_redis(settings, redis_memory, redis_fsync)
-            settings = replace(settings, data_dir=_data_dir(settings, redis))
+            redis = prepared_redis(settings, redis_memory, redis_fsync)
             if redis.data is not None:
                 cleanup.callback(redis.data.release)
+            # For its parts, the default one included; none where it cannot be used.
+            folder = redis.data.folder.parent if redis.data is not None else None
+            settings = replace(settings, data_dir=folder)
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
@@ -95,7 +92,7 @@ def run_server(
             server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
         )
         cleanup.enter_context(supervisor)
-        _serve(supervisor, lambda: server.start(supervisor), report)
+        _serve(supervisor, lambda: server.start(supervisor, report), report)
 
 
 def run_ingresses(settings: Settings) -> None:
@@ -175,21 +172,6 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _embedded_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRedis:
-    try:
-        program = find_server()
-        return EmbeddedRedis(program, maxmemory=maxmemory, data=lock_data(settings, fsync, warn))
-    except EmbeddedRedisError as error:
-        raise click.ClickException(str(error)) from error
-    except DataFolderError as error:
-        raise click.ClickException(f"{error}. --data-dir chooses another folder") from error
-
-
-def _data_dir(settings: Settings, redis: EmbeddedRedis) -> Path | None:
-    """Returns the folder of what outlives this server, the default one included, for its parts."""
-    return settings.data_dir if redis.data is None else redis.data.folder.parent
-
-
 def _serve(
     supervisor: Supervisor, start: Callable[[], None], report: Callable[[str], None]
 ) -> None:
@@ -231,13 +213,13 @@ class _Server:
         node = Part("node", self.node.start, NODE_SHARE)
         parts = [node, *self.ingresses.parts(INGRESS_SHARE)]
         if self.redis is not None:
-            parts.insert(0, Part("redis", self.redis.launch, REDIS_SHARE))
+            parts.insert(0, Part(NAME, self.redis.launch, REDIS_SHARE))
         return parts
 
-    def start(self, supervisor: Supervisor) -> None:
+    def start(self, supervisor: Supervisor, report: Callable[[str], None]) -> None:
         """Starts the parts, waits until they are ready, and says so."""
         if self.redis is not None:
-            self._start_redis(supervisor, self.redis)
+            start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
         supervisor.start("node")
         named = self.settings.load_models
         with spinner(f"Starting and loading {named}" if named else "Starting"):
@@ -245,23 +227,6 @@ class _Server:
             # Registering a model takes a node, so the server has started only when there is one.
             supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
         self._announce()
-
-    def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
-        supervisor.start("redis")
-        progress = _Progress(redis)
-        try:
-            supervisor.wait_until(progress.has_begun, timeout_s=START_TIMEOUT_S)
-            supervisor.wait_until(progress.has_ended)
-        except StartFailed:
-            print_report(f"redis: {redis.last_words() or 'it said nothing'}")
-            if redis.data is not None:
-                print_report(
-                    f"Redis cannot go on with its data in {redis.data.folder}. To start without "
-                    "the jobs in there, move it away, or choose another folder with --data-dir."
-                )
-            raise
-        if redis.remembers and not self.keeps_models:
-            _forget_models(redis.url)
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
@@ -278,7 +243,7 @@ class _Server:
         table.add_row("Models", escape(models_words(settings, is_new=is_new)))
         # The URL may hold a password, and this line may end in a log.
         url = RedisUrl.parse(settings.redis_url).without_secrets()
-        table.add_row("Redis", escape(url if self.redis is None else _words_of(self.redis)))
+        table.add_row("Redis", escape(url if self.redis is None else words_of(self.redis)))
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
@@ -302,47 +267,6 @@ def _prepared(
     ):
         node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
         yield _Server(settings, redis, node, ingresses, keeps_models)
-
-
-def _words_of(redis: EmbeddedRedis) -> str:
-    kept = "in memory" if redis.data is None else f"jobs are kept in {redis.data.folder.parent}"
-    return f"embedded, {redis.program.origin}; {kept}"
-
-
-def _forget_models(url: str) -> None:
-    """Has Redis forget what is registered, and not the jobs, before any node looks.
-
-    The snapshot then registers it anew: archives, and the configuration, may have changed since.
-    """
-    # Only here: a server whose Redis is new needs no client in this process.
-    from batching.store.clients import connect  # noqa: PLC0415 - see above
-    from batching.store.registry.registry import Registry  # noqa: PLC0415
-
-    with contextlib.closing(connect(url)) as client:
-        Registry(client).forget()
-
-
-class _Progress:
-    """Follows a Redis that reads its file, and says now and then how far it is."""
-
-    def __init__(self, redis: EmbeddedRedis, every_s: float = 5.0) -> None:
-        self._redis = redis
-        self._every_s = every_s
-        self._say_at_s = time.monotonic() + every_s
-
-    def has_begun(self) -> bool:
-        """Returns whether the server answers, be it only that it reads its file."""
-        return self._redis.answers() or self._redis.loaded_percent() is not None
-
-    def has_ended(self) -> bool:
-        """Returns whether the server answers."""
-        if self._redis.answers():
-            return True
-        percent = self._redis.loaded_percent()
-        if percent is not None and time.monotonic() >= self._say_at_s:
-            self._say_at_s += self._every_s
-            print_report(f"Redis reads its data: {percent:.0f} %")
-        return False
 
 
 def models_words(settings: Settings, *, is_new: bool) -> str:
