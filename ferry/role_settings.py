@@ -32,6 +32,7 @@ OF_INGRESS = frozenset(
         "path_aliases",
         "private_key_file",
         "queue_timeout_s",
+        "redis_append_only",
         "snapshot_dir",
         "snapshot_file",
         "token_auth",

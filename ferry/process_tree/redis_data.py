@@ -28,14 +28,15 @@ class DataFolderError(RuntimeError):
 class RedisData:
     """A folder that is locked for one server.
 
-    `lock_fd` belongs to this process and to the Redis that it starts: as long as either lives, no
-    other server opens the folder, and no two write one file.
+    `had_file`: whether an earlier server has left its data. `lock_fd` belongs to this process and
+    to the Redis that it starts: as long as either lives, no other server opens the folder, and no
+    two write one file.
     """
 
     folder: Path
     fsync: str
     lock_fd: int
-    was_empty: bool
+    had_file: bool
 
     @classmethod
     def lock(cls, folder: Path, fsync: str, wait_s: float = _LOCK_WAIT_S) -> Self:
@@ -62,8 +63,7 @@ class RedisData:
         except DataFolderError:
             os.close(lock_fd)
             raise
-        was_empty = not any(folder.glob("appendonlydir/*.manifest"))
-        return cls(folder, fsync, lock_fd, was_empty)
+        return cls(folder, fsync, lock_fd, _has_file(folder))
 
     def release(self) -> None:
         """Gives the folder free, as soon as its Redis has ended, too."""
@@ -71,10 +71,11 @@ class RedisData:
             os.close(self.lock_fd)
 
     def options(self) -> dict[str, str]:
-        """Returns what the server is told about its file."""
+        """Returns what the server is told about its file, which begins with the first job."""
         return {
             "dir": str(self.folder),
-            "appendonly": "yes",
+            # Without `yes` the server would not read a file that is there.
+            "appendonly": "yes" if _has_file(self.folder) else "no",
             "appendfsync": self.fsync,
             # What a crash left half-written is cut off: it was not accepted for longer than a
             # second, or never.
@@ -116,6 +117,10 @@ def lock_data(settings: Settings, fsync: str, warn: Callable[[str], None]) -> Re
     except DataFolderError as error:
         warn(f"jobs end with this server (--data-dir chooses another folder): {error}")
         return None
+
+
+def _has_file(folder: Path) -> bool:
+    return any(folder.glob("appendonlydir/*.manifest"))
 
 
 def _take(lock_fd: int, folder: Path, wait_s: float) -> None:

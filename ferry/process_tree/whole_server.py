@@ -70,7 +70,7 @@ def run_server(
                 cleanup.callback(redis.data.release)
             # For its parts, the default one included; none where it cannot be used.
             folder = redis.data.folder.parent if redis.data is not None else None
-            settings = replace(settings, data_dir=folder)
+            settings = replace(settings, data_dir=folder, redis_append_only=folder is not None)
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )

@@ -15,6 +15,7 @@ from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
 from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.append_only import write_file
 from batching.store.jobs.job_records import FIELDS, Job
 from batching.store.keys import VersionKeys
 from batching.store.open_records import rest_of_record
@@ -62,8 +63,16 @@ class JobStore:
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
     """
 
-    def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        most_waiting: int,
+        memory_share: float = 1.0,
+        *,
+        is_writing_file: bool = False,
+    ) -> None:
         self._client = client
+        self._is_writing_file = is_writing_file
         self._most_waiting = most_waiting
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
@@ -78,6 +87,10 @@ class JobStore:
         version_keys, wire = VersionKeys.of(key), job.wire
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
+        if self._is_writing_file and not server.is_durable:
+            await write_file(self._client)
+            self._servers.clear()
+            server = await self._server(version_keys.tag)
         rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
         priority = "high" if job.is_urgent else "normal"
         arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, priority, self._most_waiting, "new"]

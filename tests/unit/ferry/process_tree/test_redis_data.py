@@ -19,6 +19,13 @@ from tests.support import eventually
 from tests.unit.ferry.process_tree.test_embedded_redis import ask
 
 
+def write_file(server, data):
+    """Has the server write its file, as an ingress does before the first job."""
+    assert not (data.folder / "appendonlydir").exists()
+    ask(server.socket_path, "CONFIG", "SET", "appendonly", "yes")
+    eventually(lambda: any(data.folder.glob("appendonlydir/*.manifest")))
+
+
 def locked(folder):
     return RedisData.lock(folder, FSYNC_EVERY_SECOND, wait_s=0.1)
 
@@ -79,9 +86,10 @@ def test_folder_is_locked_until_its_redis_has_ended(tmp_path):
 def test_redis_that_was_killed_comes_back_without_the_command_that_was_cut_short(tmp_path):
     # Given
     data = locked(tmp_path / "with space")
-    assert data.was_empty
+    assert not data.had_file
     with EmbeddedRedis(find_server(), data=data) as server:
         assert not server.remembers
+        write_file(server, data)
         ask(server.socket_path, "SET", "whole", "1")
         ask(server.socket_path, "SET", "cut", "2")
         os.kill(server.pid, signal.SIGKILL)
@@ -104,6 +112,7 @@ def test_redis_that_reads_its_file_says_how_far_it_is(tmp_path):
     # Given a file that takes some seconds to read: Redis waits before each key
     data = locked(tmp_path / "data")
     with EmbeddedRedis(find_server(), data=data) as server:
+        write_file(server, data)
         for number in range(200):
             ask(server.socket_path, "SET", f"key{number}", os.urandom(25_000).hex())
         ask(server.socket_path, "BGREWRITEAOF")
