@@ -137,7 +137,12 @@ def build_services(
     )
     jobs = JobDoor(
         JobService(
-            JobStore(broker.client, settings.job_backlog, settings.job_memory_share),
+            JobStore(
+                broker.client,
+                settings.job_backlog,
+                settings.job_memory_share,
+                is_writing_file=settings.redis_append_only,
+            ),
             registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,

@@ -52,6 +52,9 @@ class Settings:
     )
     redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
     redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
+    redis_append_only: bool = _setting(
+        False, doc="turn Redis' append-only file on at the first job, as `ferry up` has its own do"
+    )
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
@@ -179,7 +182,7 @@ class Settings:
     )
     snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
     data_dir: Path | None = _setting(
-        None, doc="folder of what outlives a restart: the embedded Redis' data, files of bulk jobs"
+        None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
     )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(

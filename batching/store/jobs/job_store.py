@@ -12,6 +12,7 @@ from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
 from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.append_only import write_file
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
 from batching.store.keys import VersionKeys
@@ -39,8 +40,16 @@ class JobStore:
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
     """
 
-    def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        most_waiting: int,
+        memory_share: float = 1.0,
+        *,
+        is_writing_file: bool = False,
+    ) -> None:
         self._client = client
+        self._is_writing_file = is_writing_file
         self._most_waiting = most_waiting
         self._writer = JobWriter(client, most_waiting)
         self._memory_share = memory_share
@@ -56,6 +65,10 @@ class JobStore:
         version_keys = VersionKeys.of(key)
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
+        if self._is_writing_file and not server.is_durable:
+            await write_file(self._client)
+            self._servers.clear()
+            server = await self._server(version_keys.tag)
         outcome = await self._writer.submit(key, job)
         if outcome.code is SubmitCode.KNOWN:
             return await self.find(job.job_id) or outcome.code
