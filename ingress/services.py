@@ -146,6 +146,7 @@ def build_services(
             registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
+            receivers=settings.receiver_rules(),
             submitters="" if keys is None else KeyScope.INFERENCE,
         )
     )

@@ -14,6 +14,7 @@ from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
 from batching.settings.settings import Settings
 from batching.settings.sources import SettingsError
+from batching.webhooks import read_secrets
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "metrics_mode": ("log", "prometheus", "legacy"),
@@ -54,6 +55,7 @@ def check_settings(settings: Settings) -> None:
     _check_addresses(settings)
     _check_aliases(settings)
     _check_proxies(settings)
+    _check_webhooks(settings)
     _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
@@ -93,6 +95,13 @@ def _check_proxies(settings: Settings) -> None:
     except ValueError as error:
         words = "write addresses, networks such as 10.0.0.0/8, or unix"
         raise SettingsError(f"trusted_proxies: {error}; {words}") from error
+
+
+def _check_webhooks(settings: Settings) -> None:
+    try:
+        read_secrets(settings.webhook_secrets)
+    except ValueError as error:
+        raise SettingsError(f"webhook_secrets: {error}") from error
 
 
 def _check_cors(settings: Settings) -> None:

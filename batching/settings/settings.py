@@ -13,6 +13,7 @@ from typing import Any, Self
 from batching.models.registration import ModelDefaults
 from batching.settings.per_model import model_settings
 from batching.settings.sources import SettingsError, UnusableNow
+from batching.webhooks import ReceiverRules
 
 __all__ = [
     "DEFAULT_ALLOWED_URLS",
@@ -32,7 +33,7 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 DEFAULT_KEY_FILE = "key_file.json"
 
 # Prefixes of fields that each start fills in; the URL of Redis may hold a password, too.
-_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
+_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s", "webhook_secrets")
 
 
 def _setting(default: Any, *, key: str = "", doc: str) -> Any:
@@ -184,6 +185,16 @@ class Settings:
     data_dir: Path | None = _setting(
         None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
     )
+    webhook_secrets: str = _setting(
+        "", doc="one or two whsec_... that sign webhooks of jobs; without them there are none"
+    )
+    webhook_allow_http: bool = _setting(False, doc="let receivers of webhooks be http://, too")
+    webhook_allowed_hosts: str = _setting(
+        "", doc="comma list of receivers' names that may lead into this network"
+    )
+    webhook_ca_file: Path | None = _setting(
+        None, doc="PEM file of the authority behind receivers; default: the system's"
+    )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(
         0.0,
@@ -260,6 +271,12 @@ class Settings:
     def trusts_sockets(self) -> bool:
         """Returns whether those that come by a unix socket are trusted proxies."""
         return "unix" in self._trusted()
+
+    def receiver_rules(self) -> ReceiverRules | None:
+        """Returns which receivers of webhooks there may be; None without secrets."""
+        if not self.webhook_secrets:
+            return None
+        return ReceiverRules.of(self.webhook_allow_http, self.webhook_allowed_hosts)
 
     def _trusted(self) -> list[str]:
         return [text.strip() for text in self.trusted_proxies.split(",") if text.strip()]

@@ -38,6 +38,9 @@ def job_promise(digest: str) -> str:
     return f"{{ferry_jobs:{digest[-1:]}}}:promises:{digest}"
 
 
+# zset   version as JSON -> when its last job with a webhook has gone, Redis ms; TTL of that job
+WEBHOOK_VERSIONS = f"{HOME}:webhook_versions"
+
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 
 LEASE_TTL_MS = 24 * 3600 * 1000
@@ -109,6 +112,14 @@ class VersionKeys:
         deleted by whoever ends it.
         """
         return f"{self.tag}:jobs:"
+
+    @property
+    def webhooks(self) -> str:
+        """Zset '<job id> <event>' -> when a receiver is to hear of it, Redis ms.
+
+        TTL of the longest-lived job in it. Scripts make this name of the prefix of jobs.
+        """
+        return f"{self.job_prefix}webhooks"
 
     @property
     def job_index(self) -> str:

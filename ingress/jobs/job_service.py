@@ -24,8 +24,10 @@ from batching.store.redis_errors import AWAY
 from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.unavailable import memory_full, store_unavailable
+from batching.webhooks import ReceiverRules
 from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone, no_job
 from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
+from ingress.jobs.webhook_headers import read_receiver
 
 # A waiting client hears of a change after at most so long.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
@@ -56,10 +58,12 @@ class JobService:
         timeout_s: float,
         keep_s: float,
         submitters: str = "",
+        receivers: ReceiverRules | None = None,
     ) -> None:
         self._store = store
         # Names the token that they have, and not its value, which is renewed while jobs wait.
         self._submitters = submitters
+        self._receivers = receivers
         self._registry = registry
         self._timeout_s = timeout_s
         self._keep_s = keep_s
@@ -72,6 +76,7 @@ class JobService:
         timeout_s: float | None,
         *,
         is_open_inference: bool = False,
+        base_url: str = "",
     ) -> tuple[Job, bool]:
         """Has a job wait; returns it, and whether it was accepted before under the same key.
 
@@ -81,6 +86,7 @@ class JobService:
             headers: of the request, names in lower case.
             timeout_s: from now to its deadline; None: the usual one.
             is_open_inference: whether its client looks for the errors of that protocol.
+            base_url: of the server as its client sees it, for those who are told of it.
 
         Raises:
             BadRequest: a header that is not understood.
@@ -94,10 +100,11 @@ class JobService:
         ttl_ms = int((timeout_s or self._timeout_s) * 1000)
         keep_ms = int((read_keep_s(headers) or self._keep_s) * 1000)
         is_urgent = read_urgency(headers)
+        receiver = read_receiver(headers, base_url, self._receivers)
         key = read_idempotency_key(headers)
         job_id = secrets.token_hex(16)
         wire = request.to_wire()
-        job = JobRequest(job_id, wire, ttl_ms, keep_ms, is_urgent, is_open_inference)
+        job = JobRequest(job_id, wire, ttl_ms, keep_ms, is_urgent, is_open_inference, receiver)
         try:
             if not key:
                 return await self._accept_or_forget(spec.key, job), False

@@ -195,6 +195,7 @@ class HttpPrediction(Prediction):
                 self._headers,
                 self.timeout_s or None,
                 is_open_inference=self._is_tensors,
+                base_url=self.base_url(),
             )
         except VersionNotFound as error:
             raise await self.service.why_unknown(self.spec, error) from error

@@ -5,6 +5,7 @@ from typing import Any
 
 from batching.protocol import ProtocolError, Reply
 from batching.store.jobs.job_records import Job, JobStatus, Progress
+from batching.store.jobs.webhook_records import Webhook
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 
 
@@ -35,6 +36,7 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         "progress": progress and progress_document(progress),
         "result_url": f"{url}/result",
         "cancel_url": url,
+        "webhook": job.webhook and _webhook(job.webhook),
     }
     return {name: value for name, value in document.items() if value is not None}
 
@@ -67,6 +69,16 @@ def _batch(job: Job, reply: Reply | None) -> dict[str, Any]:
             "run_ms": timing.handler_us // 1000,
         }
     return batch
+
+
+def _webhook(webhook: Webhook) -> dict[str, Any]:
+    found = {
+        "url": webhook.receiver.url,
+        "status": webhook.status,
+        "attempts": webhook.tries,
+        "last_error": webhook.last_error,
+    }
+    return {name: value for name, value in found.items() if value != ""}
 
 
 def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:

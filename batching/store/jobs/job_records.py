@@ -15,6 +15,7 @@ The hash under `VersionKeys.job_prefix` + id:
     finished_ms, result     with the status; the result as the value of a reply key (replies.py),
                             empty when it has been let go
     input                   of one that did not succeed: the wire of its record
+    webhook, webhook_...    whom to tell of it (webhook_records.py)
 """
 
 import re
@@ -24,6 +25,7 @@ from enum import StrEnum
 from typing import Self
 
 from batching.models.spec import VersionKey
+from batching.store.jobs.webhook_records import Webhook
 
 
 class JobStatus(StrEnum):
@@ -59,6 +61,10 @@ FIELDS = (
     "worker",
     "progress",
     "piece_bytes",
+    "webhook",
+    "webhook_tries",
+    "webhook_status",
+    "webhook_error",
 )
 OPEN_INFERENCE = b"open_inference"
 MOST_TEXT_CHARS = 200
@@ -112,6 +118,7 @@ class Job:
     position: int | None = None
     is_durable: bool = True
     is_open_inference: bool = False
+    webhook: Webhook | None = None
 
     @classmethod
     def of(cls, job_id: str, key: VersionKey, fields: Mapping[str, bytes], now_ms: int) -> Self:
@@ -147,6 +154,7 @@ class Job:
             result=fields.get("result", b""),
             is_urgent="priority" in fields,
             is_open_inference=fields.get("protocol") == OPEN_INFERENCE,
+            webhook=Webhook.of(fields),
             worker_id=fields.get("worker", b"").decode(errors="replace"),
             progress=Progress.of(fields.get("progress")),
             piece_bytes=int(fields.get("piece_bytes", 0)),

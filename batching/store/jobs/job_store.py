@@ -15,6 +15,7 @@ from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.append_only import write_file
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
+from batching.store.jobs.webhook_records import Webhook
 from batching.store.keys import VersionKeys
 from batching.store.scripts.loader import ordered_keys, script
 
@@ -82,6 +83,7 @@ class JobStore:
             expires_ms=outcome.now_ms + job.ttl_ms + job.keep_ms,
             is_urgent=job.is_urgent,
             is_open_inference=job.is_open_inference,
+            webhook=Webhook(job.receiver) if job.receiver else None,
             position=None if job.is_urgent or outcome.before > FARTHEST else outcome.before,
             is_durable=server.is_durable,
         )

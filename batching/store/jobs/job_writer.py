@@ -17,6 +17,8 @@ from batching.store.connections.async_held_connection import AsyncHeldConnection
 from batching.store.connections.commands import Command, packed
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import OPEN_INFERENCE
+from batching.store.jobs.webhook_records import Receiver
+from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.scripts import loader as scripts
@@ -41,6 +43,7 @@ class JobRequest:
     keep_ms: int
     is_urgent: bool = False
     is_open_inference: bool = False
+    receiver: Receiver | None = None
 
     @property
     def whole_ms(self) -> int:
@@ -91,6 +94,9 @@ class JobWriter:
                 await at(self._client, version_keys.tag).set(name, value, px=job.whole_ms)
             except OutOfMemoryError:
                 return _NO_MEMORY
+        if job.receiver is not None:
+            # Before there is something to tell of.
+            await note_version(self._client, key, job.whole_ms)
         pending = _Pending(job, asyncio.get_running_loop().create_future())
         self._pending.setdefault(key, []).append(pending)
         if self._writing is None:
@@ -195,4 +201,6 @@ def _arguments(job: JobRequest) -> list[str | int | bytes]:
         job.keep_ms,
         "high" if job.is_urgent else "normal",
         OPEN_INFERENCE if job.is_open_inference else "",
+        job.receiver.encode() if job.receiver is not None else "",
+        "1" if job.receiver is not None and job.receiver.is_start_told else "",
     ]

@@ -22,8 +22,14 @@ _PARTS = {
 
 
 def _source(text: str) -> str:
-    """Returns the script with the parts that it calls in front."""
-    return "".join(part for name, part in _PARTS.items() if f"{name}(" in text) + text
+    """Returns the script with the parts that it calls in front.
+
+    A part may call those that come after it in the order of the alphabet.
+    """
+    for name, part in _PARTS.items():
+        if f"{name}(" in text:
+            text = part + text
+    return text
 
 
 _SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.lua")}

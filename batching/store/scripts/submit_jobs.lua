@@ -4,8 +4,8 @@
 --       9 job queue  10 job prefix  11 job index
 -- ARGV  1 limit: jobs of this version that may wait, urgent ones apart, which count as requests
 --       then per job, at most 500: id, rest of its record (open_records.py), ttl_ms: from now to its
---       deadline, keep_ms: for so long it is kept afterwards, 'high' or 'normal', protocol
---       (job_records.py)
+--       deadline, keep_ms: for so long it is kept afterwards, 'high' or 'normal', and protocol,
+--       webhook and webhook_start, each empty or the job's field (job_records.py)
 -- Returns now_ms, then per job a code and how many waited before it:
 --          1 queued   2 known already (a re-sent submit)   0 too many wait
 --         -1 no such version   -3 no memory, for the job or for its large body
@@ -25,7 +25,7 @@ local was_empty = requests + jobs == 0
 local accepted, longest_ms = 0, 0
 local answer = {now_ms}
 
-local function submit(id, rest, ttl_ms, keep_ms, priority, protocol)
+local function submit(id, rest, ttl_ms, keep_ms, priority, protocol, webhook, webhook_start)
   local name, body = KEYS[10] .. id, KEYS[8] .. id
   local is_known = redis.call('EXISTS', name) == 1
   local is_high = priority == 'high'
@@ -45,6 +45,8 @@ local function submit(id, rest, ttl_ms, keep_ms, priority, protocol)
   redis.call('HSET', name, 'created_ms', now_ms, 'queued_ms', now_ms, 'ttl_ms', ttl_ms, 'keep_ms', keep_ms)
   if is_high then redis.call('HSET', name, 'priority', 'high') end
   if protocol ~= '' then redis.call('HSET', name, 'protocol', protocol) end
+  if webhook ~= '' then redis.call('HSET', name, 'webhook', webhook, 'webhook_status', 'pending') end
+  if webhook_start ~= '' then redis.call('HSET', name, 'webhook_start', webhook_start) end
   redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)
   redis.call('PEXPIRE', body, ttl_ms + keep_ms + 60000)
   redis.call('ZADD', KEYS[11], now_us, id)
@@ -54,9 +56,10 @@ local function submit(id, rest, ttl_ms, keep_ms, priority, protocol)
   return 1, before
 end
 
-for i = 2, #ARGV, 6 do
+for i = 2, #ARGV, 8 do
+  local rest, ttl_ms, keep_ms = ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   answer[#answer + 1], answer[#answer + 2] =
-    submit(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
+    submit(ARGV[i], rest, ttl_ms, keep_ms, ARGV[i + 4], ARGV[i + 5], ARGV[i + 6], ARGV[i + 7])
 end
 if accepted == 0 then return answer end
 
