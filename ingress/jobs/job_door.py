@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 
 from batching.errors import MethodNotAllowed, ServeError
-from batching.request_ids import fresh_request_id
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.http1.exchange import Answer
@@ -14,7 +13,13 @@ from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService
 from ingress.jobs.preferences import Preferences, read_preferences
-from ingress.torchserve.answers import error_answer, json_answer, reply_answer, with_error_key
+from ingress.torchserve.answers import (
+    error_answer,
+    json_answer,
+    quick_json_answer,
+    reply_answer,
+    with_error_key,
+)
 
 JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result|/events)?")
 
@@ -63,7 +68,7 @@ class JobDoor:
         self, job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool
     ) -> Answer:
         """Returns the answer to a request that has become a job."""
-        answer = json_answer(job_document(job, base_url), 202, fresh_request_id())
+        answer = quick_json_answer(job_document(job, base_url), 202)
         answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
         if preferences.is_asked:
             answer.headers.append(("preference-applied", "respond-async"))

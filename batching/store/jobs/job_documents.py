@@ -1,6 +1,7 @@
 """Shows a job as JSON."""
 
 import datetime
+from functools import lru_cache
 from typing import Any
 
 from batching.protocol import ProtocolError, Reply
@@ -93,5 +94,10 @@ def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:
 
 
 def _rfc3339(time_ms: int) -> str:
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(time_s: int) -> str:
+    # The jobs of a second have it in common.
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
