@@ -123,8 +123,9 @@ class AdaptivePolicy:
     def closed_by(self, oldest_age_s: float) -> ClosedBy:
         """Returns why a batch that is not full leaves at this age."""
         # Ages are measured in microseconds.
-        is_late = round(oldest_age_s - self.max_wait_s, 6) >= 0
-        return ClosedBy.DELAY if is_late and self.max_wait_s > 0 else ClosedBy.ADAPTIVE
+        if round(oldest_age_s - self.max_wait_s, 6) < 0:
+            return ClosedBy.ADAPTIVE
+        return ClosedBy.DELAY if self.max_wait_s > 0 else ClosedBy.IDLE
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Learns from a batch: how long each request had waited, and how long the batch took."""
