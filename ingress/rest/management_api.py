@@ -4,6 +4,7 @@ Source: TorchServe 0.12 management API.
 """
 
 import json
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -36,6 +37,7 @@ from ingress.torchserve.routes import MANAGEMENT
 
 _MOST_JOBS = 1000  # of a page
 _JOBS_AT_ONCE = 100
+_CURSOR = re.compile(r"[0-9]{1,20}")
 
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -127,7 +129,7 @@ class _ManagementView:
     def list_jobs(self) -> Response:
         count = min(max(1, int_parameter(request.args, "limit", 100)), _MOST_JOBS)
         cursor = request.args.get("cursor", "")
-        if cursor and not cursor.isdecimal():
+        if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")
         page = self._jobs(min(int(cursor or NEWEST_US), NEWEST_US), count)
         document: dict[str, Any] = {"jobs": [self._job(job) for job in page.jobs]}
