@@ -47,6 +47,7 @@ OWN_SWITCHES = frozenset(
         "config_snapshots",
         "log_files",
         "open_inference_rows",
+        "redis_append_only",
         "token_authorization",
     }
 )
