@@ -25,7 +25,7 @@ DEAD_AFTER_MS = 600_000
 TTL_MS = KEEP_MS = 24 * 3600 * 1000
 BODY_BYTES = 1024
 LIMIT = 32
-AT_ONCE = 64  # submits, each of which holds a connection
+AT_ONCE = 512  # submits, which are written together
 
 
 @dataclass(frozen=True, slots=True)

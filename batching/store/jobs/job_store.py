@@ -1,5 +1,6 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
+import asyncio
 import json
 import logging
 import time
@@ -55,6 +56,7 @@ class JobStore:
         self._writer = JobWriter(client, most_waiting)
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
+        self._looking = asyncio.Lock()
         self._scripts = {verb: script(client, verb) for verb in ("retry_job", "cancel_job")}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
@@ -67,9 +69,7 @@ class JobStore:
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
         if self._is_writing_file and not server.is_durable:
-            await write_file(self._client)
-            self._servers.clear()
-            server = await self._server(version_keys.tag)
+            server = await self._with_file(version_keys.tag)
         outcome = await self._writer.submit(key, job)
         if outcome.code is SubmitCode.KNOWN:
             return await self.find(job.job_id) or outcome.code
@@ -181,17 +181,32 @@ class JobStore:
 
     async def _server(self, tag: str) -> "_Server":
         """Returns how the server of this tag is, as of the last second."""
-        now_s = time.monotonic()
         server = self._servers.get(tag)
-        if server is None or server.looked_s + LOOK_S < now_s:
-            info = await at(self._client, tag).info("memory", "persistence")
-            limit_bytes = info.get("maxmemory", 0) * self._memory_share
-            server = self._servers[tag] = _Server(
-                looked_s=now_s,
-                has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
-                is_durable=info.get("aof_enabled") == 1,
-            )
+        if server is None or server.looked_s + LOOK_S < time.monotonic():
+            # Not each of the many that come at the same time asks.
+            async with self._looking:
+                server = self._servers.get(tag)
+                if server is None or server.looked_s + LOOK_S < time.monotonic():
+                    server = self._servers[tag] = await self._look(tag)
         return server
+
+    async def _with_file(self, tag: str) -> "_Server":
+        """Has the server write a file, and returns how it is then."""
+        async with self._looking:
+            server = self._servers.get(tag)
+            if server is None or not server.is_durable:
+                await write_file(self._client)
+                server = self._servers[tag] = await self._look(tag)
+        return server
+
+    async def _look(self, tag: str) -> "_Server":
+        info = await at(self._client, tag).info("memory", "persistence")
+        limit_bytes = info.get("maxmemory", 0) * self._memory_share
+        return _Server(
+            looked_s=time.monotonic(),
+            has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
+            is_durable=info.get("aof_enabled") == 1,
+        )
 
     async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
         """Returns what the script answers."""
