@@ -23,6 +23,7 @@ from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
 from ingress.http1.base_url import BaseUrls
 from ingress.jobs.job_door import JobDoor
+from ingress.jobs.job_lists import JobLists
 from ingress.jobs.job_service import JobService
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.host_numbers import HostNumbers
@@ -81,6 +82,7 @@ class Services:
     predictor: PredictionService
     http_predictions: HttpPredictions
     jobs: JobDoor
+    job_lists: JobLists
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -135,15 +137,15 @@ def build_services(
             read_metrics_config(settings.metrics_config),
         )
     )
+    job_store = JobStore(
+        broker.client,
+        settings.job_backlog,
+        settings.job_memory_share,
+        is_writing_file=settings.redis_append_only,
+    )
     jobs = JobDoor(
         JobService(
-            JobStore(
-                broker.client,
-                settings.job_backlog,
-                settings.job_memory_share,
-                is_writing_file=settings.redis_append_only,
-            ),
-            registry,
+            job_store,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
             receivers=settings.receiver_rules(),
@@ -173,6 +175,7 @@ def build_services(
             base_urls=BaseUrls(settings.proxies(), trusts_sockets=settings.trusts_sockets),
         ),
         jobs=jobs,
+        job_lists=JobLists(job_store, registry),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(metrics.registry, siblings),

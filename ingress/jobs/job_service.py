@@ -8,8 +8,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 from batching import errors
 from batching.models.entry import no_version
@@ -21,7 +20,6 @@ from batching.store.jobs.job_records import Job, JobStatus
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.redis_errors import AWAY
-from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.unavailable import memory_full, store_unavailable
 from batching.webhooks import ReceiverRules
@@ -31,20 +29,8 @@ from ingress.jobs.webhook_headers import read_receiver
 
 # A waiting client hears of a change after at most so long.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
-_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
 
 LONGEST_S = 30 * 86_400  # from the submit to the deadline
-
-# Later than any job.
-NEWEST_US = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some jobs, newest first, and where the next page begins; None at the end."""
-
-    jobs: list[Job]
-    next_us: int | None
 
 
 class JobService:
@@ -53,7 +39,6 @@ class JobService:
     def __init__(
         self,
         store: JobStore,
-        registry: Registry,
         *,
         timeout_s: float,
         keep_s: float,
@@ -64,7 +49,6 @@ class JobService:
         # Names the token that they have, and not its value, which is renewed while jobs wait.
         self._submitters = submitters
         self._receivers = receivers
-        self._registry = registry
         self._timeout_s = timeout_s
         self._keep_s = keep_s
 
@@ -256,34 +240,6 @@ class JobService:
             return await self.retry(await self.find(job_id))
         except (NotRetryable, JobNotFound):
             return None
-
-    async def page(self, model: str, status: JobStatus | None, before_us: int, count: int) -> Page:
-        """Returns the newest jobs of registered versions before this time.
-
-        Args:
-            model: of this model only; empty: of all.
-            status: in this status only; None: in any.
-            before_us: where the page before ended.
-            count: so many at most.
-        """
-        found: list[Job] = []
-        try:
-            specs = await asyncio.to_thread(self._registry.specs)
-            of_model = [spec.key for spec in specs if model in {"", spec.model_name}]
-            for _ in range(_MOST_LOOKS):
-                pages = [await self._store.newest(key, before_us, count) for key in of_model]
-                newest = sorted(chain(*pages), key=lambda one: one[0], reverse=True)[:count]
-                for time_us, job in newest:
-                    before_us = time_us
-                    if status in {None, job.status}:
-                        found.append(job)
-                    if len(found) == count:
-                        return Page(found, before_us)
-                if not newest:
-                    return Page(found, None)
-        except AWAY as error:
-            raise store_unavailable(error) from error
-        return Page(found, before_us)
 
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str

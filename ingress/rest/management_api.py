@@ -19,7 +19,7 @@ from batching.models.spec import ModelSpec
 from batching.protocol import Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
-from ingress.jobs.job_service import NEWEST_US, Page
+from ingress.jobs.job_lists import NEWEST_US, Page
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import (
     base_url,
@@ -172,8 +172,8 @@ class _ManagementView:
         if status and status not in list(JobStatus):
             raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")
         wanted = JobStatus(status) if status else None
-        service = self._services.jobs.service
-        return self._services.on_loop(service.page(model, wanted, cursor, count))
+        lists = self._services.job_lists
+        return self._services.on_loop(lists.page(model, wanted, cursor, count))
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.
