@@ -72,7 +72,9 @@ class JobStore:
             server = await self._with_file(version_keys.tag)
         outcome = await self._writer.submit(key, job)
         if outcome.code is SubmitCode.KNOWN:
-            return await self.find(job.job_id) or outcome.code
+            if (known := await self.find(job.job_id)) is not None:
+                await self._keep_place(known)
+            return known or outcome.code
         if outcome.code is not SubmitCode.QUEUED:
             return outcome.code
         return Job(
@@ -152,9 +154,13 @@ class JobStore:
         arguments = [job.job_id, self._most_waiting]
         code = SubmitCode(await self._run("retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
-            name = keys.job_place(job.job_id)
-            await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
+            await self._keep_place(again)
         return code
+
+    async def _keep_place(self, job: Job) -> None:
+        """Has the job be found as long as it is there."""
+        name = keys.job_place(job.job_id)
+        await at(self._client, name).pexpireat(name, job.expires_ms + SLACK_MS)
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""

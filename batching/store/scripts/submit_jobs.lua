@@ -27,18 +27,17 @@ local answer = {now_ms}
 
 local function submit(id, rest, ttl_ms, keep_ms, priority, protocol, webhook, webhook_start)
   local name, body = KEYS[10] .. id, KEYS[8] .. id
-  local is_known = redis.call('EXISTS', name) == 1
   local is_high = priority == 'high'
   local before = is_high and requests or jobs
   local code
-  if not max_queue then code = -1
-  elseif is_known then return 2, 0
-  elseif string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then return -3, 0
+  if redis.call('EXISTS', name) == 1 then return 2, 0
+  elseif not max_queue then code = -1
+  elseif string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then code = -3
   elseif before >= (is_high and max_queue or limit) then code = 0
   elseif not push_job(KEYS[5], is_high and KEYS[2] or KEYS[9], is_high, id, rest, ttl_ms, now_us) then code = -3
   end
   if code then
-    if not is_known then redis.call('DEL', body) end
+    redis.call('DEL', body)
     return code, 0
   end
 
@@ -49,7 +48,7 @@ local function submit(id, rest, ttl_ms, keep_ms, priority, protocol, webhook, we
   if webhook_start ~= '' then redis.call('HSET', name, 'webhook_start', webhook_start) end
   redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)
   redis.call('PEXPIRE', body, ttl_ms + keep_ms + 60000)
-  redis.call('ZADD', KEYS[11], now_us, id)
+  redis.call('ZADD', KEYS[11], now_us + accepted, id) -- pages of the list end between two times
   longest_ms = math.max(longest_ms, ttl_ms + keep_ms)
   accepted = accepted + 1
   if is_high then requests = requests + 1 else jobs = jobs + 1 end
