@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, OutOfMemoryError
@@ -143,7 +144,7 @@ class JobWriter:
         places: list[Command] = [
             ("SET", keys.job_place(job.job_id), where, "PX", job.whole_ms) for job in jobs
         ]
-        names = scripts.ordered_keys("submit_jobs", version_keys)
+        names = _key_names(version_keys)
         arguments: list[str | int | bytes] = [self._most_waiting]
         for job in jobs:
             arguments += _arguments(job)
@@ -191,6 +192,11 @@ class JobWriter:
             return await at(self._client, str(place[1])).execute_command(*place)
         except OutOfMemoryError as error:
             return error
+
+
+@lru_cache(maxsize=256)
+def _key_names(version_keys: VersionKeys) -> list[str]:
+    return scripts.ordered_keys("submit_jobs", version_keys)
 
 
 def _arguments(job: JobRequest) -> list[str | int | bytes]:
