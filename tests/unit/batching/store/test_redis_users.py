@@ -57,6 +57,8 @@ SCRIPTS_OF = {
         "report",
         "record",
         "living",
+        "claim_webhooks",
+        "end_webhook",
     },
 }
 
@@ -327,4 +329,6 @@ def test_no_client_gets_in_without_a_name_and_no_password_is_shipped():
         assert "-@all" in rules
         assert not any(rule.startswith("+@") for rule in rules)
         assert {rule for rule in rules if rule[0] == "~"} == patterns
+    # A sender of webhooks finds jobs, and changes no place of one.
+    assert [rule for rule in USERS["worker"] if rule[0] == "%"] == ["%R~{ferry_jobs:*"]
     assert all(key.startswith("{ferry}:") for key in keys.PERMANENT)
