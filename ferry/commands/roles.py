@@ -1,4 +1,4 @@
-"""`ferry ingress`, `node` and `webhooks`: one part of the server in the foreground, as containers run it.
+"""`ferry ingress`, `node` and `webhooks`: one part of the server in the foreground.
 
 Each command imports its part itself, so that no process loads the other one's dependencies: an
 ingress has no torch and a node no flask.

@@ -36,6 +36,7 @@ OWN_KEYS = {
     "drain_timeout",
     "ingress_processes",
     "job_backlog",
+    "trusted_proxies",
     "webhook_secrets",
     "webhook_allow_http",
     "webhook_allowed_hosts",
