@@ -505,7 +505,9 @@ def test_webhooks_need_a_redis_and_secrets(flags, complaint):
 def test_webhooks_send_with_the_settings_of_the_command(monkeypatch):
     # Given
     seen = []
-    monkeypatch.setattr("workers.webhooks.__main__.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr(
+        "workers.webhooks.__main__.run", lambda settings: seen.append(settings) or 0
+    )
     secrets = "whsec_" + "A" * 32
     # When
     flags = ["--redis-url", "redis://127.0.0.1:1", "--webhook-secrets", secrets]
