@@ -51,6 +51,11 @@ async def send_webhooks(settings: Settings) -> None:
 def main() -> int:
     """Returns the exit code: 2 without secrets to sign with."""
     settings, _ = load_settings()
+    return run(settings)
+
+
+def run(settings: Settings) -> int:
+    """Sends with these settings; returns the exit code."""
     configure_logging(settings.log_level)
     if not settings.webhook_secrets:
         log.error("webhooks are signed: set webhook_secrets")
