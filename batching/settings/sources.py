@@ -49,6 +49,7 @@ OWN_SWITCHES = frozenset(
         "open_inference_rows",
         "redis_append_only",
         "token_authorization",
+        "webhook_allow_http",
     }
 )
 
