@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
 LOOK_S = 1.0  # between two questions how a server is
+REFUSED_S = 60.0  # between two tries to have it write a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class JobStore:
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
         self._looking = asyncio.Lock()
+        self._write_file_at_s = 0.0
         self._scripts = {verb: script(client, verb) for verb in ("retry_job", "cancel_job")}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
@@ -69,7 +71,7 @@ class JobStore:
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
         if self._is_writing_file and not server.is_durable:
-            server = await self._with_file(version_keys.tag)
+            server = await self._with_file(server, version_keys.tag)
         outcome = await self._writer.submit(key, job)
         if outcome.code is SubmitCode.KNOWN:
             if (known := await self.find(job.job_id)) is not None:
@@ -196,11 +198,13 @@ class JobStore:
                     server = self._servers[tag] = await self._look(tag)
         return server
 
-    async def _with_file(self, tag: str) -> "_Server":
+    async def _with_file(self, server: "_Server", tag: str) -> "_Server":
         """Has the server write a file, and returns how it is then."""
         async with self._looking:
-            server = self._servers.get(tag)
-            if server is None or not server.is_durable:
+            server = self._servers.get(tag, server)
+            if not server.is_durable and self._write_file_at_s <= time.monotonic():
+                # A server that refuses is not asked for each job.
+                self._write_file_at_s = time.monotonic() + REFUSED_S
                 await write_file(self._client)
                 server = self._servers[tag] = await self._look(tag)
         return server
