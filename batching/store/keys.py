@@ -38,6 +38,11 @@ def job_promise(digest: str) -> str:
     return f"{{ferry_jobs:{digest[-1:]}}}:promises:{digest}"
 
 
+def tag_of(name: str) -> str:
+    """Returns the hash tag of such a key, by which its server is found."""
+    return name[: name.index("}") + 1]
+
+
 # zset   version as JSON -> when its last job with a webhook has gone, Redis ms; TTL of that job
 WEBHOOK_VERSIONS = f"{HOME}:webhook_versions"
 

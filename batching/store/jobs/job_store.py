@@ -17,7 +17,7 @@ from batching.store.jobs.append_only import write_file
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
 from batching.store.jobs.webhook_records import Webhook
-from batching.store.keys import VersionKeys
+from batching.store.keys import VersionKeys, tag_of
 from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class JobStore:
     async def forget(self, job_id: str) -> None:
         """Forgets a job that was refused, and whose id nobody else submits."""
         place = keys.job_place(job_id)
-        await at(self._client, place).unlink(place)
+        await at(self._client, tag_of(place)).unlink(place)
 
     async def promise(self, digest: str, promise: str) -> str | None:
         """Says for some minutes what an idempotency key will stand for; returns what it does.
@@ -109,7 +109,7 @@ class JobStore:
             promise: what it will stand for, if it stands for nothing yet.
         """
         name = keys.job_promise(digest)
-        value: bytes | None = await at(self._client, name).set(
+        value: bytes | None = await at(self._client, tag_of(name)).set(
             name, promise, px=PROMISED_MS, nx=True, get=True
         )
         return None if value is None else value.decode()
@@ -117,7 +117,7 @@ class JobStore:
     async def keep_promise(self, digest: str, ttl_ms: int) -> None:
         """Has the key stand for its job as long as that is there."""
         name = keys.job_promise(digest)
-        await at(self._client, name).pexpire(name, ttl_ms)
+        await at(self._client, tag_of(name)).pexpire(name, ttl_ms)
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
@@ -162,7 +162,7 @@ class JobStore:
     async def _keep_place(self, job: Job) -> None:
         """Has the job be found as long as it is there."""
         name = keys.job_place(job.job_id)
-        await at(self._client, name).pexpireat(name, job.expires_ms + SLACK_MS)
+        await at(self._client, tag_of(name)).pexpireat(name, job.expires_ms + SLACK_MS)
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""
@@ -252,7 +252,7 @@ class JobStore:
 
     async def _version_of(self, job_id: str) -> VersionKey | None:
         name = keys.job_place(job_id)
-        value = await at(self._client, name).get(name)
+        value = await at(self._client, tag_of(name)).get(name)
         if value is None:
             return None
         try:

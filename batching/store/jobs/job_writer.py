@@ -20,7 +20,7 @@ from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import OPEN_INFERENCE
 from batching.store.jobs.webhook_records import Receiver
 from batching.store.jobs.webhook_store import note_version
-from batching.store.keys import VersionKeys
+from batching.store.keys import VersionKeys, tag_of
 from batching.store.open_records import rest_of_record
 from batching.store.scripts import loader as scripts
 
@@ -105,7 +105,7 @@ class JobWriter:
         outcome = await pending.outcome
         if outcome.code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
             place = keys.job_place(job.job_id)
-            await at(self._client, place).pexpire(place, PROMISED_MS)
+            await at(self._client, tag_of(place)).pexpire(place, PROMISED_MS)
         return outcome
 
     async def close(self) -> None:
@@ -189,7 +189,7 @@ class JobWriter:
 
     async def _set(self, place: Command) -> Any:
         try:
-            return await at(self._client, str(place[1])).execute_command(*place)
+            return await at(self._client, tag_of(str(place[1]))).execute_command(*place)
         except OutOfMemoryError as error:
             return error
 
