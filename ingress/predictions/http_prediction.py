@@ -187,7 +187,7 @@ class HttpPrediction(Prediction):
 
     async def _send_job(self, request: Request, preferences: Preferences) -> None:
         assert self.spec is not None
-        door = self.shared.jobs
+        door, base_url = self.shared.jobs, self.base_url()
         try:
             job, is_replayed = await door.service.submit(
                 self.spec,
@@ -195,7 +195,7 @@ class HttpPrediction(Prediction):
                 self._headers,
                 self.timeout_s or None,
                 is_open_inference=self._is_tensors,
-                base_url=self.base_url(),
+                base_url=base_url,
             )
         except VersionNotFound as error:
             raise await self.service.why_unknown(self.spec, error) from error
@@ -205,7 +205,7 @@ class HttpPrediction(Prediction):
         if job.status.is_final and preferences.wait_s:
             answer = await door.in_time(job, preferences)
         else:
-            answer = door.accepted(job, self.base_url(), preferences, is_replayed=is_replayed)
+            answer = door.accepted(job, base_url, preferences, is_replayed=is_replayed)
         if not self.is_over:
             self.is_over = True
             self.service.end(self, answer.status, None, "")
