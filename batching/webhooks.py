@@ -79,14 +79,17 @@ class ReceiverRules:
         # Parsers disagree about blanks, control characters, `\\` and `user@`.
         if len(url) > MOST_URL_CHARS or not _PLAIN.fullmatch(url) or "\\" in url:
             raise ValueError(f"a URL of {MOST_URL_CHARS} printable ASCII characters at most")
-        parts = urlsplit(url)
-        if parts.scheme not in DEFAULT_PORTS or parts.port == 0 or not parts.hostname:
-            raise ValueError("an https:// URL")
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname or "").rstrip("."), parts.port
+        except ValueError:  # with words of its own
+            host, port = "", 0
+        if not host or port == 0 or parts.scheme not in DEFAULT_PORTS:
+            raise ValueError("an https:// URL of a host, with a port from 1 to 65535 if any")
         if parts.scheme == "http" and not self.is_http_allowed:
             raise ValueError("an https:// URL; this server has webhook_allow_http off")
         if "@" in parts.netloc or parts.fragment or "%" in parts.netloc:
             raise ValueError("a URL without a user, an escape in its host, or a fragment")
-        host = parts.hostname.rstrip(".")
         address = _address(host)
         is_inside = _LOCAL_NAMES.fullmatch(host) if address is None else not is_public(address)
         if is_inside and not self.is_allowed(host):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from batching.metrics.declared import read_metrics_config
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
+from batching.settings.trusted_proxies import TrustedProxies
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
 from batching.store.ingress_side.broker import Broker
@@ -150,7 +151,8 @@ def build_services(
             keep_s=settings.job_result_ttl_s,
             receivers=settings.receiver_rules(),
             submitters="" if keys is None else KeyScope.INFERENCE,
-        )
+        ),
+        BaseUrls(TrustedProxies.of(settings.trusted_proxies)),
     )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
@@ -172,7 +174,6 @@ def build_services(
             is_open_inference=settings.open_inference_rows,
             max_response_size_bytes=settings.max_response_size_bytes,
             jobs=jobs,
-            base_urls=BaseUrls(settings.proxies(), trusts_sockets=settings.trusts_sockets),
         ),
         jobs=jobs,
         job_lists=JobLists(job_store, registry),

@@ -14,6 +14,7 @@ from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
 from batching.settings.settings import Settings
 from batching.settings.sources import SettingsError
+from batching.settings.trusted_proxies import TrustedProxies
 from batching.webhooks import read_secrets
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -91,7 +92,7 @@ def _check_aliases(settings: Settings) -> None:
 
 def _check_proxies(settings: Settings) -> None:
     try:
-        settings.proxies()
+        TrustedProxies.of(settings.trusted_proxies)
     except ValueError as error:
         words = "write addresses, networks such as 10.0.0.0/8, or unix"
         raise SettingsError(f"trusted_proxies: {error}; {words}") from error

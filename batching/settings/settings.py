@@ -6,7 +6,6 @@ environment variable is `FERRY_` and either of them in upper case. `loading` rea
 
 import dataclasses
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Self
 
@@ -259,27 +258,11 @@ class Settings:
         pairs = (one.strip().partition("=") for one in self.path_aliases.split(",") if one.strip())
         return {path.rstrip("/"): route for path, _, route in pairs}
 
-    def proxies(self) -> list[IPv4Network | IPv6Network]:
-        """Returns the networks of `trusted_proxies`.
-
-        Raises:
-            ValueError: one of them is none.
-        """
-        return [ip_network(text) for text in self._trusted() if text != "unix"]
-
-    @property
-    def trusts_sockets(self) -> bool:
-        """Returns whether those that come by a unix socket are trusted proxies."""
-        return "unix" in self._trusted()
-
     def receiver_rules(self) -> ReceiverRules | None:
         """Returns which receivers of webhooks there may be; None without secrets."""
         if not self.webhook_secrets:
             return None
         return ReceiverRules.of(self.webhook_allow_http, self.webhook_allowed_hosts)
-
-    def _trusted(self) -> list[str]:
-        return [text.strip() for text in self.trusted_proxies.split(",") if text.strip()]
 
     def keys_path(self) -> Path | None:
         """Returns the path of the key file; None without tokens."""

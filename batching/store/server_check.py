@@ -56,7 +56,7 @@ def check_server(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server tells of itself. `fsync` is empty where this user may not ask for it."""
+    """Holds what a server tells of itself. `fsync` is empty where this user may not ask for it."""
 
     version: str
     policy: str

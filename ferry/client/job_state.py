@@ -19,7 +19,7 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far the handler said it is: a share from 0 to 1, and a few words."""
+    """Holds how far the handler said it is: a share from 0 to 1, and a few words."""
 
     share: float
     text: str = ""

@@ -21,7 +21,7 @@ _LOCK_POLL_S = 0.05
 
 
 class DataFolderError(RuntimeError):
-    """The folder cannot be used; the text says why."""
+    """Says why the folder cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

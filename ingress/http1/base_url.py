@@ -5,28 +5,23 @@ them; they are no standard. `Forwarded` (RFC 7239), which few proxies send, is n
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from collections.abc import Mapping
+
+from batching.settings.trusted_proxies import TrustedProxies
 
 # Of what a client sends, only this may get into a URL: no user, path, comma or control character.
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _PREFIX = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+)+")
 _MOST_PREFIX_CHARS = 256
 
+_NO_PROXIES = TrustedProxies()
+
 
 class BaseUrls:
-    """Makes base URLs; what is not well-formed in a header is ignored.
+    """Makes base URLs; what is not well-formed in a header is ignored."""
 
-    Args:
-        proxies: the networks of those that are believed.
-        trusts_sockets: whether those that come by a unix socket are.
-    """
-
-    def __init__(
-        self, proxies: Sequence[IPv4Network | IPv6Network] = (), *, trusts_sockets: bool = False
-    ) -> None:
-        self._proxies = tuple(proxies)
-        self._trusts_sockets = trusts_sockets
+    def __init__(self, proxies: TrustedProxies = _NO_PROXIES) -> None:
+        self._proxies = proxies
 
     def of(self, headers: Mapping[str, str], *, scheme: str, peer: str) -> str:
         """Returns the URL without a slash at the end.
@@ -37,7 +32,7 @@ class BaseUrls:
             peer: the address at the other end of the connection; empty for a unix socket.
         """
         host = _well_formed(_HOST, headers.get("host", "")) or "localhost"
-        if not self._is_trusted(peer):
+        if not self._proxies.has(peer):
             return f"{scheme}://{host}"
         host = _well_formed(_HOST, _last(headers, "x-forwarded-host")) or host
         forwarded_scheme = _last(headers, "x-forwarded-proto").lower()
@@ -47,22 +42,6 @@ class BaseUrls:
         if len(prefix) > _MOST_PREFIX_CHARS:
             prefix = ""
         return f"{scheme}://{host}{_well_formed(_PREFIX, prefix)}"
-
-    def _is_trusted(self, peer: str) -> bool:
-        if not peer:
-            return self._trusts_sockets
-        if not self._proxies:
-            return False
-        try:
-            address = ip_address(peer)
-        except ValueError:
-            return False
-        # A listener for both families sees IPv4 so.
-        address = getattr(address, "ipv4_mapped", None) or address
-        return any(address in network for network in self._proxies)
-
-
-NO_PROXIES = BaseUrls()
 
 
 def _last(headers: Mapping[str, str], name: str) -> str:

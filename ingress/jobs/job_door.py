@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping
 
 from batching.errors import MethodNotAllowed, ServeError
+from batching.models.spec import ModelSpec
+from batching.protocol import Request
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
+from ingress.http1.base_url import BaseUrls
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
@@ -30,8 +33,9 @@ _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 class JobDoor:
     """Turns requests about jobs into answers; errors are answers too."""
 
-    def __init__(self, service: JobService) -> None:
+    def __init__(self, service: JobService, base_urls: BaseUrls) -> None:
         self.service = service
+        self.base_urls = base_urls
 
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str
@@ -64,20 +68,47 @@ class JobDoor:
         except ServeError as error:
             return error_answer(error)
 
-    def accepted(
-        self, job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool
+    async def take(
+        self,
+        spec: ModelSpec,
+        request: Request,
+        headers: Mapping[str, str],
+        preferences: Preferences,
+        *,
+        timeout_s: float | None,
+        base_url: str,
+        is_open_inference: bool,
     ) -> Answer:
-        """Returns the answer to a request that has become a job."""
-        answer = quick_json_answer(job_document(job, base_url), 202)
-        answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
-        if preferences.is_asked:
-            answer.headers.append(("preference-applied", "respond-async"))
-        answer.headers.append(_retry_after(job))
-        if is_replayed:
-            answer.headers.append(("idempotency-replayed", "true"))
-        return answer
+        """Has a prediction become a job; returns that, or the ordinary answer if it comes in time.
 
-    async def in_time(self, job: Job, preferences: Preferences) -> Answer:
+        Args:
+            spec: of the version that runs it.
+            request: let go before the wait.
+            headers: of the request, names in lower case.
+            preferences: of its client.
+            timeout_s: from now to its deadline; None: the usual one.
+            base_url: of the server as this client sees it.
+            is_open_inference: whether the client looks for the errors of that protocol.
+
+        Raises:
+            ServeError: it was refused, or there is no result.
+        """
+        job, is_replayed = await self.service.submit(
+            spec,
+            request,
+            headers,
+            timeout_s,
+            is_open_inference=is_open_inference,
+            base_url=base_url,
+        )
+        del request
+        if preferences.wait_s and not job.status.is_final:
+            job = await self.service.wait(job.job_id, preferences.wait_s, for_end=True)
+        if job.status.is_final and preferences.wait_s:
+            return await self._in_time(job, preferences)
+        return _accepted(job, base_url, preferences, is_replayed=is_replayed)
+
+    async def _in_time(self, job: Job, preferences: Preferences) -> Answer:
         """Returns the ordinary answer of a job that has finished while its client waited.
 
         Raises:
@@ -101,6 +132,18 @@ class JobDoor:
         reply = await self.service.result(job)
         answer = reply_answer(reply, job.job_id)
         return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
+
+
+def _accepted(job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool) -> Answer:
+    """Returns the answer to a request that has become a job."""
+    answer = quick_json_answer(job_document(job, base_url), 202)
+    answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
+    if preferences.is_asked:
+        answer.headers.append(("preference-applied", "respond-async"))
+    answer.headers.append(_retry_after(job))
+    if is_replayed:
+        answer.headers.append(("idempotency-replayed", "true"))
+    return answer
 
 
 def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:

@@ -134,4 +134,4 @@ class InferenceRouter:
 
 def _base_url(shared: HttpPredictions, exchange: Exchange) -> str:
     fields, peer = exchange.fields, host_of(exchange.client)
-    return shared.base_urls.of(fields, scheme=exchange.scheme, peer=peer)
+    return shared.jobs.base_urls.of(fields, scheme=exchange.scheme, peer=peer)

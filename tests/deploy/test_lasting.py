@@ -24,7 +24,7 @@ LASTING = {"--appendonly": "yes", "--appendfsync": "everysec", "--maxmemory-poli
 
 
 def triggers():
-    """The queries of the example, as for the namespace of the other tests."""
+    """Returns the queries of the example, as for the namespace of the other tests."""
     found = yaml.safe_load(JOBS.read_text())["spec"]["triggers"]
     named = [
         f'namespace="default",job="{NAME}-metrics"' in one["metadata"]["query"] for one in found
@@ -37,7 +37,7 @@ def triggers():
 
 
 def options(words):
-    """The options of a command line by their names, with Compose's defaults for its variables."""
+    """Returns a command line's options by name, with Compose's defaults for its variables."""
     words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in words if word != "redis-server"]
     return dict(zip(words[::2], words[1::2], strict=True))
 

@@ -47,14 +47,14 @@ OWN = {"x-request-id", "date"}
 
 @dataclass
 class Guarded:
-    """The server, its keys, and the file that lets its handler go on."""
+    """Holds the server, its keys, and the file that lets its handler go on."""
 
     server: FerryServer
     keys: Mapping[str, Any]
     gate: Path
 
     def ask(self, method: str, path: str, key: str = "inference", **options: Any) -> Any:
-        """The answer of the inference port, or with a path of `management:`, of that one."""
+        """Returns the inference port's answer, or with a path of `management:`, that one's."""
         port, _, rest = path.rpartition(":/")
         base = self.server.management if port == "management" else self.server.inference
         headers = dict(options.pop("headers", {}))

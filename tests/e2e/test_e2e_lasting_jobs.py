@@ -1,8 +1,6 @@
 """`ferry up` ends, in good order or not at all, and starts again: its jobs are still there."""
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,24 +17,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(IS_ON_CLUSTER, reason="this is about a Redis of `ferry up`'s own"),
 ]
-
-Start = Callable[..., FerryServer]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a server of this store, on the first one's ports; whatever happens, all end."""
-    servers: list[FerryServer] = []
-
-    def start_one(*arguments: str, port_base: int | None = None) -> FerryServer:
-        port_base = port_base or (servers[0].port if servers else None)
-        servers.append(FerryServer(tmp_path, *arguments, port_base=port_base))
-        servers[-1].wait_started()
-        return servers[-1]
-
-    yield start_one
-    for server in servers:
-        server.process.kill()
 
 
 def submit(server: FerryServer, body: str, **headers: str) -> dict[str, Any]:

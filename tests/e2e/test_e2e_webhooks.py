@@ -133,6 +133,15 @@ def make_due(server: FerryServer) -> None:
             client.zadd(name, {event: 0})
 
 
+def due_in_s(server: FerryServer, job: dict[str, Any]) -> float:
+    """In how many seconds the job's receiver is tried again; 0 if it is not."""
+    name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
+    with closing(_redis(server)) as client:
+        seconds, _ = client.time()
+        due_ms = client.zscore(name, f"{job['id']} succeeded")
+    return 0.0 if due_ms is None else due_ms / 1000 - seconds
+
+
 def _redis(server: FerryServer) -> redis.Redis:
     lines = [" ".join(process.cmdline()) for process in _children(server)]
     [path] = [
@@ -178,6 +187,9 @@ def test_receiver_that_fails_is_told_again_with_the_same_id(
             lambda tries=tries: (one := webhook_of(server, job))["attempts"] == tries and one, 10
         )
         assert found["status"] == ("delivered" if tries == 3 else "pending")
+        # After the first try in about 5 s, after the second in about 5 min.
+        wait_s = [0, 5, 300, 0][tries]
+        assert 0.5 * wait_s - 3 < due_in_s(server, job) < 1.2 * wait_s + 0.1
         make_due(server)
     assert len(ids) == 1
     assert "last_error" not in found

@@ -9,6 +9,7 @@ import sys
 from batching.process.logs import configure_logging
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
+from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect_async, store_url
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.webhook_store import WebhookStore
@@ -35,15 +36,17 @@ async def send_webhooks(settings: Settings) -> None:
         read_secrets(settings.webhook_secrets),
         OutageLog(log, settings.redis_url),
     )
-    running = asyncio.ensure_future(sender.run())
-    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(sender.run())
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([running])
-        if not running.cancelled():
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
             running.result()
     finally:
+        await end_tasks([running, stopping])
         await delivery.close()
         await client.aclose()
 

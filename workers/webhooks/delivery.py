@@ -6,6 +6,7 @@ rebinding waits for.
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from workers.webhooks.messages import Message
 
 TRY_S = 15.0
 _MOST_ANSWER_BYTES = 65_536
+_REST_S = 2.0  # for the body of an answer
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -88,7 +90,7 @@ class Delivery:
                 content=message.body,
                 headers={**message.headers, "host": parts.netloc, "accept-encoding": "identity"},
                 # TLS asks for the name, not the address, and checks its certificate.
-                extensions={"sni_hostname": host},
+                extensions={"sni_hostname": host.rstrip(".")},
             )
             try:
                 answer = await self._client.send(request, stream=True)
@@ -104,9 +106,14 @@ class Delivery:
 
 
 async def _read_some(answer: httpx.Response) -> None:
-    """Reads the answer's body up to a bound, so that an honest receiver can finish writing."""
+    """Reads the answer's body up to a bound, so that an honest receiver can finish writing.
+
+    Its status has been heard: what goes wrong from here on does not matter.
+    """
     size_bytes = 0
-    async for chunk in answer.aiter_raw():
-        size_bytes += len(chunk)
-        if size_bytes > _MOST_ANSWER_BYTES:
-            return
+    with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):
+        async with asyncio.timeout(_REST_S):
+            async for chunk in answer.aiter_raw():
+                size_bytes += len(chunk)
+                if size_bytes > _MOST_ANSWER_BYTES:
+                    return

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.webhook_records import Outcome
 from batching.store.jobs.webhook_store import Event, WebhookStore
@@ -17,9 +19,10 @@ from workers.webhooks.schedule import after, words_of
 
 POLL_S = 1.0
 MOST_AT_ONCE = 50
-# One receiver that hangs is to leave room for the others.
-MOST_PER_HOST = 4
-BUSY_S = 1.0
+# A receiver that answers at once may have most of them; one that is slow leaves room for others.
+MOST_PER_HOST, MOST_PER_SLOW_HOST = 40, 4
+SLOW_S = 1.0
+MOST_HOSTS = 1000  # that are remembered as slow
 # Longer than a try and what is around it.
 LEASE_S = 4 * TRY_S
 
@@ -47,7 +50,7 @@ class WebhookSender:
         self._outage = outage
         self._poll_s = poll_s
         self._lease_ms = int(lease_s * 1000)
-        self._hosts: Counter[str] = Counter()
+        self._hosts: dict[str, _Host] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -55,11 +58,12 @@ class WebhookSender:
         try:
             while True:
                 count = await self._take_some()
-                if not count or len(self._tasks) >= MOST_AT_ONCE:
+                if len(self._tasks) >= MOST_AT_ONCE:
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                elif not count:
                     await asyncio.sleep(self._poll_s)
         finally:
-            for task in self._tasks:
-                task.cancel()
+            await end_tasks(self._tasks)
 
     async def _take_some(self) -> int:
         try:
@@ -89,22 +93,58 @@ class WebhookSender:
             await self._webhooks.end(event, Outcome.FAILED)
             return
         receiver = job.webhook.receiver
-        host = urlsplit(receiver.url).hostname or ""
-        if self._hosts[host] >= MOST_PER_HOST:
-            await self._webhooks.end(event, Outcome.BUSY, int(BUSY_S * 1000))
+        name = urlsplit(receiver.url).hostname or ""
+        host = self._hosts.setdefault(name, _Host())
+        if not host.has_room:
+            await self._webhooks.end(event, Outcome.BUSY, int(host.wait_s * 1000))
             return
-        self._hosts[host] += 1
-        try:
-            heard = await self._delivery.post(
-                receiver.url, write_message(event, job, receiver, self._keys)
-            )
-        finally:
-            self._hosts[host] -= 1
-            if not self._hosts[host]:
-                del self._hosts[host]
+        with host.trying():
+            message = write_message(event, job, receiver, self._keys)
+            heard = await self._delivery.post(receiver.url, message)
+        if host.is_forgettable or len(self._hosts) > MOST_HOSTS:
+            self._hosts.pop(name, None)
         outcome, again_s = after(heard, event.tries)
         words = words_of(heard)
         if words:
-            told = (event.job_id, event.name, host, words, outcome)
+            told = (event.job_id, event.name, name, words, outcome)
             log.warning("webhook job=%s event=%s host=%s: %s, %s", *told)
         await self._webhooks.end(event, outcome, int(again_s * 1000), words)
+
+
+class _Host:
+    """Counts the tries that are under way to one host, and knows how slow it is."""
+
+    def __init__(self) -> None:
+        self._began_s: list[float] = []
+        self._took_s = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Returns whether one more may be tried."""
+        is_slow = max(self._took_s, self._oldest_s) > SLOW_S
+        return len(self._began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
+
+    @property
+    def wait_s(self) -> float:
+        """Returns for how long an event is put back: the slower the host, the longer."""
+        return max(POLL_S, self._oldest_s)
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Returns whether a new one would be the same."""
+        return not self._began_s and self._took_s <= SLOW_S
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Counts a try, for the length of a with block."""
+        began_s = time.monotonic()
+        self._began_s.append(began_s)
+        try:
+            yield
+        finally:
+            self._began_s.remove(began_s)
+            self._took_s = time.monotonic() - began_s
+
+    @property
+    def _oldest_s(self) -> float:
+        return time.monotonic() - self._began_s[0] if self._began_s else 0.0

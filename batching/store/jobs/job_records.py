@@ -72,7 +72,7 @@ MOST_TEXT_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the handler said it is: a share from 0 to 1, and a few words."""
+    """Holds how far the handler said it is: a share from 0 to 1, and a few words."""
 
     share: float
     text: str

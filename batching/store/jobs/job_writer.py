@@ -53,7 +53,7 @@ class JobRequest:
 
 
 class Outcome(NamedTuple):
-    """What became of a submit: Redis' time, and how many jobs waited before this one."""
+    """Says what became of a submit: Redis' time, and how many jobs waited before this one."""
 
     code: SubmitCode
     now_ms: int = 0

@@ -18,7 +18,7 @@ STARTED = "started"
 
 
 class Outcome(StrEnum):
-    """How a try ended; after the last two the event is due again."""
+    """Says how a try ended; after the last two the event is due again."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
@@ -41,7 +41,7 @@ class Receiver(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Webhook(msgspec.Struct, frozen=True):
-    """How far a receiver has been told."""
+    """Says how far a receiver has been told."""
 
     receiver: Receiver
     status: str = Outcome.PENDING

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,9 @@ class WebhookStore:
     async def claim(self, count: int, lease_ms: int) -> list[Event]:
         """Returns up to so many events that are due; for `lease_ms` they are this sender's."""
         found: list[Event] = []
-        for key in await self._versions():
+        versions = await self._versions()
+        random.shuffle(versions)  # many events of one are not to hide those of the others
+        for key in versions:
             if len(found) == count:
                 break
             arguments = [count - len(found), lease_ms]

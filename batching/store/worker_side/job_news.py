@@ -12,7 +12,7 @@ MOST_PIECES = 64
 
 @dataclass(slots=True)
 class JobNews:
-    """What is new: its progress, None if that is as it was, and pieces of its answer.
+    """Holds what is new: its progress, None if that is as it was, and pieces of its answer.
 
     Each piece is the place of its first byte in the answer, and at most `CHUNK_LIMIT_BYTES`.
     """

@@ -125,6 +125,12 @@ def test_receiver_that_may_lead_inside_is_refused(url):
         RULES.check_url(url)
 
 
+@pytest.mark.parametrize("url", ["https://x:99999/", "https://x:y/", "https://[/", "https://./"])
+def test_url_that_is_none_is_told_what_it_should_be(url):
+    with pytest.raises(ValueError, match="an https:// URL of a host, with a port from 1 to 65535"):
+        RULES.check_url(url)
+
+
 def test_plain_http_is_for_those_who_allow_it():
     assert ReceiverRules.of(True, "").check_url("http://receiver.example/").scheme == "http"
 

@@ -1,12 +1,11 @@
 """Which URLs clients are told, directly and behind proxies."""
 
-from ipaddress import ip_network
-
 import pytest
 
-from ingress.http1.base_url import NO_PROXIES, BaseUrls
+from batching.settings.trusted_proxies import TrustedProxies
+from ingress.http1.base_url import BaseUrls
 
-PROXIES = BaseUrls([ip_network("10.1.0.0/16"), ip_network("fd00::/8")])
+PROXIES = BaseUrls(TrustedProxies.of("10.1.0.0/16, fd00::/8"))
 FORWARDED = {
     "host": "inside:8080",
     "x-forwarded-proto": "https",
@@ -28,12 +27,14 @@ def test_trusted_proxy_says_what_its_client_asked(peer):
 @pytest.mark.parametrize("peer", ["10.2.0.1", "127.0.0.1", "::1", "::ffff:10.2.0.1", "", "x"])
 def test_others_are_not_believed(peer):
     assert base_url(FORWARDED, peer) == "http://inside:8080"
-    assert base_url(FORWARDED, "10.1.2.3", NO_PROXIES) == "http://inside:8080"
+    assert base_url(FORWARDED, "10.1.2.3", BaseUrls()) == "http://inside:8080"
 
 
 def test_unix_sockets_are_believed_where_that_is_set():
-    assert base_url(FORWARDED, "", BaseUrls(trusts_sockets=True)) == OUTSIDE
-    assert base_url(FORWARDED, "10.1.2.3", BaseUrls(trusts_sockets=True)) == "http://inside:8080"
+    assert base_url(FORWARDED, "", BaseUrls(TrustedProxies.of("unix"))) == OUTSIDE
+    assert (
+        base_url(FORWARDED, "10.1.2.3", BaseUrls(TrustedProxies.of("unix"))) == "http://inside:8080"
+    )
 
 
 def test_what_the_nearest_proxy_wrote_counts():

@@ -1,12 +1,12 @@
 """Jobs through both HTTP doors, and while Redis is away."""
 
 import re
-from ipaddress import ip_network
 
 import pytest
 import requests
 from requests.structures import CaseInsensitiveDict
 
+from batching.settings.trusted_proxies import TrustedProxies
 from batching.store.jobs.job_records import JobStatus
 from ingress.http1.base_url import BaseUrls
 from ingress.role import Role
@@ -79,8 +79,8 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
 @pytest.mark.parametrize("is_trusted", [True, False], ids=["trusted", "unknown"])
 def test_urls_are_those_of_a_trusted_proxy(ask, echo, is_trusted):
     # Given
-    proxies = [ip_network("127.0.0.0/8")] if is_trusted else [ip_network("10.0.0.0/8")]
-    echo.services.http_predictions.base_urls = BaseUrls(proxies)
+    proxies = TrustedProxies.of("127.0.0.0/8" if is_trusted else "10.0.0.0/8")
+    echo.services.jobs.base_urls = BaseUrls(proxies)
     forwarded = {
         "Host": "inside:1",
         "X-Forwarded-Proto": "https",

@@ -1,7 +1,9 @@
 """One try at a receiver: to whom the connection goes, and what is taken of the answer."""
 
 import asyncio
+import contextlib
 import ssl
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -23,13 +25,27 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.seen.append((self.headers["host"], self.path, self.headers["webhook-id"], body))
-        status = int(self.path.strip("/"))
-        self.send_response(status)
+        status, _, kind = self.path.strip("/").partition("-")
+        self.send_response(int(status))
         self.send_header("retry-after", "7")
-        if status == 302:
+        if status == "302":
             self.send_header("location", "/200")
+        if kind == "held":
+            self.send_header("content-length", "10")
         self.end_headers()
-        self.wfile.write(b"x" * (10_000_000 if status == 201 else 10))
+        if kind == "held":
+            self.server.end.wait(60)
+        elif kind == "large":
+            self._write_much()
+        elif kind == "cut":
+            self.connection.close()
+
+    def _write_much(self):
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                self.wfile.write(b"x" * 100_000)
+                self.server.written_bytes += 100_000
+        self.server.end.set()
 
     def log_message(self, *arguments):
         pass
@@ -55,12 +71,13 @@ def certificates(tmp_path_factory):
 @pytest.fixture
 def receiver(certificates):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.seen = []
+    server.seen, server.written_bytes, server.end = [], 0, threading.Event()
     server.socket = server_context(certificates, "elsewhere").wrap_socket(
         server.socket, server_side=True
     )
     with serving(server):
         yield server
+        server.end.set()
 
 
 @pytest.fixture
@@ -117,13 +134,53 @@ def test_name_is_resolved_once(receiver, post):
     assert len(receiver.seen) == 1
 
 
+def test_name_that_is_rebound_leads_to_nobody(receiver, post, monkeypatch):
+    # Given a name that is not allowed: public when it is checked, and this host afterwards
+    names = Names(["203.0.114.1"], ["127.0.0.1"])
+    connected = []
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def noting(loop, protocol, host=None, port=None, **options):
+        connected.append(host)
+        # Nobody's: no test sends anything to a network.
+        raise OSError(f"no way to {host}")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", noting)
+    # When
+    heard = post(f"https://{NAME}:{receiver.server_port}/200", names, allowed="")
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", connect)
+    # Then only what was checked was tried, and the name was not asked for again
+    assert heard.status == 0
+    assert connected == ["203.0.114.1"]
+    assert len(names.asked) == 1
+    assert receiver.seen == []
+
+
+@pytest.mark.parametrize("kind", ["held", "cut"])
+def test_status_that_was_heard_counts_whatever_becomes_of_the_body(receiver, post, kind):
+    assert (
+        post(f"https://{NAME}:{receiver.server_port}/200-{kind}", Names(["127.0.0.1"])).status
+        == 200
+    )
+
+
+def test_name_may_end_in_a_dot(receiver, post):
+    names = Names(["127.0.0.1"])
+    assert post(f"https://{NAME}.:{receiver.server_port}/200", names).status == 200
+
+
 def test_redirect_is_not_followed(receiver, post):
     assert post(f"https://{NAME}:{receiver.server_port}/302", Names(["127.0.0.1"])).status == 302
     assert len(receiver.seen) == 1
 
 
 def test_large_answer_is_not_read_to_its_end(receiver, post):
-    assert post(f"https://{NAME}:{receiver.server_port}/201", Names(["127.0.0.1"])).status == 201
+    assert (
+        post(f"https://{NAME}:{receiver.server_port}/201-large", Names(["127.0.0.1"])).status == 201
+    )
+    assert receiver.end.wait(10)
+    # What was underway in buffers, of 100 MB.
+    assert receiver.written_bytes < 20_000_000
 
 
 def test_receiver_that_cannot_be_reached_is_an_error_and_no_exception(receiver, post):
