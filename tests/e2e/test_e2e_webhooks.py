@@ -137,9 +137,9 @@ def due_in_s(server: FerryServer, job: dict[str, Any]) -> float:
     """In how many seconds the job's receiver is tried again; 0 if it is not."""
     name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
     with closing(_redis(server)) as client:
-        seconds, _ = client.time()
+        seconds, micros = client.time()
         due_ms = client.zscore(name, f"{job['id']} succeeded")
-    return 0.0 if due_ms is None else due_ms / 1000 - seconds
+    return 0.0 if due_ms is None else due_ms / 1000 - seconds - micros / 1e6
 
 
 def _redis(server: FerryServer) -> redis.Redis:
