@@ -6,6 +6,7 @@ cluster slot. A key without a TTL is marked permanent and says who deletes it. R
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from batching.models.spec import VersionKey
 from batching.protocol import WIRE_VERSION
@@ -61,6 +62,7 @@ class VersionKeys:
     tag: str
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, key: VersionKey, wire_version: int = WIRE_VERSION) -> "VersionKeys":
         """Returns the keys of this version.
 

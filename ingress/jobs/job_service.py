@@ -8,7 +8,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from batching import errors
 from batching.models.entry import no_version
@@ -256,7 +255,7 @@ class JobService:
             )
         if before is not None and (known := await self._store.find(job_id)) is not None:
             return known, True
-        accepted = await self._accept(key, replace(job, job_id=job_id))
+        accepted = await self._accept(key, job._replace(job_id=job_id))
         await self._store.keep_promise(digest, job.whole_ms)
         return accepted, False
 

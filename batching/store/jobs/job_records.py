@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+import msgspec
+
 from batching.models.spec import VersionKey
 from batching.store.jobs.webhook_records import Webhook
 
@@ -91,8 +93,7 @@ class Progress:
         return cls(float(share), text[: 4 * MOST_TEXT_CHARS].decode(errors="replace"))
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One job at one moment; times are Redis' clock in milliseconds, None while not known.
 
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of

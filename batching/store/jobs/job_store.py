@@ -5,8 +5,10 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from batching.models.spec import VersionKey
 from batching.store import keys
@@ -243,7 +245,8 @@ class JobStore:
             }
             try:
                 job = Job.of(job_id, key, found, now_ms)
-                jobs.append(replace(job, position=place, is_durable=is_durable))
+                job = msgspec.structs.replace(job, position=place, is_durable=is_durable)
+                jobs.append(job)
             except ValueError as error:
                 if found:
                     log.error("unreadable job=%s: %r", job_id, error)

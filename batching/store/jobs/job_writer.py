@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,8 +30,7 @@ PROMISED_MS = 600_000
 SLACK_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
+class JobRequest(NamedTuple):
     """A job on its way into the queue. `ttl_ms` is from now to its deadline.
 
     `is_open_inference`: its client speaks the Open Inference Protocol.
@@ -87,8 +85,8 @@ class JobWriter:
         Raises:
             RedisError, OSError: unknown; the same call may be made again.
         """
-        version_keys, wire = VersionKeys.of(key), job.wire
-        if wire.body:
+        if (wire := job.wire).body:
+            version_keys = VersionKeys.of(key)
             value = b"".join((wire.head, wire.body, wire.tail))
             name = version_keys.body_prefix + job.job_id
             try:
