@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from batching.policy import BatchPolicy
-from batching.protocol import JOB, Batch
+from batching.protocol import JOB, Batch, ClosedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,31 @@ class Batcher:
         a few times a second.
         """
         policy, source = self._policy, self._source
-        patience_s = policy.patience_s
+        patience_s, window_end_s = policy.patience_s, 0.0
         while not should_stop():
-            claimed = source.claim(policy.batch_size, patience_s)
+            limit = policy.batch_size
+            claimed = source.claim(limit, patience_s)
             if isinstance(claimed, Batch):
-                return claimed
-            patience_s = policy.patience_s
+                return Batch(claimed.items, self._closed_by(claimed, limit, window_end_s))
+            patience_s, window_end_s = policy.patience_s, 0.0
             if isinstance(claimed, Partial):
                 left_s = policy.seconds_left(claimed.waiting, claimed.oldest_age_s)
                 is_full = left_s > 0 and source.wait_more(left_s)
                 if not is_full:
                     patience_s = 0.0  # the window is over: take what is there
+                    window_end_s = claimed.oldest_age_s + left_s
             elif source.wait_for_work(idle_s) and should_stop():
                 source.wake_one()  # the token was meant for a worker that goes on
         return None
+
+    def _closed_by(self, batch: Batch, limit: int, window_end_s: float) -> ClosedBy:
+        """Returns why this batch left; `window_end_s` is the age at which its window ended."""
+        if len(batch) >= limit:
+            return ClosedBy.FULL
+        first = batch.items[0]
+        if first.owned.attempt > 1:
+            return ClosedBy.IDLE  # a suspect, which runs alone and waits for no others
+        return self._policy.closed_by(max(window_end_s, first.queue_us / 1e6))
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
         """Teaches the policy that this batch was answered at `now_s`, after `run_s`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from batching.estimate import Estimate, Estimator
 from batching.models.spec import ModelSpec
+from batching.protocol import ClosedBy
 
 # Of a latency target, the part in which a batch may run: a request may have to wait for the batch
 # before its own to end.
@@ -37,6 +38,10 @@ class FixedPolicy:
         if waiting >= self.batch_size:
             return 0.0
         return max(0.0, self.patience_s - oldest_age_s)
+
+    def closed_by(self, oldest_age_s: float) -> ClosedBy:
+        """Returns why a batch that is not full leaves at this age."""
+        return ClosedBy.DELAY if self.patience_s > 0 else ClosedBy.IDLE
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Does nothing: this policy learns nothing."""
@@ -114,6 +119,13 @@ class AdaptivePolicy:
         if self.latency_slo_s > 0:
             left_s = min(left_s, self.latency_slo_s - oldest_age_s - estimate.run_s(batch_size))
         return max(0.0, left_s)
+
+    def closed_by(self, oldest_age_s: float) -> ClosedBy:
+        """Returns why a batch that is not full leaves at this age."""
+        # Ages are measured in microseconds.
+        if round(oldest_age_s - self.max_wait_s, 6) < 0:
+            return ClosedBy.ADAPTIVE
+        return ClosedBy.DELAY if self.max_wait_s > 0 else ClosedBy.IDLE
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
         """Learns from a batch: how long each request had waited, and how long the batch took."""

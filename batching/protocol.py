@@ -6,6 +6,7 @@ shape or a pickle raises `ProtocolError` and touches nothing else.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -156,6 +157,15 @@ class _ReceivedRequest(_Message, frozen=True):
     parts: Sequence[_View]
 
 
+class ClosedBy(StrEnum):
+    """Why a batch left when it did."""
+
+    FULL = "full"
+    DELAY = "delay"  # the oldest request had waited for max_batch_delay
+    ADAPTIVE = "adaptive"  # this policy expected nothing of a longer wait
+    IDLE = "idle"  # a free worker took what was there, and waits for no more
+
+
 class BatchTiming(_Array, frozen=True):
     """The worker's measurements, which the ingress publishes.
 
@@ -166,6 +176,7 @@ class BatchTiming(_Array, frozen=True):
     queue_us: int
     handler_us: int
     is_first: bool
+    closed_by: ClosedBy = ClosedBy.FULL
 
 
 class Reply(_Message, frozen=True):
@@ -245,6 +256,7 @@ class Batch:
     """The requests that a handler gets at once, in order of arrival."""
 
     items: Sequence[Claimed]
+    closed_by: ClosedBy = ClosedBy.FULL
 
     def __len__(self) -> int:
         return len(self.items)

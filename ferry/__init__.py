@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from ferry.client.async_client import AsyncClient, AsyncJob
-    from ferry.client.job_state import JobError, JobState
+    from ferry.client.job_state import JobError, JobProgress, JobState
     from ferry.client.prediction import Prediction
     from ferry.client.sync_client import Client, Job
 
@@ -35,6 +35,7 @@ _PLACES = {
     "FerryError": _ERRORS,
     "Job": "ferry.client.sync_client",
     "JobError": "ferry.client.job_state",
+    "JobProgress": "ferry.client.job_state",
     "JobState": "ferry.client.job_state",
     "NotFound": _ERRORS,
     "Overloaded": _ERRORS,
@@ -56,6 +57,7 @@ __all__ = [
     "FerryError",
     "Job",
     "JobError",
+    "JobProgress",
     "JobState",
     "NotFound",
     "Overloaded",

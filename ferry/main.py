@@ -17,7 +17,7 @@ from ferry.commands.doctor import doctor
 from ferry.commands.jobs import jobs
 from ferry.commands.models import models
 from ferry.commands.predict import predict
-from ferry.commands.roles import ingress, node
+from ferry.commands.roles import ingress, node, webhooks
 from ferry.commands.shadow import shadow
 from ferry.commands.status import status
 from ferry.commands.torchserve import torchserve
@@ -89,6 +89,7 @@ for command in (
     up,
     ingress,
     node,
+    webhooks,
     status,
     models,
     predict,

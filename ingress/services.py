@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from batching.metrics.declared import read_metrics_config
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
+from batching.settings.trusted_proxies import TrustedProxies
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
 from batching.store.ingress_side.broker import Broker
@@ -19,9 +20,11 @@ from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
-from ingress.access.key_file import KeyFile
+from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
+from ingress.http1.base_url import BaseUrls
 from ingress.jobs.job_door import JobDoor
+from ingress.jobs.job_lists import JobLists
 from ingress.jobs.job_service import JobService
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.host_numbers import HostNumbers
@@ -80,6 +83,7 @@ class Services:
     predictor: PredictionService
     http_predictions: HttpPredictions
     jobs: JobDoor
+    job_lists: JobLists
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -101,6 +105,7 @@ class Services:
 
     async def close(self) -> None:
         """Refuses the requests that still wait, and closes the connections."""
+        await self.jobs.service.close()
         await self.broker.close()
         await self.http_predictions.background.close()
         await self.catalog.close()
@@ -133,14 +138,21 @@ def build_services(
             read_metrics_config(settings.metrics_config),
         )
     )
+    job_store = JobStore(
+        broker.client,
+        settings.job_backlog,
+        settings.job_memory_share,
+        is_writing_file=settings.redis_append_only,
+    )
     jobs = JobDoor(
         JobService(
-            JobStore(broker.client, settings.job_backlog, settings.job_memory_share),
-            registry,
+            job_store,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
+            receivers=settings.receiver_rules(),
+            submitters="" if keys is None else KeyScope.INFERENCE,
         ),
-        "https" if settings.inference_address.startswith("https:") else "http",
+        BaseUrls(TrustedProxies.of(settings.trusted_proxies)),
     )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
@@ -164,6 +176,7 @@ def build_services(
             jobs=jobs,
         ),
         jobs=jobs,
+        job_lists=JobLists(job_store, registry),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(metrics.registry, siblings),

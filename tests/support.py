@@ -16,7 +16,9 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.jobs.job_records import Job
-from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
+from batching.store.jobs.webhook_store import WebhookStore
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.outage_log import OutageLog
@@ -269,6 +271,9 @@ class QueueHarness:
     def jobs(self, most_waiting: int = 1000, memory_share: float = 1.0) -> Any:
         store = JobStore(self._async_client, most_waiting, memory_share)
         return Blocking(self._runner, store)
+
+    def webhooks(self) -> Any:
+        return Blocking(self._runner, WebhookStore(self._async_client))
 
     def submit_job(self, job_id: str, size: int = 0, **options: Any) -> Any:
         request = JobRequest(

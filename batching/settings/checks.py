@@ -14,6 +14,8 @@ from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
 from batching.settings.settings import Settings
 from batching.settings.sources import SettingsError
+from batching.settings.trusted_proxies import TrustedProxies
+from batching.webhooks import read_secrets
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "metrics_mode": ("log", "prometheus", "legacy"),
@@ -54,6 +56,8 @@ def check_settings(settings: Settings) -> None:
     _check_words(settings)
     _check_addresses(settings)
     _check_aliases(settings)
+    _check_proxies(settings)
+    _check_webhooks(settings)
     _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
@@ -85,6 +89,21 @@ def _check_aliases(settings: Settings) -> None:
     for path, route in settings.aliases().items():
         if not (f"{path}/".startswith("/") and route.startswith("/")):
             raise SettingsError(f"path_aliases: write /path=/route, not {path}={route}")
+
+
+def _check_proxies(settings: Settings) -> None:
+    try:
+        TrustedProxies.of(settings.trusted_proxies)
+    except ValueError as error:
+        words = "write addresses, networks such as 10.0.0.0/8, or unix"
+        raise SettingsError(f"trusted_proxies: {error}; {words}") from error
+
+
+def _check_webhooks(settings: Settings) -> None:
+    try:
+        read_secrets(settings.webhook_secrets)
+    except ValueError as error:
+        raise SettingsError(f"webhook_secrets: {error}") from error
 
 
 def _check_cors(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from batching.models.registration import ModelDefaults
 from batching.settings.per_model import model_settings
 from batching.settings.sources import SettingsError, UnusableNow
+from batching.webhooks import ReceiverRules
 
 __all__ = [
     "DEFAULT_ALLOWED_URLS",
@@ -31,7 +32,7 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 DEFAULT_KEY_FILE = "key_file.json"
 
 # Prefixes of fields that each start fills in; the URL of Redis may hold a password, too.
-_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
+_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s", "webhook_secrets")
 
 
 def _setting(default: Any, *, key: str = "", doc: str) -> Any:
@@ -51,11 +52,19 @@ class Settings:
     )
     redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
     redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
+    redis_append_only: bool = _setting(
+        False, doc="turn Redis' append-only file on at the first job, as `ferry up` has its own do"
+    )
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
     path_aliases: str = _setting(
         "", doc="comma list of /path=/route: further paths of routes, as a platform may choose them"
+    )
+    trusted_proxies: str = _setting(
+        "",
+        doc="comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
+        "believed in URLs of jobs",
     )
     ingress_processes: int = _setting(
         0,
@@ -173,7 +182,17 @@ class Settings:
     )
     snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
     data_dir: Path | None = _setting(
-        None, doc="folder of what outlives a restart: the embedded Redis' data, files of bulk jobs"
+        None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
+    )
+    webhook_secrets: str = _setting(
+        "", doc="one or two whsec_... that sign webhooks of jobs; without them there are none"
+    )
+    webhook_allow_http: bool = _setting(False, doc="let receivers of webhooks be http://, too")
+    webhook_allowed_hosts: str = _setting(
+        "", doc="comma list of receivers' names that may lead into this network"
+    )
+    webhook_ca_file: Path | None = _setting(
+        None, doc="PEM file of the authority behind receivers; default: the system's"
     )
     bulk_max_file_size_bytes: int = _setting(
         1_000_000_000, key="bulk_max_file_size", doc="largest input file of a batch, in bytes"
@@ -244,6 +263,12 @@ class Settings:
         """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
         pairs = (one.strip().partition("=") for one in self.path_aliases.split(",") if one.strip())
         return {path.rstrip("/"): route for path, _, route in pairs}
+
+    def receiver_rules(self) -> ReceiverRules | None:
+        """Returns which receivers of webhooks there may be; None without secrets."""
+        if not self.webhook_secrets:
+            return None
+        return ReceiverRules.of(self.webhook_allow_http, self.webhook_allowed_hosts)
 
     def keys_path(self) -> Path | None:
         """Returns the path of the key file; None without tokens."""

@@ -48,7 +48,9 @@ OWN_SWITCHES = frozenset(
         "config_snapshots",
         "log_files",
         "open_inference_rows",
+        "redis_append_only",
         "token_authorization",
+        "webhook_allow_http",
     }
 )
 

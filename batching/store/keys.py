@@ -6,6 +6,7 @@ cluster slot. A key without a TTL is marked permanent and says who deletes it. R
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from batching.models.spec import VersionKey
 from batching.protocol import WIRE_VERSION
@@ -38,6 +39,14 @@ def job_promise(digest: str) -> str:
     return f"{{ferry_jobs:{digest[-1:]}}}:promises:{digest}"
 
 
+def tag_of(name: str) -> str:
+    """Returns the hash tag of such a key, by which its server is found."""
+    return name[: name.index("}") + 1]
+
+
+# zset   version as JSON -> when its last job with a webhook has gone, Redis ms; TTL of that job
+WEBHOOK_VERSIONS = f"{HOME}:webhook_versions"
+
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 
 LEASE_TTL_MS = 24 * 3600 * 1000
@@ -53,6 +62,7 @@ class VersionKeys:
     tag: str
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, key: VersionKey, wire_version: int = WIRE_VERSION) -> "VersionKeys":
         """Returns the keys of this version.
 
@@ -111,8 +121,20 @@ class VersionKeys:
 
     @property
     def job_prefix(self) -> str:
-        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept."""
+        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept.
+
+        + job id + ':pieces': zset of the answer's latest pieces, while the job runs; TTL the job's,
+        deleted by whoever ends it.
+        """
         return f"{self.tag}:jobs:"
+
+    @property
+    def webhooks(self) -> str:
+        """Zset '<job id> <event>' -> when a receiver is to hear of it, Redis ms.
+
+        TTL of the longest-lived job in it. Scripts make this name of the prefix of jobs.
+        """
+        return f"{self.job_prefix}webhooks"
 
     @property
     def job_index(self) -> str:

@@ -5,6 +5,9 @@ import logging
 import re
 import socket
 import ssl
+from dataclasses import dataclass
+
+import redis
 
 from batching.models.statuses import NodeStatus
 from batching.protocol import WIRE_VERSION
@@ -51,6 +54,49 @@ def check_server(settings: Settings) -> None:
         client.close()
 
 
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """Holds what a server tells of itself. `fsync` is empty where this user may not ask for it."""
+
+    version: str
+    policy: str
+    is_writing_file: bool
+    has_write_failed: bool
+    fsync: str
+
+    @property
+    def is_too_old(self) -> bool:
+        return _is_too_old(self.version)
+
+
+def facts_of(settings: Settings) -> ServerFacts:
+    """Asks the Redis that the settings name.
+
+    Raises:
+        OSError: it does not answer, or refuses to tell.
+        SettingsError: the URL cannot be used.
+    """
+    try:
+        with contextlib.closing(
+            connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
+        ) as client:
+            version = client.info("server").get("redis_version", "")
+            policy = client.info("memory").get("maxmemory_policy", SAFE_POLICY)
+            file = client.info("persistence")
+            fsync = ""
+            with contextlib.suppress(redis.ResponseError):
+                fsync = client.config_get("appendfsync").get("appendfsync", "")
+    except (*AWAY, redis.RedisError) as error:
+        raise OSError(str(error) or type(error).__name__) from error
+    return ServerFacts(
+        version=str(version),
+        policy=str(policy),
+        is_writing_file=file.get("aof_enabled") == 1,
+        has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
+        fsync=str(fsync),
+    )
+
+
 def _check_tls_files(settings: Settings) -> None:
     # Each connection reads them; a bad file would look like a Redis that does not answer.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -85,8 +131,7 @@ def check_client(client: Client) -> None:
     """
     # Valkey names the Redis version that it is compatible with.
     version = str(client.info("server").get("redis_version", ""))
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and (int(found[1]), int(found[2])) < MIN_VERSION:
+    if _is_too_old(version):
         raise SettingsError(
             f"Redis {version} is too old: use Redis 7.0 or later, or Valkey (redis_url)"
         )
@@ -98,6 +143,11 @@ def check_client(client: Client) -> None:
             policy,
             SAFE_POLICY,
         )
+
+
+def _is_too_old(version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) < MIN_VERSION
 
 
 def check_nodes(client: Client, dead_after_ms: int) -> None:

@@ -12,7 +12,8 @@ from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
 from batching.store.clients import connect, connect_async
 from batching.store.jobs.job_records import Job
-from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.worker_side.worker_queue import WorkerQueue
@@ -24,7 +25,7 @@ DEAD_AFTER_MS = 600_000
 TTL_MS = KEEP_MS = 24 * 3600 * 1000
 BODY_BYTES = 1024
 LIMIT = 32
-AT_ONCE = 64  # submits, each of which holds a connection
+AT_ONCE = 512  # submits, which are written together
 
 
 @dataclass(frozen=True, slots=True)

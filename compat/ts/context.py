@@ -1,14 +1,18 @@
 """Tells a handler about its model and its batch, and takes the status and headers of answers."""
 
 import functools
+import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ts.metrics.metrics_store import MetricsStore
 
 CONTENT_TYPE = "content-type"
+MOST_TEXT_CHARS = 200
+# Of a share that was computed.
+ROUNDING = 1e-6
 
 
 class RequestHeaders(dict[str, Any]):
@@ -132,6 +136,8 @@ class Context:
         self.cl_socket: Any = None
         # Takes pieces of answers, with their requests, while the handler runs in a worker.
         self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
+        # Keeps what `report_progress` tells about these requests, in a worker.
+        self.keep_progress: Callable[[float, str, Collection[str]], None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
@@ -176,6 +182,27 @@ class Context:
     def get_request_id(self, idx: int = 0) -> str | None:
         return self.request_ids.get(idx)
 
+    def report_progress(self, share: float, text: str = "", index: int | None = None) -> None:
+        """Tells clients that ask for a job how far it is; of other requests nothing is kept.
+
+        Never waits: of many calls, the latest is kept twice a second. TorchServe has no such call.
+
+        Args:
+            share: from 0 to 1.
+            text: for people; cut after 200 characters.
+            index: of one request in the batch; None: all of them.
+
+        Raises:
+            ValueError: it is no such share.
+            IndexError: the batch has no such request.
+        """
+        number = _share(share)
+        if index is not None and index not in self.request_ids:
+            raise IndexError(f"The batch has no request {index!r}, only {len(self.request_ids)}.")
+        if self.keep_progress is not None:
+            ids = self.request_ids.values() if index is None else (self.request_ids[index],)
+            self.keep_progress(number, str(text)[:MOST_TEXT_CHARS], ids)
+
     def get_request_header(self, idx: int, key: str) -> Any:
         """Returns a header of one request, by its name in any case; None without it."""
         return self.request_processor[idx].get_request_property(key)
@@ -210,3 +237,13 @@ class Context:
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
         for processor in self.request_processor:
             processor.report_status(code, reason_phrase=phrase)
+
+
+def _share(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not -ROUNDING <= number <= 1 + ROUNDING:
+        raise ValueError(f"Progress is a share from 0 to 1, not {value!r}.")
+    return min(1.0, max(0.0, number))

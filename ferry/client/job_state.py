@@ -18,6 +18,14 @@ class JobError:
 
 
 @dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Holds how far the handler said it is: a share from 0 to 1, and a few words."""
+
+    share: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """A job as it was when the server was asked; None is what was not known then.
 
@@ -35,6 +43,7 @@ class JobState:
     finished_at: datetime.datetime | None
     expires_at: datetime.datetime | None
     error: JobError | None
+    progress: JobProgress | None
     document: Mapping[str, Any]
 
     @property
@@ -49,7 +58,7 @@ class JobState:
         Raises:
             KeyError, TypeError, ValueError: it is not a job's.
         """
-        error = document.get("error")
+        error, progress = document.get("error"), document.get("progress")
         return cls(
             id=document["id"],
             model=document["model"],
@@ -62,6 +71,7 @@ class JobState:
             finished_at=_time(document.get("finished_at")),
             expires_at=_time(document.get("expires_at")),
             error=error and JobError(error["code"], error["type"], error["message"]),
+            progress=progress and JobProgress(progress["share"], progress.get("text", "")),
             document=document,
         )
 
@@ -81,6 +91,11 @@ class JobView:
     def status(self) -> JobStatus:
         """Returns its status when the server was last asked."""
         return self._state.status
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """Returns how far its handler had come when the server was last asked; None: not said."""
+        return self._state.progress
 
     @property
     def state(self) -> JobState:

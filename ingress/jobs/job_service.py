@@ -7,9 +7,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Mapping
 
 from batching import errors
 from batching.models.entry import no_version
@@ -18,45 +16,50 @@ from batching.protocol import ProtocolError, Reply, Request
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_documents import small_reply
 from batching.store.jobs.job_records import Job, JobStatus
-from batching.store.jobs.job_store import JobRequest, JobStore
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
 from batching.store.redis_errors import AWAY
-from batching.store.registry.registry import Registry
 from batching.store.replies import LargeReply, decode_reply
 from batching.store.unavailable import memory_full, store_unavailable
+from batching.webhooks import ReceiverRules
 from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone, no_job
 from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
+from ingress.jobs.webhook_headers import read_receiver
 
 # A waiting client hears of a change after at most so long.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
-_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
 
 LONGEST_S = 30 * 86_400  # from the submit to the deadline
-
-# Later than any job.
-NEWEST_US = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some jobs, newest first, and where the next page begins; None at the end."""
-
-    jobs: list[Job]
-    next_us: int | None
 
 
 class JobService:
     """Submits jobs and tells about them."""
 
     def __init__(
-        self, store: JobStore, registry: Registry, *, timeout_s: float, keep_s: float
+        self,
+        store: JobStore,
+        *,
+        timeout_s: float,
+        keep_s: float,
+        submitters: str = "",
+        receivers: ReceiverRules | None = None,
     ) -> None:
         self._store = store
-        self._registry = registry
+        # Names the token that they have, and not its value, which is renewed while jobs wait.
+        self._submitters = submitters
+        self._receivers = receivers
         self._timeout_s = timeout_s
         self._keep_s = keep_s
 
     async def submit(
-        self, spec: ModelSpec, request: Request, headers: Mapping[str, str], timeout_s: float | None
+        self,
+        spec: ModelSpec,
+        request: Request,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        *,
+        is_open_inference: bool = False,
+        base_url: str = "",
     ) -> tuple[Job, bool]:
         """Has a job wait; returns it, and whether it was accepted before under the same key.
 
@@ -65,6 +68,8 @@ class JobService:
             request: let go before the wait.
             headers: of the request, names in lower case.
             timeout_s: from now to its deadline; None: the usual one.
+            is_open_inference: whether its client looks for the errors of that protocol.
+            base_url: of the server as its client sees it, for those who are told of it.
 
         Raises:
             BadRequest: a header that is not understood.
@@ -78,15 +83,21 @@ class JobService:
         ttl_ms = int((timeout_s or self._timeout_s) * 1000)
         keep_ms = int((read_keep_s(headers) or self._keep_s) * 1000)
         is_urgent = read_urgency(headers)
+        receiver = read_receiver(headers, base_url, self._receivers)
         key = read_idempotency_key(headers)
         job_id = secrets.token_hex(16)
-        job = JobRequest(job_id, request.to_wire(), ttl_ms, keep_ms, is_urgent)
+        wire = request.to_wire()
+        job = JobRequest(job_id, wire, ttl_ms, keep_ms, is_urgent, is_open_inference, receiver)
         try:
             if not key:
                 return await self._accept_or_forget(spec.key, job), False
             return await self._accept_once(spec.key, job, key, _fingerprint(spec.key, request))
         except AWAY as error:
             raise store_unavailable(error) from error
+
+    async def close(self) -> None:
+        """Closes the connection by which jobs are submitted; no submit may be under way."""
+        await self._store.close()
 
     async def find(self, job_id: str) -> Job:
         """Returns the job.
@@ -104,7 +115,13 @@ class JobService:
         return job
 
     async def wait(
-        self, job_id: str, wait_s: float, *, for_end: bool = False, before: Job | None = None
+        self,
+        job_id: str,
+        wait_s: float,
+        *,
+        for_end: bool = False,
+        before: Job | None = None,
+        mark: Callable[[Job], object] = lambda job: (job.status, job.attempts),
     ) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
 
@@ -113,6 +130,7 @@ class JobService:
             wait_s: the longest wait.
             for_end: whether only a final status counts.
             before: as the caller knows it; None: as it is now.
+            mark: what of a job counts as a change.
 
         Raises:
             JobNotFound, StoreUnavailable: as `find`.
@@ -120,15 +138,37 @@ class JobService:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         job = await self.find(job_id)
-        known, look_s = before or job, _FIRST_LOOK_S
+        known, look_s = mark(before or job), _FIRST_LOOK_S
         while not job.status.is_final and loop.time() < end:
-            is_as_before = (job.status, job.attempts) == (known.status, known.attempts)
-            if not is_as_before and not for_end:
+            if mark(job) != known and not for_end:
                 break
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             job = await self.find(job_id)
         return job
+
+    async def pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
+        """Returns pieces of the job's answer from this byte on, each after the place of its first.
+
+        While it runs, those that it has sent and that are still kept; when it has ended, all the
+        rest, if what it sent was of this answer.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        if not job.piece_bytes:
+            return []
+        try:
+            if not job.status.is_final:
+                is_more = job.piece_bytes > from_byte
+                return await self._store.read_pieces(job, from_byte) if is_more else []
+            reply = await self.result(job)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        except ResultGone:
+            return []
+        rest = bytes(reply.body[from_byte:]) if reply.chunks and not reply.error_type else b""
+        return [(from_byte, rest)] if rest else []
 
     async def result(self, job: Job) -> Reply:
         """Returns what the synchronous prediction would have been answered with.
@@ -200,49 +240,22 @@ class JobService:
         except (NotRetryable, JobNotFound):
             return None
 
-    async def page(self, model: str, status: JobStatus | None, before_us: int, count: int) -> Page:
-        """Returns the newest jobs of registered versions before this time.
-
-        Args:
-            model: of this model only; empty: of all.
-            status: in this status only; None: in any.
-            before_us: where the page before ended.
-            count: so many at most.
-        """
-        found: list[Job] = []
-        try:
-            specs = await asyncio.to_thread(self._registry.specs)
-            of_model = [spec.key for spec in specs if model in {"", spec.model_name}]
-            for _ in range(_MOST_LOOKS):
-                pages = [await self._store.newest(key, before_us, count) for key in of_model]
-                newest = sorted(chain(*pages), key=lambda one: one[0], reverse=True)[:count]
-                for time_us, job in newest:
-                    before_us = time_us
-                    if status in {None, job.status}:
-                        found.append(job)
-                    if len(found) == count:
-                        return Page(found, before_us)
-                if not newest:
-                    return Page(found, None)
-        except AWAY as error:
-            raise store_unavailable(error) from error
-        return Page(found, before_us)
-
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
         """Accepts the job unless the key's first request was; that one may not have got far."""
-        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
+        named = json.dumps([self._submitters, idempotency_key])
+        digest = hashlib.sha256(named.encode()).hexdigest()
         promise = json.dumps([job.job_id, fingerprint])
         before = await self._store.promise(digest, promise)
         job_id, first_fingerprint = json.loads(before or promise)
         if first_fingerprint != fingerprint:
             raise KeyReused(
-                "This Idempotency-Key belongs to a request with another model, version or body."
+                "This Idempotency-Key belongs to a request with another path, version or body."
             )
         if before is not None and (known := await self._store.find(job_id)) is not None:
             return known, True
-        accepted = await self._accept(key, replace(job, job_id=job_id))
+        accepted = await self._accept(key, job._replace(job_id=job_id))
         await self._store.keep_promise(digest, job.whole_ms)
         return accepted, False
 
@@ -272,7 +285,9 @@ class JobService:
 
 
 def _fingerprint(key: VersionKey, request: Request) -> str:
-    digest = hashlib.sha256(json.dumps([*key]).encode())
+    # Prediction or explanation, and what the path says beyond the version.
+    asked = [request.headers.get(name, "") for name in ("explain", "url_path")]
+    digest = hashlib.sha256(json.dumps([*key, asked[0] == "True", asked[1]]).encode())
     for part in request.parts:
         digest.update(json.dumps([part.name, part.content_type, len(part.content)]).encode())
         digest.update(part.content)

@@ -6,6 +6,7 @@ Source: RFC 7240 (Prefer); the expired draft-ietf-httpapi-idempotency-key-header
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from batching.errors import BadRequest
 
@@ -45,6 +46,7 @@ def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preference
     return NO_PREFERENCES
 
 
+@lru_cache(maxsize=64)
 def read_preferences(header: str) -> Preferences:
     """Parses `Prefer`; what is unknown in it, or not well-formed, is ignored as RFC 7240 says."""
     found: dict[str, str] = {}

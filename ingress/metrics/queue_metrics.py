@@ -30,6 +30,8 @@ EVENTS = (
     "released",
     "stale",
 )
+# How tries to tell receivers of jobs ended; each is a counter `webhooks_...` of the version.
+WEBHOOK_OUTCOMES = ("delivered", "retried", "failed", "gone")
 
 
 class QueueCollector(Collector):
@@ -64,6 +66,11 @@ class QueueCollector(Collector):
             "What has become of requests since the version was registered, of all ingresses.",
             labels=(*VERSION_LABELS, "event"),
         )
+        webhooks = CounterMetricFamily(
+            "ferry_webhooks",
+            "Tries to tell receivers of jobs, by how they ended.",
+            labels=(*VERSION_LABELS, "outcome"),
+        )
         workers = _gauge("ferry_workers", "Worker processes of live nodes.", "state")
         wanted = _gauge(
             "ferry_workers_wanted", "Workers that the live nodes should run (min_worker x nodes)."
@@ -79,6 +86,8 @@ class QueueCollector(Collector):
             oldest_job.add_metric(key, queue.oldest_job_age_s)
             for event in EVENTS:
                 events.add_metric((*key, event), queue.counters.get(event, 0))
+            for outcome in WEBHOOK_OUTCOMES:
+                webhooks.add_metric((*key, outcome), queue.counters.get(f"webhooks_{outcome}", 0))
             states = Counter(worker.state for worker in self._registry.workers(key, alive))
             # States without a worker too: an alert on a series that is missing could not fire.
             for state in WorkerState:
@@ -86,7 +95,7 @@ class QueueCollector(Collector):
             wanted.add_metric(key, spec.min_worker * nodes)
         up = GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=nodes)
         of_requests = [depth, open_requests, capacity, oldest_age]
-        return [up, *of_requests, jobs, oldest_job, events, workers, wanted]
+        return [up, *of_requests, jobs, oldest_job, events, webhooks, workers, wanted]
 
 
 class ResubmissionCollector(Collector):

@@ -16,7 +16,7 @@ from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.ingress_side.pending_request import ClientLeft, Pieces
 from batching.store.ingress_side.reply_stream import ReplyStream
-from ingress.http1.exchange import Answer, Body, Content, Header
+from ingress.http1.exchange import Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
 from ingress.predictions.prediction_service import Prediction, PredictionService
@@ -60,19 +60,6 @@ class HttpPredictions:
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
 
-    async def answer(
-        self, target: Target, headers: dict[str, str], body: Content, query: str = ""
-    ) -> Answer | StreamedAnswer:
-        """Returns the one answer to a prediction, for a door that waits; errors are answers too."""
-        prediction = _AwaitedPrediction(self, target, headers, query)
-        prediction.begin(body)
-        del body
-        try:
-            return await prediction.answered
-        except asyncio.CancelledError:
-            prediction.leave()
-            raise
-
 
 class HttpPrediction(Prediction):
     """One prediction, from its whole request to its one answer.
@@ -101,6 +88,10 @@ class HttpPrediction(Prediction):
         self._headers = headers
         self._query = query
         self._respond = respond
+
+    @abstractmethod
+    def base_url(self) -> str:
+        """Returns the URL of the server as this client sees it, without a slash at the end."""
 
     @abstractmethod
     async def send_stream(self, answer: StreamedAnswer) -> None:
@@ -167,20 +158,20 @@ class HttpPrediction(Prediction):
 
     async def _send_job(self, request: Request, preferences: Preferences) -> None:
         assert self.spec is not None
-        door, headers = self.shared.jobs, self._headers
+        taking = self.shared.jobs.take(
+            self.spec,
+            request,
+            self._headers,
+            preferences,
+            timeout_s=self.timeout_s or None,
+            base_url=self.base_url(),
+            is_open_inference=self._is_tensors,
+        )
+        del request
         try:
-            job, is_replayed = await door.service.submit(
-                self.spec, request, headers, self.timeout_s or None
-            )
+            answer = await taking
         except VersionNotFound as error:
             raise await self.service.why_unknown(self.spec, error) from error
-        del request
-        if preferences.wait_s and not job.status.is_final:
-            job = await door.service.wait(job.job_id, preferences.wait_s, for_end=True)
-        if job.status.is_final and preferences.wait_s:
-            answer = await door.in_time(job, preferences)
-        else:
-            answer = door.accepted(job, headers, preferences, is_replayed=is_replayed)
         if not self.is_over:
             self.is_over = True
             self.service.end(self, answer.status, None, "")
@@ -276,24 +267,6 @@ class HttpPrediction(Prediction):
             await self.send_stream(answer)
         except ServeError as error:
             self._respond(*error_answer(error))
-
-
-class _AwaitedPrediction(HttpPrediction):
-    """A prediction whose door waits, and sends the answer itself."""
-
-    def __init__(
-        self, shared: HttpPredictions, target: Target, headers: dict[str, str], query: str
-    ) -> None:
-        super().__init__(shared, target, headers, query, self._keep)
-        self.answered: asyncio.Future[Answer | StreamedAnswer]
-        self.answered = asyncio.get_running_loop().create_future()
-
-    def _keep(self, status: int, headers: list[Header], body: Body) -> None:
-        if not self.answered.done():
-            self.answered.set_result(Answer(status, headers, body))
-
-    async def send_stream(self, answer: StreamedAnswer) -> None:
-        self.answered.set_result(answer)
 
 
 def _no_worker_text(target: Target) -> str:

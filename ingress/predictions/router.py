@@ -16,6 +16,7 @@ from ingress.http1.body_reader import (
     received_body,
 )
 from ingress.http1.exchange import Answer, Application, Exchange
+from ingress.http1.peer import host_of
 from ingress.jobs.job_door import JOB_PATH
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
@@ -30,6 +31,9 @@ class _RoutedPrediction(HttpPrediction):
     """The prediction of an exchange."""
 
     exchange: Exchange
+
+    def base_url(self) -> str:
+        return _base_url(self.shared, self.exchange)
 
     async def send_stream(self, answer: StreamedAnswer) -> None:
         await send_answer(answer, self.exchange, self.shared.max_response_size_bytes)
@@ -99,7 +103,8 @@ class InferenceRouter:
 
         async def answer() -> None:
             jobs, shared = self._predictions.jobs, self._predictions
-            found = await jobs.answer(exchange.method, exchange.path, headers)
+            asked = exchange.method, exchange.path, headers, _base_url(shared, exchange)
+            found = await jobs.answer(*asked)
             if isinstance(found, Answer):
                 exchange.respond(*found)
             else:
@@ -125,3 +130,8 @@ class InferenceRouter:
         # Not through Flask: its threads may all wait for Redis.
         exchange.respond(*status_answer(LIVE_TEXT))
         return None
+
+
+def _base_url(shared: HttpPredictions, exchange: Exchange) -> str:
+    fields, peer = exchange.fields, host_of(exchange.client)
+    return shared.jobs.base_urls.of(fields, scheme=exchange.scheme, peer=peer)

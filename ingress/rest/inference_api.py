@@ -8,8 +8,10 @@ from flask import Blueprint, Response, request
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from ingress.health import LIVE_TEXT
+from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
+    base_url,
     job_response,
     json_response,
     lower_case_headers,
@@ -71,7 +73,10 @@ class _InferenceView:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace")
         services = self._services
-        answering = services.http_predictions.answer(target, headers, body, query)
+        url = base_url(services, request)
+        answering = answer_prediction(
+            services.http_predictions, target, headers, body, query=query, base_url=url
+        )
         answer = services.on_loop(answering)
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)

@@ -4,6 +4,7 @@ Source: TorchServe 0.12 management API.
 """
 
 import json
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,9 +19,15 @@ from batching.models.spec import ModelSpec
 from batching.protocol import Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
-from ingress.jobs.job_service import NEWEST_US, Page
+from ingress.jobs.job_lists import NEWEST_US, Page
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import job_response, json_response, status_response, to_response
+from ingress.rest.responses import (
+    base_url,
+    job_response,
+    json_response,
+    status_response,
+    to_response,
+)
 from ingress.rest.rules import add_routes
 from ingress.rest.web_pages import refuse_web_pages
 from ingress.services import Services
@@ -31,6 +38,7 @@ from ingress.torchserve.routes import MANAGEMENT
 
 _MOST_JOBS = 1000  # of a page
 _JOBS_AT_ONCE = 100
+_CURSOR = re.compile(r"[0-9]{1,20}")
 
 
 def management_blueprint(services: Services) -> Blueprint:
@@ -112,7 +120,7 @@ class _ManagementView:
     def list_jobs(self) -> Response:
         count = min(max(1, int_parameter(request.args, "limit", 100)), _MOST_JOBS)
         cursor = request.args.get("cursor", "")
-        if cursor and not cursor.isdecimal():
+        if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")
         page = self._jobs(min(int(cursor or NEWEST_US), NEWEST_US), count)
         document: dict[str, Any] = {"jobs": [self._job(job) for job in page.jobs]}
@@ -137,7 +145,7 @@ class _ManagementView:
         return json_response(self._job(self._services.on_loop(retry())), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return job_document(job, request.host_url.rstrip("/"))
+        return job_document(job, base_url(self._services, request))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Response:
         """Does this to all jobs of the asked model and status; answers with their number."""
@@ -155,8 +163,8 @@ class _ManagementView:
         if status and status not in list(JobStatus):
             raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")
         wanted = JobStatus(status) if status else None
-        service = self._services.jobs.service
-        return self._services.on_loop(service.page(model, wanted, cursor, count))
+        lists = self._services.job_lists
+        return self._services.on_loop(lists.page(model, wanted, cursor, count))
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

@@ -49,10 +49,18 @@ def stream_response(
 def job_response(services: Services, request: Request) -> Response:
     """Returns the answer to a request about one job."""
     headers = lower_case_headers(request)
-    answer = services.on_loop(services.jobs.answer(request.method, request.path, headers))
+    asked = request.method, request.path, headers, base_url(services, request)
+    answer = services.on_loop(services.jobs.answer(*asked))
     if isinstance(answer, JobEvents):
         return stream_response(answer, services.on_loop)
     return to_response(answer)
+
+
+def base_url(services: Services, request: Request) -> str:
+    """Returns the URL of this server as the client sees it, without a slash at the end."""
+    headers = lower_case_headers(request)
+    peer = request.environ.get("REMOTE_ADDR", "")
+    return services.jobs.base_urls.of(headers, scheme=request.scheme, peer=peer)
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from batching.errors import (
     BadRequest,
     InternalError,
@@ -63,6 +65,15 @@ def json_bytes(document: Any) -> bytes:
     """Returns JSON as TorchServe prints it: two spaces, UTF-8 unescaped, one newline."""
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "replace")
+
+
+def quick_json_answer(document: Any, status: int = 200, request_id: str = "") -> Answer:
+    """Returns what `json_answer` does, for a tenth of the time; floats may be spelled otherwise."""
+    try:
+        body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair
+        body = json_bytes(document)
+    return typed_answer(body, JSON_CONTENT_TYPE, status, request_id)
 
 
 def typed_answer(body: bytes, content_type: str, status: int = 200, request_id: str = "") -> Answer:

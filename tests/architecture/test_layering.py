@@ -49,9 +49,11 @@ HEAVY = frozenset(
     {"torch", "torchvision", "PIL", "captum", "numpy", "transformers", "torchtext"}
     | {"aiohttp", "matplotlib"}
 )
-# May import inside functions what it likes: each of its commands loads one role only.
-LATE_IMPORTERS = tuple(
-    f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")
+# May import inside functions what it likes: each of its commands loads one role only, and most
+# servers start without a client of Redis in their supervisor.
+LATE_IMPORTERS = (
+    *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")),
+    "ferry/process_tree/redis_part.py",
 )
 
 

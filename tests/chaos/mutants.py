@@ -26,6 +26,7 @@ RECEIVER = "request = self._waiting.get(request_id)\n            if request is N
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
+WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
 TEST_TIMEOUT_S = 150
 PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
@@ -426,6 +427,27 @@ MUTANTS = (
         "            self._queue.recover()\n",
         "",
         STORM_OVER_JOBS,
+    ),
+    Mutant(
+        "a receiver hears of a job's end in the step that ends it",
+        "batching/store/scripts/parts/finish_job.lua",
+        "  if known[2] then tell_webhook(",
+        "  if false then tell_webhook(",
+        f"{WEBHOOKS}::test_end_is_told_once[server]",
+    ),
+    Mutant(
+        "a sender that dies leaves its event to another",
+        "batching/store/scripts/claim_webhooks.lua",
+        "    redis.call('ZADD', KEYS[1], now_ms + ARGV[2], entry)\n",
+        "    redis.call('ZREM', KEYS[1], entry)\n",
+        f"{WEBHOOKS}::test_sender_that_died_leaves_its_event_to_another[server]",
+    ),
+    Mutant(
+        "the connection goes to an address that was checked",
+        "workers/webhooks/delivery.py",
+        "        self._rules.check_addresses(host, addresses)\n",
+        "",
+        "tests/unit/workers/webhooks/test_delivery.py::test_name_that_leads_inside_is_not_connected_to",
     ),
 )
 

@@ -50,6 +50,7 @@ VOCABULARY = {
     "code": {"4..", "5.."},
     "model": {"$model"},
     "job": {"$job"},
+    "outcome": {"delivered", "failed", "gone", "retried"},
 }
 
 

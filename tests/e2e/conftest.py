@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.container_process import Container
-from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.e2e.ferry_process import FerryProcess, FerryServer, Start
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +43,22 @@ def ledger(server: FerryServer, scripted: str) -> Ledger:
     found = Ledger(server.store / f"{Path(scripted).stem}.ledger")
     found.clear()
     return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a server of this store, on the first one's ports; whatever happens, all end."""
+    servers: list[FerryServer] = []
+
+    def start_one(*arguments: str, port_base: int | None = None) -> FerryServer:
+        port_base = port_base or (servers[0].port if servers else None)
+        servers.append(FerryServer(tmp_path, *arguments, port_base=port_base))
+        servers[-1].wait_started()
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.process.kill()
 
 
 @pytest.fixture

@@ -236,3 +236,7 @@ class FerryServer:
         """Returns the ready workers' process ids, as describe tells them."""
         workers = self.describe(model_name)["workers"]
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]
+
+
+# Starts a server of one store, and another one later.
+Start = Callable[..., FerryServer]

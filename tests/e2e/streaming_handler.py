@@ -65,6 +65,11 @@ def hold(_value, _bodies, _context):
         time.sleep(0.005)
 
 
+def report(value, _bodies, context):
+    share, _, text = value.partition(",")
+    context.report_progress(float(share), text.replace("_", " "))
+
+
 def set_status(value, bodies, context):
     context.set_all_response_status(int(value), "")
 
@@ -80,6 +85,7 @@ STEPS = {
     "many": send_many,
     "forever": send_forever,
     "status": set_status,
+    "report": report,
     "hold": hold,
     "sleep": lambda value, _bodies, _context: time.sleep(float(value)),
     "die": lambda _value, _bodies, _context: os._exit(9),

@@ -3,29 +3,13 @@
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.e2e.ferry_process import FerryProcess
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
 GONE = "Model not found at: gone-1.0.mar"
 BROKEN = "broken-1.0.mar is not a zip (.mar) archive, or it is damaged or encrypted: "
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts a server of this store and these ports; whatever happens, all of them end."""
-    servers = []
-
-    def start_one(*arguments):
-        port_base = servers[0].port if servers else None
-        servers.append(FerryServer(tmp_path, *arguments, port_base=port_base))
-        servers[-1].wait_started()
-        return servers[-1]
-
-    yield start_one
-    for server in servers:
-        server.process.kill()
 
 
 def saying(word):

@@ -24,6 +24,12 @@ ON_ONE_SERVER = (
     "test_jobs_leave_a_part_of_the_memory_to_requests",
     "test_metrics_are_dropped_when_memory_is_full",
     "test_nothing_of_a_job_is_kept_when_memory_is_full",
+    # `maxmemory` is one node's.
+    "test_submit_is_refused_whole_when_memory_is_full",
+    "test_submit_leaves_no_body_behind_when_only_one_would_fit",
+    "test_submit_makes_room_for_the_script_by_the_body_that_took_the_last_of_it",
+    "test_submit_queues_the_requests_whose_bodies_fit_into_memory",
+    "test_submit_refuses_the_one_request_whose_body_found_no_room",
     "test_reply_arrives_when_what_was_measured_is_refused",
     "test_what_is_there_is_enough_when_memory_is_full",
     "test_what_was_measured_is_recorded_before_the_reply_is_there",

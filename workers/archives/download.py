@@ -5,7 +5,6 @@ all its addresses must be public, and the connection goes to an address that was
 question to the resolver is what DNS rebinding waits for.
 """
 
-import ipaddress
 import logging
 import re
 import socket
@@ -18,6 +17,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from workers.archives.archive_entries import MAX_UNPACKED_BYTES
 from workers.archives.download_notes import note_of, store_path, was_downloaded
@@ -28,13 +28,6 @@ MAX_REDIRECTS = 3
 MAX_DOWNLOAD_S = 900
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# All that IANA has given out as global unicast. `is_global` is true of most others, too, of which
-# some lead to IPv4 (::a.b.c.d, ::ffff:0:a.b.c.d, 64:ff9b:1::/48) or to a site (fec0::/10).
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-# Not global by IANA's registry, and yet to the `ipaddress` of some Pythons that we run on.
-_SPECIAL = (ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("192.0.0.0/24"))
-
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int | None], None]
@@ -43,23 +36,6 @@ OnProgress = Callable[[int, int | None], None]
 def resolve_host(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
-
-
-def is_public(address: str) -> bool:
-    """Returns whether an address is global unicast; one inside of an IPv6 address counts, too."""
-    ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.sixtofour or ip.teredo:
-            return False
-        inner = ip.ipv4_mapped
-        if ip in _NAT64:
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
-        if inner is not None:
-            return is_public(str(inner))
-        if ip not in _GLOBAL_UNICAST:
-            return False
-    is_special = any(ip in network for network in _SPECIAL)
-    return ip.is_global and not ip.is_multicast and not is_special
 
 
 def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | None) -> None:

@@ -19,6 +19,7 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.handling.handler_timer import HandlerTimer
+from workers.handling.job_reporter import JobReporter
 from workers.handling.rows import encode_output, header_texts
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class BatchStream:
     """Sends the pieces of one batch at a time.
 
     `counts` has the number of pieces of each request's answer; `broken` the ids of requests whose
-    answer lacks a piece, or whose client has left. Those of jobs, which nobody listens for, are
-    `kept` until the end.
+    answer lacks a piece, or whose client has left. Those of jobs are `kept` until the end, and told
+    meanwhile to those who listen.
     """
 
     def __init__(
@@ -48,34 +49,51 @@ class BatchStream:
         send: Send | None,
         timer: HandlerTimer,
         outage: OutageLog | None = None,
+        reporter: JobReporter | None = None,
         *,
         stall_s: float = STALL_S,
     ) -> None:
         self.counts: dict[str, int] = {}
-        self.kept: dict[str, list[bytes]] = {}
+        self.kept: dict[str, bytearray] = {}
         self.broken: set[str] = set()
         self._context = context
         self._send = send
         self._timer = timer
         self._outage = outage or OutageLog(log)
         self._stall_s = stall_s
+        self._reporter = reporter or JobReporter(None)
+        self._begun_anew: set[str] = set()
         self._items: Sequence[Claimed] = ()
         self._sending = threading.Lock()
         self._pid = os.getpid()
         if send is not None:
             context.send_pieces = self.send
+        if reporter is not None:
+            context.keep_progress = reporter.note_progress
 
     def begin(self, items: Sequence[Claimed]) -> None:
         """Takes pieces for these requests from now on."""
         self._items = items
-        for item in items:
-            self.kept.pop(item.request_id, None)  # of a run that failed
+        self._reporter.begin(items)
+        for request_id in [item.request_id for item in items] if self.kept else ():
+            if self.kept.pop(request_id, None) is not None:  # of a run that failed
+                self._begun_anew.add(request_id)
 
     def forget(self) -> None:
         self._items = ()
         self.counts.clear()
         self.kept.clear()
         self.broken.clear()
+        self._begun_anew.clear()
+        self._reporter.forget()
+
+    def told(self, request_id: str) -> int:
+        """Returns how many pieces of this answer have been sent; 1 for any number of a job's.
+
+        What was told of a job before it was run again is not of its answer.
+        """
+        is_told = request_id in self.kept and request_id not in self._begun_anew
+        return self.counts.get(request_id, int(is_told))
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
         """Sends these clients the next piece of their answers; blocks while one cannot take it.
@@ -107,7 +125,7 @@ class BatchStream:
     def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
         for row, output in outputs.items():
             if items[row].owned.is_of_job:
-                self.kept.setdefault(items[row].request_id, []).append(encode_output(output))
+                self._keep(items[row], encode_output(output))
         waiting = {
             row: pieces
             for row, output in outputs.items()
@@ -128,14 +146,18 @@ class BatchStream:
         if all(item.request_id in self.broken for item in items):
             raise StreamAbandoned
 
+    def _keep(self, item: Claimed, body: bytes) -> None:
+        kept = self.kept.setdefault(item.request_id, bytearray())
+        if body and item.request_id not in self._begun_anew:
+            self._reporter.note_pieces(item.owned, len(kept), _split(body))
+        kept += body
+        self._timer.resume()  # anew, as after a piece that is sent
+
     def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":
         if not body and self.counts.get(item.request_id):
             return deque()
         # The first one goes even if it is empty: it brings status and headers.
-        return deque(
-            body[start : start + CHUNK_LIMIT_BYTES]
-            for start in range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
-        )
+        return deque(_split(body))
 
     def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
         """Sends the next piece of each row; returns whether one was taken or will never be."""
@@ -170,6 +192,11 @@ class BatchStream:
         status, _ = self._context.get_response_status(row)
         headers = header_texts(self._context.get_response_headers(row))
         return ReplyChunk(0, body, int(status), headers)
+
+
+def _split(body: bytes) -> list[bytes]:
+    size = CHUNK_LIMIT_BYTES
+    return [body[start : start + size] for start in range(0, len(body) or 1, size)]
 
 
 def _by_row(

@@ -76,9 +76,9 @@ class Runner:
             replies = self._as_ends(batch.items, replies)
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
-        size = len(batch)
+        size, reason = len(batch), batch.closed_by
         return [
-            replace(reply, timing=BatchTiming(size, item.queue_us, handler_us, index == 0))
+            replace(reply, timing=BatchTiming(size, item.queue_us, handler_us, index == 0, reason))
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
 
@@ -141,8 +141,8 @@ class Runner:
             is_broken = item.request_id in self._stream.broken
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
             if not end.error_type and (pieces := self._stream.kept.get(item.request_id)):
-                end = replace(end, body=b"".join((*pieces, end.body)))
-            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
+                end = replace(end, body=b"".join((pieces, end.body)))
+            ends.append(replace(end, chunks=self._stream.told(item.request_id)))
         return ends
 
     def _encode(self, index: int, output: Any) -> bytes:

@@ -41,6 +41,7 @@ from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
@@ -235,7 +236,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         model_metric_log.addHandler(MetricsFile(settings))
     timer = HandlerTimer(spec.response_timeout_s)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
-    stream = BatchStream(model.context, send, timer, outage)
+    stream = BatchStream(model.context, send, timer, outage, JobReporter(queue.tell, outage))
     call = HandlerCall(model, settings, stream, timer)
     runner = Runner(call, stream, queue.read_again, settings.max_response_size_bytes)
     worker = Worker(

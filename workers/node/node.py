@@ -40,7 +40,7 @@ from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles
 from workers.machine.devices import list_gpus
-from workers.node.control_process import keep_control_workers
+from workers.node.control_process import keep_control_workers, keep_webhook_sender
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
@@ -125,6 +125,9 @@ class Node:
             self._keep(self._reconcile_forever, "reconciler"),
             asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
         ]
+        if self._settings.webhook_secrets:
+            sender = keep_webhook_sender(self._settings)
+            starters.append(asyncio.create_task(sender, name="webhook sender"))
         roles = [
             *starters,
             # Without beats others take its requests: if this fails, a new node is better.

@@ -1,10 +1,12 @@
 """Shows a job as JSON."""
 
 import datetime
+from functools import lru_cache
 from typing import Any
 
 from batching.protocol import ProtocolError, Reply
-from batching.store.jobs.job_records import Job, JobStatus
+from batching.store.jobs.job_records import Job, JobStatus, Progress
+from batching.store.jobs.webhook_records import Webhook
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 
 
@@ -17,7 +19,7 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
     """
     url = f"{base_url}/jobs/{job.job_id}"
     reply = small_reply(job)
-    timing = reply.timing if reply is not None else None
+    progress = job.progress
     document = {
         "id": job.job_id,
         "model": job.key.model_name,
@@ -30,17 +32,19 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         "attempts": job.attempts,
         "position": job.position if job.status is JobStatus.QUEUED else None,
         "durable": None if job.is_durable else False,
-        "batch": timing
-        and {
-            "size": timing.batch_size,
-            "queue_ms": timing.queue_us // 1000,
-            "run_ms": timing.handler_us // 1000,
-        },
+        "batch": _batch(job, reply) or None,
         "error": _error(job, reply),
+        "progress": progress and progress_document(progress),
         "result_url": f"{url}/result",
         "cancel_url": url,
+        "webhook": job.webhook and _webhook(job.webhook),
     }
     return {name: value for name, value in document.items() if value is not None}
+
+
+def progress_document(progress: Progress) -> dict[str, Any]:
+    """Returns what clients see of a job's progress."""
+    return {"share": progress.share} | ({"text": progress.text} if progress.text else {})
 
 
 def small_reply(job: Job) -> Reply | None:
@@ -55,6 +59,29 @@ def small_reply(job: Job) -> Reply | None:
         return None
 
 
+def _batch(job: Job, reply: Reply | None) -> dict[str, Any]:
+    timing = reply.timing if reply is not None else None
+    batch: dict[str, Any] = {"worker": job.worker_id} if job.worker_id else {}
+    if timing is not None:
+        batch |= {
+            "size": timing.batch_size,
+            "closed_by": timing.closed_by.value,
+            "queue_ms": timing.queue_us // 1000,
+            "run_ms": timing.handler_us // 1000,
+        }
+    return batch
+
+
+def _webhook(webhook: Webhook) -> dict[str, Any]:
+    found = {
+        "url": webhook.receiver.url,
+        "status": webhook.status,
+        "attempts": webhook.tries,
+        "last_error": webhook.last_error,
+    }
+    return {name: value for name, value in found.items() if value != ""}
+
+
 def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:
     if job.status not in {JobStatus.FAILED, JobStatus.EXPIRED} or reply is None:
         return None
@@ -67,5 +94,10 @@ def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:
 
 
 def _rfc3339(time_ms: int) -> str:
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(time_s: int) -> str:
+    # The jobs of a second have it in common.
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")

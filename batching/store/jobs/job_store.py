@@ -1,57 +1,35 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError
+import msgspec
 
 from batching.models.spec import VersionKey
-from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.client_types import AsyncClient
-from batching.store.clients import at
+from batching.store.clients import at, is_cluster
 from batching.store.ingress_side.ingress_queue import SubmitCode
-from batching.store.jobs.job_records import FIELDS, Job
-from batching.store.keys import VersionKeys
-from batching.store.open_records import rest_of_record
+from batching.store.jobs.append_only import write_file
+from batching.store.jobs.job_records import FIELDS, Job, JobStatus
+from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
+from batching.store.jobs.webhook_records import Webhook
+from batching.store.keys import VersionKeys, tag_of
 from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
-_VERBS = ("submit_job", "cancel_job", "delete_jobs")
+_VERBS = ("retry_job", "cancel_job", "delete_jobs")
 
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
 LOOK_S = 1.0  # between two questions how a server is
-# Until a request is accepted; one that was refused may be sent again under its key.
-PROMISED_MS = 600_000
-# Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
-SLACK_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """A job on its way into the queue. `ttl_ms` is from now to its deadline."""
-
-    job_id: str
-    wire: Wire
-    ttl_ms: int
-    keep_ms: int
-    is_urgent: bool = False
-    is_bulk: bool = False
-
-    @property
-    def priority(self) -> str:
-        return "high" if self.is_urgent else "low" if self.is_bulk else "normal"
-
-    @property
-    def whole_ms(self) -> int:
-        """Returns for how long anything of the job may be there."""
-        return self.ttl_ms + self.keep_ms + SLACK_MS
+REFUSED_S = 60.0  # between two tries to have it write a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +47,22 @@ class JobStore:
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
     """
 
-    def __init__(self, client: AsyncClient, most_waiting: int, memory_share: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        most_waiting: int,
+        memory_share: float = 1.0,
+        *,
+        is_writing_file: bool = False,
+    ) -> None:
         self._client = client
+        self._is_writing_file = is_writing_file
         self._most_waiting = most_waiting
+        self._writer = JobWriter(client, most_waiting)
         self._memory_share = memory_share
         self._servers: dict[str, _Server] = {}  # by hash tag
+        self._looking = asyncio.Lock()
+        self._write_file_at_s = 0.0
         self._scripts = {verb: script(client, verb) for verb in _VERBS}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
@@ -82,41 +71,43 @@ class JobStore:
         A call whose answer was lost may be made again. Of one that was refused nothing is kept but
         its place, for some minutes: another submit of its id may be accepted (`forget`).
         """
-        version_keys, wire = VersionKeys.of(key), job.wire
+        version_keys = VersionKeys.of(key)
         if not (server := await self._server(version_keys.tag)).has_room:
             return SubmitCode.NO_MEMORY
-        rest = rest_of_record(JOB, job.ttl_ms, 0, b"" if wire.body else wire.head)
-        arguments = [job.job_id, rest, job.ttl_ms, job.keep_ms, job.priority]
-        arguments += [self._most_waiting, "new"]
-        # First, so that no job is there that nobody finds.
-        place = keys.job_place(job.job_id)
-        try:
-            await at(self._client, place).set(place, json.dumps([*key]), px=PROMISED_MS)
-            if wire.body:
-                value = b"".join((wire.head, wire.body, wire.tail))
-                body = version_keys.body_prefix + job.job_id
-                await at(self._client, version_keys.tag).set(body, value, px=job.whole_ms)
-        except OutOfMemoryError:
-            return SubmitCode.NO_MEMORY
-        answer = await self._run("submit_job", key, arguments)
-        code = SubmitCode(answer[0])
-        if code in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            await at(self._client, place).pexpire(place, job.whole_ms)
-        if code is SubmitCode.QUEUED:
-            now_ms, position = answer[1:]
-            values = [b"%d" % value for value in (now_ms, now_ms, job.ttl_ms, job.keep_ms)]
-            urgency = b"high" if job.is_urgent else None
-            queued = Job.of(job.job_id, key, [*values, *[None] * 5, urgency], now_ms)
-            place_before = None if job.is_urgent or position > FARTHEST else position
-            return replace(queued, position=place_before, is_durable=server.is_durable)
-        if code is SubmitCode.KNOWN:
-            return await self.find(job.job_id) or code
-        return code
+        if self._is_writing_file and not server.is_durable:
+            server = await self._with_file(server, version_keys.tag)
+        outcome = await self._writer.submit(key, job)
+        if outcome.code is SubmitCode.KNOWN:
+            if (known := await self.find(job.job_id)) is not None:
+                await self._keep_place(known)
+            return known or outcome.code
+        if outcome.code is not SubmitCode.QUEUED:
+            return outcome.code
+        return Job(
+            job_id=job.job_id,
+            key=key,
+            status=JobStatus.QUEUED,
+            created_ms=outcome.now_ms,
+            expires_ms=outcome.now_ms + job.ttl_ms + job.keep_ms,
+            is_urgent=job.is_urgent,
+            is_open_inference=job.is_open_inference,
+            webhook=Webhook(job.receiver) if job.receiver else None,
+            position=None if job.is_urgent or outcome.before > FARTHEST else outcome.before,
+            is_durable=server.is_durable,
+        )
 
-    async def forget(self, job_id: str) -> None:
-        """Forgets a job that was refused, and whose id nobody else submits."""
-        place = keys.job_place(job_id)
-        await at(self._client, place).unlink(place)
+    async def close(self) -> None:
+        """Closes its own connection; no submit may be under way."""
+        await self._writer.close()
+
+    async def forget(self, *job_ids: str) -> None:
+        """Forgets jobs that were refused, and whose ids nobody else submits."""
+        places = [keys.job_place(job_id) for job_id in job_ids]
+        if is_cluster(self._client):
+            for place in places:
+                await at(self._client, tag_of(place)).unlink(place)
+        elif places:
+            await self._client.unlink(*places)
 
     async def promise(self, digest: str, promise: str) -> str | None:
         """Says for some minutes what an idempotency key will stand for; returns what it does.
@@ -126,7 +117,7 @@ class JobStore:
             promise: what it will stand for, if it stands for nothing yet.
         """
         name = keys.job_promise(digest)
-        value: bytes | None = await at(self._client, name).set(
+        value: bytes | None = await at(self._client, tag_of(name)).set(
             name, promise, px=PROMISED_MS, nx=True, get=True
         )
         return None if value is None else value.decode()
@@ -134,7 +125,7 @@ class JobStore:
     async def keep_promise(self, digest: str, ttl_ms: int) -> None:
         """Has the key stand for its job as long as that is there."""
         name = keys.job_promise(digest)
-        await at(self._client, name).pexpire(name, ttl_ms)
+        await at(self._client, tag_of(name)).pexpire(name, ttl_ms)
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
@@ -144,6 +135,10 @@ class JobStore:
         [job] = await self._read(key, [job_id])
         return job
 
+    async def find_many(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
+        """Returns the jobs of one version, None for each that is not there any more."""
+        return await self._read(key, job_ids)
+
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
         client, version_keys = self._of(job.key)
@@ -151,6 +146,14 @@ class JobStore:
             f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
         )
         return value
+
+    async def read_pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
+        """Returns what is kept of a running job's answer from this byte on, by first bytes."""
+        client, version_keys = self._of(job.key)
+        found = await client.zrangebyscore(
+            f"{version_keys.job_prefix}{job.job_id}:pieces", from_byte, "+inf", withscores=True
+        )
+        return [(int(place), entry.partition(b":")[2]) for entry, place in found]
 
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""
@@ -162,18 +165,22 @@ class JobStore:
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
-        arguments = [job.job_id, "", 0, 0, "normal", self._most_waiting, "again"]
-        code = SubmitCode((await self._run("submit_job", job.key, arguments))[0])
+        arguments = [job.job_id, self._most_waiting]
+        code = SubmitCode(await self._run("retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
-            name = keys.job_place(job.job_id)
-            await at(self._client, name).pexpireat(name, again.expires_ms + SLACK_MS)
+            await self._keep_place(again)
         return code
 
     async def delete(self, key: VersionKey, job_ids: Sequence[str]) -> None:
-        """Forgets finished jobs of one version, with their results; others stay."""
-        deleted = await self._run("delete_jobs", key, job_ids) if job_ids else []
-        for job_id in deleted:
-            await self.forget(job_id.decode())
+        """Deletes finished bulk lines of one version, with their results; others stay."""
+        if job_ids:
+            deleted = await self._run("delete_jobs", key, job_ids)
+            await self.forget(*(job_id.decode() for job_id in deleted))
+
+    async def _keep_place(self, job: Job) -> None:
+        """Has the job be found as long as it is there."""
+        name = keys.job_place(job.job_id)
+        await at(self._client, tag_of(name)).pexpireat(name, job.expires_ms + SLACK_MS)
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""
@@ -200,17 +207,34 @@ class JobStore:
 
     async def _server(self, tag: str) -> "_Server":
         """Returns how the server of this tag is, as of the last second."""
-        now_s = time.monotonic()
         server = self._servers.get(tag)
-        if server is None or server.looked_s + LOOK_S < now_s:
-            info = await at(self._client, tag).info("memory", "persistence")
-            limit_bytes = info.get("maxmemory", 0) * self._memory_share
-            server = self._servers[tag] = _Server(
-                looked_s=now_s,
-                has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
-                is_durable=info.get("aof_enabled") == 1,
-            )
+        if server is None or server.looked_s + LOOK_S < time.monotonic():
+            # Not each of the many that come at the same time asks.
+            async with self._looking:
+                server = self._servers.get(tag)
+                if server is None or server.looked_s + LOOK_S < time.monotonic():
+                    server = self._servers[tag] = await self._look(tag)
         return server
+
+    async def _with_file(self, server: "_Server", tag: str) -> "_Server":
+        """Has the server write a file, and returns how it is then."""
+        async with self._looking:
+            server = self._servers.get(tag, server)
+            if not server.is_durable and self._write_file_at_s <= time.monotonic():
+                # A server that refuses is not asked for each job.
+                self._write_file_at_s = time.monotonic() + REFUSED_S
+                await write_file(self._client)
+                server = self._servers[tag] = await self._look(tag)
+        return server
+
+    async def _look(self, tag: str) -> "_Server":
+        info = await at(self._client, tag).info("memory", "persistence")
+        limit_bytes = info.get("maxmemory", 0) * self._memory_share
+        return _Server(
+            looked_s=time.monotonic(),
+            has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
+            is_durable=info.get("aof_enabled") == 1,
+        )
 
     async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
         """Returns what the script answers."""
@@ -232,18 +256,22 @@ class JobStore:
         is_durable = (await self._server(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
+            found = {
+                name: value for name, value in zip(FIELDS, values, strict=True) if value is not None
+            }
             try:
-                job = Job.of(job_id, key, values, now_ms)
-                jobs.append(replace(job, position=place, is_durable=is_durable))
+                job = Job.of(job_id, key, found, now_ms)
+                job = msgspec.structs.replace(job, position=place, is_durable=is_durable)
+                jobs.append(job)
             except ValueError as error:
-                if values[0] is not None:
+                if found:
                     log.error("unreadable job=%s: %r", job_id, error)
                 jobs.append(None)
         return jobs
 
     async def _version_of(self, job_id: str) -> VersionKey | None:
         name = keys.job_place(job_id)
-        value = await at(self._client, name).get(name)
+        value = await at(self._client, tag_of(name)).get(name)
         if value is None:
             return None
         try:

@@ -94,6 +94,17 @@ class Registry:
                 self._configs.complete(spec)
             self._change(specs[0].model_name, entry.completed_by)
 
+    def forget(self) -> None:
+        """Forgets all that is registered, but no job: they wait until their version is back.
+
+        Only while no node runs, which would answer what waits for a version that goes.
+        """
+        specs = self.specs()
+        with telling_unavailable():
+            self._client.delete(keys.MODELS, keys.STARTED)
+        for spec in specs:
+            self.close_queue(spec.key)
+
     def repair(self, entries: Iterable[ModelEntry]) -> None:
         """Completes the configurations of those versions that are registered."""
         for spec in specs_of(entries):

@@ -77,7 +77,10 @@ local function take(ids)
       orphaned = orphaned + 1
     else
       if ingress_id == 'job' then
-        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1)
+        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1, 'worker', worker_id)
+        if redis.call('HEXISTS', KEYS[14] .. id, 'webhook_start') == 1 then
+          tell_webhook(KEYS[14], id, 'started', now_ms, tonumber(ttl_ms))
+        end
       end
       batch[#batch + 1] = id
       batch[#batch + 1] = record

@@ -15,11 +15,21 @@ ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
 # Read at import: when the first request comes there may be no descriptor left, or another release
 # may have been installed.
 _FOLDER = Path(__file__).parent
-_FINISH_JOB = (_FOLDER / "parts" / "finish_job.lua").read_text(encoding="utf-8")
+_PARTS = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted((_FOLDER / "parts").glob("*.lua"))
+}
 
 
 def _source(text: str) -> str:
-    return _FINISH_JOB + text if "finish_job(" in text else text
+    """Returns the script with the parts that it calls in front.
+
+    A part may call those that come after it in the order of the alphabet.
+    """
+    for name, part in _PARTS.items():
+        if f"{name}(" in text:
+            text = part + text
+    return text
 
 
 _SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.lua")}

@@ -44,6 +44,12 @@ local function answer(id, ingress_id, reply)
   redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
 end
 
+-- What was told of the attempt that is over goes.
+local function unstart(id)
+  redis.call('HDEL', KEYS[15] .. id, 'started_ms', 'worker', 'progress', 'piece_bytes')
+  redis.call('DEL', KEYS[15] .. id .. ':pieces')
+end
+
 for _ = 1, limit do
   -- Released requests go to the head of the queue, so the newest is moved first.
   local entry = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
@@ -65,20 +71,18 @@ for _ = 1, limit do
   elseif is_untried then
     -- Its record still counts the attempts before this one, and has been nobody's since the claim.
     local is_job = ingress_id == 'job'
-    local priority = is_job and (redis.call('HGET', KEYS[15] .. id, 'priority') or 'normal') or 'high'
-    local own = priority == 'low' and KEYS[16] or priority == 'high' and KEYS[4] or KEYS[14]
+    local priority = is_job and redis.call('HGET', KEYS[15] .. id, 'priority')
+    local own = not is_job and KEYS[4] or priority == 'high' and KEYS[4] or priority == 'low' and KEYS[16] or KEYS[14]
     redis.call('LPUSH', attempt ~= '1' and KEYS[5] or own, id)
-    if is_job then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
-    for _, list in ipairs({KEYS[14], KEYS[16]}) do
-      if redis.call('PTTL', list) < tonumber(ttl_ms) then redis.call('PEXPIRE', list, ttl_ms + 60000) end
-    end
+    if is_job then unstart(id) end
+    if own ~= KEYS[4] and redis.call('PTTL', own) < tonumber(ttl_ms) then redis.call('PEXPIRE', own, ttl_ms + 60000) end
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
     answer(id, ingress_id, '!' .. ARGV[5])
   else
     redis.call('HSET', KEYS[7], id, attempt .. ' ' .. worker_id .. ' 0 ' .. rest)
     redis.call('RPUSH', KEYS[5], id)
-    if ingress_id == 'job' then redis.call('HDEL', KEYS[15] .. id, 'started_ms') end
+    if ingress_id == 'job' then unstart(id) end
     reclaimed = reclaimed + 1
   end
 end

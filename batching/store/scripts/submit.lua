@@ -98,17 +98,5 @@ redis.call('HINCRBY', KEYS[6], 'accepted', #queued)
 redis.call('ZADD', KEYS[8], now_ms, ingress_id)
 redis.call('PEXPIRE', KEYS[8], 86400000)
 
--- A collector with an open window is told when its batch is full; otherwise one idle worker is woken
--- when the queue stops being empty. Busy workers look at the queue by themselves.
-local collector = redis.call('HMGET', KEYS[4], 'worker', 'limit')
-if collector[1] then
-  local more_key = KEYS[10] .. collector[1]
-  if waiting >= tonumber(collector[2]) and redis.call('LLEN', more_key) == 0 then
-    redis.call('RPUSH', more_key, '1')
-    redis.call('PEXPIRE', more_key, 60000)
-  end
-elseif waiting_before == 0 and redis.call('LLEN', KEYS[3]) == 0 then
-  redis.call('RPUSH', KEYS[3], '1')
-  redis.call('PEXPIRE', KEYS[3], 60000)
-end
+wake_worker(KEYS[3], KEYS[4], KEYS[10], waiting, waiting_before == 0)
 return codes

@@ -28,6 +28,7 @@ from batching.store.measurements import HandlerMeasurements
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import ordered_keys, script
+from batching.store.worker_side.job_news import MOST_PIECES, JobNews
 from batching.store.worker_side.reply_writer import ReplyWriter
 from batching.store.worker_side.request_reader import RequestReader
 from batching.store.worker_side.waits import ParkedPop, Wakeups
@@ -79,6 +80,7 @@ class WorkerQueue:
         self.measurements = HandlerMeasurements(client, key)
         self._reader = RequestReader(self._connection, keys)
         self._chunk = script(client, "chunk")
+        self._progress = script(client, "progress")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
         self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
@@ -89,6 +91,7 @@ class WorkerQueue:
         self._claim_keys = ordered_keys("claim", keys, lease=self._lease)
         self._replies = self._reply_writer(ordered_keys("reply", keys, lease=self._lease))
         self._chunk_keys = ordered_keys("chunk", keys, lease=self._lease)
+        self._progress_keys = ordered_keys("progress", keys, lease=self._lease)
 
     def give_tickets(self) -> None:
         """Lets requests be accepted for this worker whenever it is idle, from now on."""
@@ -171,6 +174,16 @@ class WorkerQueue:
             return [ChunkCode(code) for code in self._chunk(self._chunk_keys, arguments)]
         except OutOfMemoryError:
             return [ChunkCode.FULL] * len(items)
+
+    def tell(self, news: Sequence[JobNews]) -> list[bool]:
+        """Keeps what is new of jobs that run; returns which ones are still this worker's."""
+        arguments: list[str | int | bytes] = [MOST_PIECES]
+        for one in news:
+            progress = one.progress.encode() if one.progress else b""
+            arguments += (one.job.request_id, one.job.attempt, progress, len(one.pieces))
+            for place, piece in one.pieces:
+                arguments += (place, piece)
+        return [code == 1 for code in self._progress(self._progress_keys, arguments)]
 
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; returns false after `timeout_s`.

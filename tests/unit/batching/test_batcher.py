@@ -1,10 +1,12 @@
 """Gathering, with a source that follows a script: no Redis, no clock."""
 
 import pytest
+from msgspec import structs
 
 from batching.batcher import Batcher, Nothing, Partial
+from batching.estimate import Estimate
 from batching.policy import AdaptivePolicy, FixedPolicy
-from batching.protocol import Batch
+from batching.protocol import Batch, ClosedBy, Owned
 from tests.support import make_request
 from tests.unit.workers.handling.batches import claimed
 
@@ -74,8 +76,45 @@ def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(s
     batch = gather(source)
 
     # Then
-    assert batch is script[-1][1]
+    assert batch.items is script[-1][1].items
     assert source.calls == calls
+
+
+WAITED = [("claim", Partial(1, 0.020)), ("wait_more", False), ("claim", SOME)]
+SUSPECT = Batch([structs.replace(SOME.items[0], owned=Owned("a", 2, "ingress-a"))])
+
+
+@pytest.mark.parametrize(
+    ("policy", "script", "reason"),
+    [
+        (POLICY, [("claim", FULL)], ClosedBy.FULL),
+        (POLICY, WAITED, ClosedBy.DELAY),
+        (POLICY, [("claim", batch_of("a", queue_us=60_000))], ClosedBy.DELAY),
+        (POLICY, [("claim", SUSPECT)], ClosedBy.IDLE),
+        (FixedPolicy(4, 0.0), [("claim", SOME)], ClosedBy.IDLE),
+        (FixedPolicy(1, 0.0), [("claim", SOME)], ClosedBy.FULL),
+        (AdaptivePolicy(4, 0.050), [("claim", SOME)], ClosedBy.ADAPTIVE),
+        (AdaptivePolicy(4, 0.050), [("claim", batch_of("a", queue_us=50_000))], ClosedBy.DELAY),
+        (AdaptivePolicy(4, 0.0), [("claim", SOME)], ClosedBy.IDLE),
+    ],
+)
+def test_batch_says_why_it_left(policy, script, reason):
+    batch = Batcher(ScriptedSource(*script), policy).gather(lambda: False, IDLE_S)
+    assert batch.closed_by is reason
+
+
+def test_adaptive_window_ends_for_its_delay_or_because_no_more_is_worth_it():
+    # Given a policy that waits for more than the delay allows, and one that waits for less
+    for gap_s, reason in ((0.020, ClosedBy.DELAY), (0.001, ClosedBy.ADAPTIVE)):
+        policy = AdaptivePolicy(4, 0.050)
+        policy.estimator.estimate = Estimate(gap_s=gap_s, fixed_s=0.5)
+        left_s = policy.seconds_left(1, 0.020)
+        assert left_s > 0
+        source = ScriptedSource(("claim", Partial(1, 0.020)), ("wait_more", False), ("claim", SOME))
+        # When
+        batch = Batcher(source, policy).gather(lambda: False, IDLE_S)
+        # Then
+        assert batch.closed_by is reason
 
 
 def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_took():
@@ -93,7 +132,7 @@ def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_to
     batch = gather(source)
 
     # Then
-    assert batch is partial
+    assert batch.items is partial.items
     assert [call[-1] for call in source.calls] == [0.050, 0.050, 0.050, 0.040, 0.0]
 
 
@@ -112,7 +151,7 @@ def test_gather_parks_when_there_is_nothing_for_it(nothing):
     batch = gather(source)
 
     # Then
-    assert batch is FULL
+    assert batch.items is FULL.items
     assert ("wake_one",) not in source.calls
 
 

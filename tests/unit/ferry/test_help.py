@@ -28,6 +28,7 @@ def test_help_lists_what_concerns_the_command() -> None:
     assert listed("up") == NAMES
     assert listed("ingress") == NAMES - OF_NODE - OF_WHOLE_SERVERS
     assert listed("node") == NAMES - OF_INGRESS - OF_WHOLE_SERVERS
+    assert listed("webhooks") == NAMES - OF_INGRESS - OF_WHOLE_SERVERS
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def waiting(node, echo_model):
         def send(server):
             url = server.url("inference", "/predictions/echo")
             asked = pool.submit(requests.post, url, b"x", timeout=20)
-            eventually(lambda: registry.queue(spec).open_requests == 1, 10)
+            eventually(lambda: registry.queue(spec).open_requests == 1 or asked.done(), 10)
+            assert not asked.done(), asked.result().text
             return asked
 
         yield send

@@ -7,11 +7,14 @@ local function finish_job(prefix, open_key, body_key, id, status, result, now_ms
   local name = prefix .. id
   local record = redis.call('HGET', open_key, id)
   redis.call('HDEL', open_key, id)
-  local keep_ms = redis.call('HGET', name, 'keep_ms')
-  if not keep_ms or status == 'succeeded' then redis.call('DEL', body_key) end
+  local known = redis.call('HMGET', name, 'keep_ms', 'webhook')
+  local keep_ms = known[1]
+  local is_input_kept = keep_ms and status ~= 'succeeded'
+  redis.call('DEL', name .. ':pieces', unpack(is_input_kept and {} or {body_key}))
   if not keep_ms then return false end
   redis.call('HSET', name, 'status', status, 'finished_ms', now_ms, 'result', result)
   redis.call('PEXPIRE', name, keep_ms)
+  if known[2] then tell_webhook(prefix, id, status, now_ms, tonumber(keep_ms)) end
   if record and status ~= 'succeeded' then
     redis.call('HSET', name, 'input', (string.gsub(record, '^[^\n]*\n', '', 1)))
     redis.call('PEXPIRE', body_key, keep_ms)

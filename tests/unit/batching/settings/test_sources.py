@@ -93,6 +93,8 @@ def test_model_api_has_all_its_spellings(tmp_path, text, expected):
         ("model_store=a\\u0000b\n", "model_store has a character that is no text"),
         ("default_service_handler=\\ud800\n", "default_service_handler has a character that"),
         ("path_aliases=predict=/invocations\n", "write /path=/route, not predict=/invocations"),
+        ("trusted_proxies=10.0.0.0/8, proxy.local\n", "write addresses, networks"),
+        ("trusted_proxies=10.0.0.1/8\n", "has host bits set"),
         ("path_aliases=/predict\n", "write /path=/route, not /predict="),
         ("cors_allowed_origin=https://\\u20ac\n", "characters that no header may have"),
         ("cors_allowed_headers=a\\nb: c\n", "cors_allowed_headers='a.*nb: c' has characters"),

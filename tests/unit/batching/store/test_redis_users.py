@@ -13,6 +13,7 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
 from batching.store.jobs.job_records import JobStatus
+from batching.store.jobs.webhook_records import Outcome, Receiver
 from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.registry.registry import Registry
@@ -36,18 +37,30 @@ from tests.support import (
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
-    "ingress": {"submit", "cancel", "audit", "living", "measure", "submit_job", "cancel_job"}
-    | {"delete_jobs"},
+    "ingress": {
+        "submit",
+        "cancel",
+        "audit",
+        "living",
+        "measure",
+        "submit_jobs",
+        "retry_job",
+        "cancel_job",
+        "delete_jobs",
+    },
     "worker": {
         "claim",
         "reply",
         "chunk",
+        "progress",
         "reclaim",
         "beat",
         "refuse",
         "report",
         "record",
         "living",
+        "claim_webhooks",
+        "end_webhook",
     },
 }
 
@@ -152,6 +165,23 @@ def test_users_may_take_a_job_through_its_whole_life(harnesses):
     assert isinstance(hands.claim(1, 0.0), Batch)
     assert jobs.cancel("bad").status is JobStatus.CANCELLED
     assert ingress.unaccounted() == 0
+
+
+def test_users_may_tell_a_receiver_of_a_job(harnesses):
+    ingress, worker = harnesses
+    # Given
+    receiver = Receiver("https://example.com/", "http://localhost:8080", is_start_told=True)
+    assert ingress.submit_job("a", receiver=receiver) is SubmitCode.QUEUED
+    hands = worker.worker()
+    hands.reply(items_of(hands.claim(1, 0.0)), [make_reply("ok")])
+    # When
+    webhooks = worker.webhooks()
+    events = {event.name: event for event in webhooks.claim(10, 60_000)}
+    assert worker.jobs().find("a").webhook.receiver == receiver
+    webhooks.end(events["started"], Outcome.PENDING, 1000, "status 500")
+    webhooks.end(events["succeeded"], Outcome.DELIVERED)
+    # Then
+    assert ingress.jobs().find("a").webhook.status == "delivered"
 
 
 def test_users_may_end_jobs_that_were_not_run(harnesses):
@@ -318,4 +348,6 @@ def test_no_client_gets_in_without_a_name_and_no_password_is_shipped():
         assert "-@all" in rules
         assert not any(rule.startswith("+@") for rule in rules)
         assert {rule for rule in rules if rule[0] == "~"} == patterns
+    # A sender of webhooks finds jobs, and changes no place of one.
+    assert [rule for rule in USERS["worker"] if rule[0] == "%"] == ["%R~{ferry_jobs:*"]
     assert all(key.startswith("{ferry}:") for key in keys.PERMANENT)

@@ -12,7 +12,7 @@ import pytest
 from msgspec import msgpack
 
 from batching.models.statuses import HostSample, NodeStatus, WorkerState, WorkerStatus
-from batching.protocol import WIRE_VERSION, BatchTiming, Reply, ReplyChunk
+from batching.protocol import WIRE_VERSION, BatchTiming, ClosedBy, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
@@ -21,7 +21,7 @@ from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
 TAG = "{model2:digits:1.0}"
 REQUEST = msgpack.encode((2, {"content-type": "text/plain"}, [["body", "text/plain", b"a"]]))
-TIMING = [8, 1200, 40_000, True]
+TIMING = [8, 1200, 40_000, True, "delay"]
 
 
 def now_us(client):
@@ -74,7 +74,16 @@ def test_ingress_reads_what_a_worker_of_version_2_has_answered(harness):
     # When
     found = harness.ingress().receive([])
     # Then
-    expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", BatchTiming(*TIMING), 2)
+    expected = Reply(
+        200,
+        b"A",
+        {"x-a": "1"},
+        "OK",
+        "T",
+        "r",
+        BatchTiming(8, 1200, 40_000, True, ClosedBy.DELAY),
+        2,
+    )
     assert decode_reply("a", found["a"]) == expected
     assert decode_reply("b", found["b"]).reason == "worker_crashed"
     chunk = msgpack.encode((2, 3, b"piece", 200, {}))

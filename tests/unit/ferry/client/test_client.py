@@ -74,8 +74,12 @@ def test_file_is_sent_with_the_type_of_its_name(server, client, tmp_path):
 def test_job_is_what_the_server_says(server, client):
     # Given
     failed = {"code": 507, "type": "T", "message": "no memory"}
+    progress = {"share": 0.4}
     server.will(
-        answer(202, JOB), answer(200, {**JOB, "status": "failed", "error": failed, "attempts": 2})
+        answer(202, JOB),
+        answer(
+            200, {**JOB, "status": "failed", "error": failed, "attempts": 2, "progress": progress}
+        ),
     )
     # When
     job = client.submit("m", b"x", idempotency_key="k", result_ttl_s=60, priority="high")
@@ -94,6 +98,7 @@ def test_job_is_what_the_server_says(server, client):
     assert job.state.is_final
     assert job.state.error == ferry.JobError(507, "T", "no memory")
     assert job.state.attempts == 2
+    assert job.progress == ferry.JobProgress(0.4)
 
 
 def test_token_is_sent_as_given_or_as_the_environment_has_it(server, monkeypatch):

@@ -15,7 +15,7 @@ REMEMBERED = "those that Redis remembers"
 
 
 @pytest.mark.parametrize(
-    ("is_embedded", "is_saved", "load_models", "words"),
+    ("is_new", "is_saved", "load_models", "words"),
     [
         (True, False, "", NONE),
         (True, False, "a.mar", "a.mar"),
@@ -26,7 +26,7 @@ REMEMBERED = "those that Redis remembers"
     ],
 )
 def test_models_are_those_that_the_server_begins_with(
-    tmp_path, is_embedded, is_saved, load_models, words
+    tmp_path, is_new, is_saved, load_models, words
 ):
     # Given two versions of one model in the snapshot
     versions = {version: make_spec(model_version=version) for version in ("1.0", "2.0")}
@@ -35,7 +35,7 @@ def test_models_are_those_that_the_server_begins_with(
         Settings(), load_models=load_models, snapshot_file=path if is_saved else None
     )
     # When / Then
-    assert models_words(settings, is_embedded=is_embedded) == words
+    assert models_words(settings, is_new=is_new) == words
 
 
 def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
@@ -52,4 +52,4 @@ def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
 
 def test_snapshot_that_cannot_be_read_is_no_model(tmp_path):
     settings = replace(Settings(), snapshot_file=tmp_path / "missing.cfg")
-    assert models_words(settings, is_embedded=True) == NONE
+    assert models_words(settings, is_new=True) == NONE

@@ -1,10 +1,14 @@
 """Jobs through both HTTP doors, and while Redis is away."""
 
+import re
+
 import pytest
 import requests
 from requests.structures import CaseInsensitiveDict
 
+from batching.settings.trusted_proxies import TrustedProxies
 from batching.store.jobs.job_records import JobStatus
+from ingress.http1.base_url import BaseUrls
 from ingress.role import Role
 from tests.support import eventually
 
@@ -70,6 +74,34 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
     assert (status, body) == (304, b"")
     assert ask("DELETE", f"{path}/")[0] == 200
     assert ask("GET", f"{path}/result")[0] == 410
+
+
+@pytest.mark.parametrize("is_trusted", [True, False], ids=["trusted", "unknown"])
+def test_urls_are_those_of_a_trusted_proxy(ask, echo, is_trusted):
+    # Given
+    proxies = TrustedProxies.of("127.0.0.0/8" if is_trusted else "10.0.0.0/8")
+    echo.services.jobs.base_urls = BaseUrls(proxies)
+    forwarded = {
+        "Host": "inside:1",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "outside.example",
+        "X-Forwarded-Prefix": "/models",
+    }
+    begin = "https://outside.example/models/jobs/" if is_trusted else "http://inside:1/jobs/"
+
+    # When
+    _, job, headers, _ = ask("POST", "/predictions/echo", body=b"x", headers=ASYNC | forwarded)
+
+    # Then
+    urls = [headers["location"], job["cancel_url"], job["result_url"]]
+    path = f"/jobs/{job['id']}"
+    _, job, _, _ = ask("GET", path, headers=forwarded)
+    [listed] = echo.manage("GET", "/jobs", headers=forwarded).json()["jobs"]
+    urls += [job["cancel_url"], listed["cancel_url"]]
+    _, _, _, events = ask("GET", f"{path}/events", headers=forwarded)
+    urls += re.findall(r'"cancel_url": "([^"]+)', events.decode())
+    assert len(urls) > 5
+    assert all(url.startswith(begin) for url in urls), urls
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])

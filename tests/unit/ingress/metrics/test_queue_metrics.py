@@ -5,7 +5,7 @@ import pytest
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import EVENTS, QueueCollector
+from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES, QueueCollector
 from tests.support import KEY, items_of, make_reply, make_spec
 
 NOWHERE = "unix:///nowhere/redis.sock"
@@ -75,6 +75,22 @@ def test_metrics_tell_jobs_from_requests(staffed):
     assert value(found, "ferry_queue_oldest_age_seconds", **VERSION) < 9
     assert value(found, "ferry_jobs_waiting", **VERSION) == 3
     assert 9 <= value(found, "ferry_jobs_oldest_age_seconds", **VERSION) < 19
+
+
+def test_metrics_tell_how_webhooks_ended(staffed):
+    # Given: as end_webhook.lua counts
+    staffed.client.hset(staffed.keys.counters, "webhooks_delivered", 3)
+    staffed.client.hset(staffed.keys.counters, "webhooks_retried", 2)
+
+    # When
+    found = samples(Registry(staffed.client))
+
+    # Then: outcomes that have not been, too
+    outcomes = {
+        outcome: value(found, "ferry_webhooks_total", outcome=outcome, **VERSION)
+        for outcome in WEBHOOK_OUTCOMES
+    }
+    assert outcomes == {"delivered": 3, "retried": 2, "failed": 0, "gone": 0}
 
 
 def test_metrics_tell_ready_workers_from_wanted_ones(staffed):

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from batching.store.keys import PERMANENT
+from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.http_prediction import HttpPredictions
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually, processor_time
@@ -135,7 +136,7 @@ def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
     )
     body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000
     # When
-    answer = services.on_loop(predictions.answer(target, headers, body + b"\r\n--B--"))
+    answer = services.on_loop(answer_prediction(predictions, target, headers, body + b"\r\n--B--"))
     # Then: the parser is the last one to ask for the type
     assert answer.status == 200
     assert readers[-1][0] == "content-type"

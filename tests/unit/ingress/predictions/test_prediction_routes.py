@@ -8,6 +8,7 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
+from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.http_prediction import HttpPredictions
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually
@@ -51,7 +52,9 @@ def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
         jobs=echo.services.jobs,
     )
     # When
-    answer = echo.services.on_loop(predictions.answer(parse_prediction_path(path), {}, b"{}"))
+    answer = echo.services.on_loop(
+        answer_prediction(predictions, parse_prediction_path(path), {}, b"{}")
+    )
     # Then
     assert answer.body == f"body:{kind}|{{}}".encode()
 

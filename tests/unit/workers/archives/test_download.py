@@ -5,6 +5,7 @@ import re
 import httpx
 import pytest
 
+from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, InvalidModel, ModelNotFound
 from tests.unit.workers.archives.web import (
     ALLOWED,
@@ -16,7 +17,7 @@ from tests.unit.workers.archives.web import (
     served,
     web_with_archive,
 )
-from workers.archives.download import Downloader, is_public
+from workers.archives.download import Downloader
 from workers.archives.fetch import locate_archive
 
 

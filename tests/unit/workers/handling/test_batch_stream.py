@@ -3,15 +3,24 @@
 import threading
 
 import pytest
+from msgspec.structs import replace
+from ts.context import Context
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.torch_handler.base_handler import BaseHandler
 
-from batching.protocol import Batch, ReplyChunk
+from batching.protocol import JOB, Batch, ReplyChunk
+from batching.settings.settings import Settings
 from batching.store.redis_errors import RedisError
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from tests.support import eventually
 from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
-from workers.handling.batch_stream import StreamAbandoned
+from workers.handling.batch_stream import BatchStream, StreamAbandoned
+from workers.handling.handler_call import HandlerCall
+from workers.handling.handler_timer import HandlerTimer
+from workers.handling.handlers import LoadedModel
+from workers.handling.job_reporter import JobReporter
+from workers.handling.runner import Runner
 
 
 class Queue:
@@ -279,3 +288,35 @@ def test_parts_of_a_batch_stream_in_threads_of_their_own():
     assert [queue.text(f"id-{index}") for index in range(4)] == [
         f"x{index}y{index}z{index}" for index in range(4)
     ]
+
+
+def test_pieces_of_a_job_are_told_until_its_batch_is_run_again():
+    # Given a handler that fails over two jobs, after a piece, and not over one
+    told = []
+    reporter = JobReporter(lambda news: told.extend([*one.pieces] for one in news), pause_s=0.001)
+
+    def answer(rows, context):
+        context.send_pieces(["piece"] * len(rows), context.request_ids)
+        if len(rows) > 1:
+            eventually(lambda: len(told) == 2)
+            raise ValueError
+        return ["end"]
+
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    timer = HandlerTimer(None)
+    stream = BatchStream(context, Queue().send, timer, reporter=reporter)
+    call = HandlerCall(LoadedModel(Handler(answer), context), Settings(), stream, timer)
+    one = Runner(call, stream, lambda items: [*items], 10_000)
+    jobs = [
+        replace(item, owned=replace(item.owned, ingress_id=JOB))
+        for item in batch(body(), body()).items
+    ]
+
+    # When
+    together = one.run(Batch(jobs))
+    alone = one.run(Batch(jobs[:1]))
+
+    # Then
+    assert told[:2] == [[(0, b"piece")]] * 2
+    assert [(reply.body, reply.chunks) for reply in together] == [(b"pieceend", 0)] * 2
+    assert [(reply.body, reply.chunks) for reply in alone] == [(b"pieceend", 1)]

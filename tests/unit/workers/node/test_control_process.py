@@ -33,7 +33,7 @@ async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, capl
     assert not keeping.done()
     keeping.cancel()
     # And said once
-    [line] = [one for one in caplog.messages if one.startswith("cannot run a control worker: ")]
+    [line] = [one for one in caplog.messages if one.startswith("cannot run workers.control_jobs: ")]
     assert line.endswith(os.strerror(errno.EAGAIN))
 
 

@@ -1,14 +1,12 @@
 """Jobs in Redis: submitted, run once, kept, and gone in the end."""
 
-from dataclasses import replace
-
 import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
-from batching.store.jobs.job_store import PROMISED_MS, JobRequest
+from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
@@ -92,8 +90,8 @@ def test_so_many_jobs_may_wait(harness):
     assert jobs.find("b") is None
     # And urgent ones as many as requests
     harness.open(max_queue=1)
-    assert jobs.submit(KEY, replace(request, is_urgent=True)).status is JobStatus.QUEUED
-    urgent = replace(request, job_id="c", is_urgent=True)
+    assert jobs.submit(KEY, request._replace(is_urgent=True)).status is JobStatus.QUEUED
+    urgent = request._replace(job_id="c", is_urgent=True)
     assert jobs.submit(KEY, urgent) is SubmitCode.FULL
 
 

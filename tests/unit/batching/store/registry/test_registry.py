@@ -34,6 +34,29 @@ def max_queue(backend, spec):
     return value and int(value)
 
 
+def test_registry_that_forgets_keeps_what_waits_until_the_version_is_back(registry, store_backend):
+    # Given a version with a waiting request, and an entry of load_models that was registered
+    registry.create(V1)
+    registry.note_started("digits.mar")
+    queue = VersionKeys.of(V1.key).queue
+    store_backend.client.rpush(queue, "waiting")
+
+    # When
+    registry.forget()
+
+    # Then nothing is registered, submits are refused, and nothing stays for ever
+    assert registry.snapshot() == {}
+    assert not registry.was_started("digits.mar")
+    assert max_queue(store_backend, V1) is None
+    assert store_backend.client.ttl(queue) > 0
+
+    # And what waits is there for the version that comes back
+    registry.create(V1)
+    assert store_backend.client.lrange(queue, 0, -1) == [b"waiting"]
+    assert store_backend.client.ttl(queue) == -1
+    assert max_queue(store_backend, V1) == 10
+
+
 def test_registry_returns_what_was_created(registry, store_backend):
     # When
     registry.create(V1)

@@ -1,0 +1,280 @@
+"""Jobs through every door, and with every key: one server with tokens, an alias and a proxy."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.e2e.archives import make_archive
+from tests.e2e.ferry_process import FerryServer
+
+pytestmark = pytest.mark.slow
+
+HANDLER = """
+import time
+from pathlib import Path
+
+from ts.utils.util import PredictionException
+
+GATE = Path(Path("gate").read_text())
+
+
+def handle(data, context):
+    return data and [answer(str(row), context) for row in data]
+
+
+def answer(text, context):
+    if "hold" in text:
+        while not GATE.exists():
+            time.sleep(0.01)
+    if "raise" in text:
+        raise ValueError("a secret of the handler")
+    if "refuse" in text:
+        raise PredictionException("the handler refuses", 418)
+    if "typed" in text:
+        context.set_response_content_type(0, "text/html")
+        context.set_response_status(201, "Made", 0)
+    return "fine"
+"""
+ASYNC = {"Prefer": "respond-async"}
+# What differs between two answers to the same request.
+OWN = {"x-request-id", "date"}
+
+
+@dataclass
+class Guarded:
+    """Holds the server, its keys, and the file that lets its handler go on."""
+
+    server: FerryServer
+    keys: Mapping[str, Any]
+    gate: Path
+
+    def ask(self, method: str, path: str, key: str = "inference", **options: Any) -> Any:
+        """Returns the inference port's answer, or with a path of `management:`, that one's."""
+        port, _, rest = path.rpartition(":/")
+        base = self.server.management if port == "management" else self.server.inference
+        headers = dict(options.pop("headers", {}))
+        if key:
+            headers["Authorization"] = f"Bearer {self.keys[key]['key']}"
+        url = f"{base}/{rest.lstrip('/')}" if port else base + path
+        with requests.Session() as session:
+            session.trust_env = False
+            return session.request(method, url, headers=headers, timeout=40, **options)
+
+    def submit(self, body: str = "x", **headers: str) -> dict[str, Any]:
+        answer = self.ask("POST", "/predictions/guarded", data=body, headers=ASYNC | headers)
+        assert answer.status_code == 202, answer.text
+        job: dict[str, Any] = answer.json()
+        return job
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    gate, key_file = folder / "gate", folder / "keys.json"
+    aliases = "/vertex=/predictions/guarded,/named=/invocations"
+    options = ["--key-file", str(key_file), "--path-aliases", aliases]
+    server = FerryServer(folder, *options, "--trusted-proxies", "127.0.0.0/8,unix")
+    try:
+        server.wait_started()
+        keys = json.loads(key_file.read_text())
+        server.http.headers["Authorization"] = f"Bearer {keys['management']['key']}"
+        files = {"handler.py": HANDLER, "gate": str(gate)}
+        server.register(make_archive(server.store, "guarded", files))
+        yield Guarded(server, keys, gate)
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
+DOORS = [
+    "/predictions/guarded",
+    "/predictions/guarded/1.0/tail",
+    "/explanations/guarded",
+    "/v1/models/guarded:predict",
+    "/v1/models/guarded:explain",
+    "/v2/models/guarded/infer",
+    "/v2/models/guarded/infer binary",
+    "/v2/models/guarded/versions/1.0/explain binary",
+    "/invocations?model_name=guarded",
+    "/named?model_name=guarded",
+    "/models/guarded/invoke",
+    "/guarded/predict",
+    "/vertex",
+]
+
+
+def request_of(door: str, word: str) -> tuple[str, dict[str, str], bytes]:
+    """Path, headers and body; the same tensor for all doors."""
+    path, _, kind = door.partition(" ")
+    tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "data": [word]}
+    body = json.dumps({"id": "mine", "inputs": [tensor]}).encode()
+    headers = {"Content-Type": "application/json"}
+    if kind:
+        headers["Inference-Header-Content-Length"] = str(len(body))
+    return path, headers, body
+
+
+def told(answer: requests.Response) -> tuple[int, dict[str, str], bytes]:
+    headers = {k.lower(): v for k, v in answer.headers.items() if k.lower() not in OWN}
+    return answer.status_code, headers, answer.content
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_result_is_what_the_door_would_have_answered(guarded, door):
+    for word, expected in {"fine": 200, "typed": 201, "raise": 503, "refuse": 418}.items():
+        # When
+        path, headers, body = request_of(door, word)
+        direct = guarded.ask("POST", path, data=body, headers=headers)
+        job = guarded.ask("POST", path, data=body, headers=headers | ASYNC)
+        assert job.status_code == 202, job.text
+        url = f"/jobs/{job.json()['id']}/result"
+        result = guarded.ask("GET", url, headers={"Prefer": "wait=30"})
+        waited = {"Prefer": "respond-async, wait=30"}
+        in_time = guarded.ask("POST", path, data=body, headers=headers | waited)
+
+        # Then
+        assert direct.status_code == expected, direct.text
+        assert told(result) == told(direct)
+        assert in_time.headers.pop("preference-applied") == "wait=30"
+        assert told(in_time) == told(direct)
+        is_v2_error = "binary" in door and expected >= 400
+        assert (b'"error"' in direct.content) is is_v2_error
+
+
+def test_bad_input_is_refused_by_every_door_as_ever(guarded):
+    for door in DOORS:
+        path, headers, body = request_of(door, "x")
+        bad = {"Inference-Header-Content-Length": "9999"}
+        if "binary" not in door:
+            bad = {"Content-Type": "multipart/form-data"}  # without a boundary
+        direct = guarded.ask("POST", path, data=body, headers=headers | bad)
+        asked = guarded.ask("POST", path, data=body, headers=headers | bad | ASYNC)
+        assert direct.status_code == 400, (door, direct.text)
+        assert told(asked) == told(direct), door
+
+
+def test_time_that_is_over_is_told_as_by_every_door(guarded):
+    # Given a worker that is busy
+    guarded.gate.unlink(missing_ok=True)
+    held = guarded.submit("hold")
+    guarded.ask("GET", f"/jobs/{held['id']}", headers={"Prefer": "wait=10"})
+    late = {"X-Request-Timeout-Ms": "100"}
+
+    # When
+    answers = {}
+    for door in DOORS:
+        path, headers, body = request_of(door, "late")
+        direct = guarded.ask("POST", path, data=body, headers=headers | late)
+        job = guarded.ask("POST", path, data=body, headers=headers | late | ASYNC).json()
+        result = guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
+        answers[door] = direct, result
+    guarded.gate.touch()
+
+    # Then all but the sentence is the same: a waiting client's ingress cannot know who was late
+    for door, (direct, result) in answers.items():
+        assert (direct.status_code, result.status_code) == (504, 504), (door, direct.text)
+        assert list(direct.headers) == list(result.headers), door
+        reasons = {direct.headers["x-ferry-reason"], result.headers["x-ferry-reason"]}
+        assert reasons == {"deadline_exceeded"}, door
+        assert "before a worker could take it" in result.json()["message"]
+        assert list(result.json()) == list(direct.json()), door
+        assert result.json().get("error") == (
+            result.json()["message"] if "binary" in door else None
+        )
+
+
+MANAGED = [
+    ("GET", "management://jobs"),
+    ("GET", "management://jobs?status=failed&limit=1"),
+    ("DELETE", "management://jobs?model=guarded"),
+    ("POST", "management://jobs/retry"),
+    ("POST", "management://jobs/{id}/retry"),
+    ("GET", "management://jobs/{id}"),
+    ("DELETE", "management://jobs/{id}"),
+    ("GET", "management://jobs/{id}/result"),
+    ("GET", "management://jobs/{id}/events"),
+]
+BY_ID = [
+    ("GET", "/jobs/{id}"),
+    ("GET", "/jobs/{id}/result"),
+    ("GET", "/jobs/{id}/events"),
+    ("DELETE", "/jobs/{id}"),
+]
+
+
+def test_b11_each_route_of_jobs_needs_its_key(guarded):
+    # Given
+    job = guarded.submit("fine")
+    guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
+
+    # When / Then nobody gets in with no key, or another one's
+    refused = []
+    for method, path in [*MANAGED, *BY_ID, ("POST", "/predictions/guarded")]:
+        right = "management" if path.startswith("management:") else "inference"
+        for key in {"", "API", "management", "inference"} - {right}:
+            answer = guarded.ask(method, path.format(**job), key, headers=ASYNC)
+            refused.append((method, path, key, answer.status_code, answer.json()["type"]))
+    assert {one[3:] for one in refused} == {(400, "InvalidKeyException")}, refused
+
+    # And an inference key has no routes for what it is not for
+    for method, path in (
+        ("GET", "/jobs"),
+        ("DELETE", "/jobs?model=guarded"),
+        ("POST", "/jobs/retry"),
+        ("POST", f"/jobs/{job['id']}/retry"),
+    ):
+        assert guarded.ask(method, path).status_code in {404, 405}, path
+
+    # And who has the key gets on
+    for method, path in [*BY_ID[:3], *MANAGED[:2], *MANAGED[5:6], *MANAGED[7:]]:
+        right = "management" if path.startswith("management:") else "inference"
+        answer = guarded.ask(method, path.format(**job), right)
+        assert answer.status_code == 200, (path, answer.text)
+    refused_retry = guarded.ask("POST", f"management://jobs/{job['id']}/retry", "management")
+    assert refused_retry.status_code == 409
+
+
+def test_listing_has_no_bodies(guarded):
+    # Given an input that fails, one that is answered with text, and one that waits
+    guarded.gate.unlink(missing_ok=True)
+    jobs = [guarded.submit(f"{word} of a client") for word in ("raise", "fine", "hold", "secret")]
+    for job in jobs[:2]:
+        guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
+
+    # When
+    listed = guarded.ask("GET", "management://jobs", "management")
+    guarded.gate.touch()
+
+    # Then
+    by_id = {job["id"]: job for job in listed.json()["jobs"]}
+    assert [by_id[job["id"]]["status"] for job in jobs[:2]] == ["failed", "succeeded"]
+    assert "of a client" not in listed.text
+    assert "of the handler" not in listed.text
+    assert not {"body", "input", "result"} & {name for job in by_id.values() for name in job}
+
+
+def test_urls_are_those_of_the_proxy(guarded):
+    forwarded = {
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "models.example.com",
+        "X-Forwarded-Prefix": "/serving",
+    }
+    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | forwarded)
+    begin = "https://models.example.com/serving/jobs/"
+    urls = {answer.headers["location"], answer.json()["cancel_url"], answer.json()["result_url"]}
+    listed = guarded.ask("GET", "management://jobs", "management", headers=forwarded).json()
+    urls |= {job["result_url"] for job in listed["jobs"]}
+    assert all(url.startswith(begin) for url in urls), urls
+
+    # And what no proxy would write gets into no URL
+    hostile = {name: "a@b, c d" for name in forwarded}
+    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | hostile)
+    assert answer.headers["location"].startswith(f"{guarded.server.inference}/jobs/")
+    host = {"Host": "user@evil.example/<script>"}
+    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | host)
+    assert answer.headers["location"].startswith("http://localhost/jobs/")

@@ -1,0 +1,267 @@
+"""Webhooks of jobs: one real server, and a receiver that verifies what it is told."""
+
+import json
+import queue
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from standardwebhooks import Webhook
+
+from batching.models.spec import VersionKey
+from batching.store.keys import VersionKeys
+from tests.e2e.archives import make_archive
+from tests.e2e.ferry_process import FerryServer
+from tests.http_server import serving
+from tests.support import eventually
+from tests.tls import make_certificates, needs_openssl, server_context
+
+pytestmark = [pytest.mark.slow, needs_openssl]
+
+SECRETS = ("whsec_" + "QUFB" * 8, "whsec_" + "QkJC" * 8)
+HANDLER = """
+def handle(data, context):
+    return data and ["fine" for _ in data]
+"""
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Puts what it is told into a queue, and answers with what the path says."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.told.put((headers, body))  # type: ignore[attr-defined]
+        path = self.path.strip("/")
+        status = self.server.statuses.pop(0) if path == "next" else int(path)  # type: ignore[attr-defined]
+        if status:
+            self.send_response(status)
+            self.end_headers()
+        else:
+            self.server.held.get(timeout=60)  # type: ignore[attr-defined]
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that leave."""
+
+    daemon_threads = True
+    told: "queue.Queue[tuple[dict[str, str], bytes]]"
+    held: "queue.Queue[None]"
+    statuses: list[int]
+
+    def handle_error(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = make_certificates(tmp_path_factory.mktemp("certificates"))
+    return folder
+
+
+@pytest.fixture
+def receiver(certificates: Path) -> Iterator[QuietServer]:
+    server = QuietServer(("127.0.0.1", 0), Receiver)
+    server.told, server.held, server.statuses = queue.Queue(), queue.Queue(), []
+    context = server_context(certificates, "here")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
+    folder = tmp_path_factory.mktemp("webhooks")
+    environment = {
+        "FERRY_WEBHOOK_SECRETS": ",".join(SECRETS),
+        "FERRY_WEBHOOK_ALLOWED_HOSTS": "localhost",
+        "FERRY_WEBHOOK_CA_FILE": str(certificates / "authority.pem"),
+    }
+    running = FerryServer(folder, environment=environment)
+    try:
+        running.wait_started()
+        archive = make_archive(running.store, "fine", {"handler.py": HANDLER})
+        answer = running.http.post(
+            f"{running.management}/models?url={archive}&initial_workers=1&synchronous=true"
+        )
+        assert answer.status_code == 200, answer.text
+        yield running
+    finally:
+        running.process.stop_cleanly()
+
+
+def submit(server: FerryServer, receiver: QuietServer, path: str, **headers: str) -> dict[str, Any]:
+    url = f"https://localhost:{receiver.server_port}/{path}"
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = server.predict(
+        "fine", b"x", headers={"Prefer": "respond-async", "Webhook-Url": url} | sent
+    )
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    return job
+
+
+def verified(told: tuple[dict[str, str], bytes]) -> dict[str, Any]:
+    """What a receiver with either secret understands."""
+    headers, body = told
+    for secret in SECRETS:
+        Webhook(secret).verify(body, headers)
+    message: dict[str, Any] = json.loads(body)
+    return message
+
+
+def webhook_of(server: FerryServer, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = server.http.get(job["cancel_url"]).json()["webhook"]
+    return found
+
+
+def make_due(server: FerryServer) -> None:
+    """Moves the events of the model to now, in place of a wait."""
+    name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
+    with closing(_redis(server)) as client:
+        for event in client.zrange(name, 0, -1):
+            client.zadd(name, {event: 0})
+
+
+def due_in_s(server: FerryServer, job: dict[str, Any]) -> float:
+    """In how many seconds the job's receiver is tried again; 0 if it is not."""
+    name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
+    with closing(_redis(server)) as client:
+        seconds, micros = client.time()
+        due_ms = client.zscore(name, f"{job['id']} succeeded")
+    return 0.0 if due_ms is None else due_ms / 1000 - seconds - micros / 1e6
+
+
+def _redis(server: FerryServer) -> redis.Redis:
+    lines = [" ".join(process.cmdline()) for process in _children(server)]
+    [path] = [
+        line.partition("unixsocket:")[2].split()[0] for line in lines if "unixsocket:" in line
+    ]
+    return redis.Redis(unix_socket_path=path.split()[0])
+
+
+def _children(server: FerryServer) -> list[psutil.Process]:
+    found = psutil.Process(server.process.pid).children(recursive=True)
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: QuietServer) -> None:
+    # When
+    job = submit(
+        server, receiver, "200", Webhook_Events="started,completed", Webhook_Include="result"
+    )
+    # Then
+    messages = [verified(receiver.told.get(timeout=20)) for _ in range(2)]
+    assert {message["type"] for message in messages} == {"job.started", "job.succeeded"}
+    [ended] = [message for message in messages if message["type"] == "job.succeeded"]
+    assert (ended["data"]["id"], ended["data"]["status"]) == (job["id"], "succeeded")
+    assert ended["data"]["result"]["body"] == "fine"
+    assert ended["data"]["result_url"] == job["result_url"]
+    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
+    make_due(server)
+    with pytest.raises(queue.Empty):
+        receiver.told.get(timeout=2.5)
+
+
+def test_receiver_that_fails_is_told_again_with_the_same_id(
+    server: FerryServer, receiver: QuietServer
+) -> None:
+    receiver.statuses += [500, 302, 204]
+    job = submit(server, receiver, "next")
+    ids = set()
+    for tries in (1, 2, 3):
+        headers, body = receiver.told.get(timeout=20)
+        assert verified((headers, body))["type"] == "job.succeeded"
+        ids.add(headers["webhook-id"])
+        found = eventually(
+            lambda tries=tries: (one := webhook_of(server, job))["attempts"] == tries and one, 10
+        )
+        assert found["status"] == ("delivered" if tries == 3 else "pending")
+        # After the first try in about 5 s, after the second in about 5 min.
+        wait_s = [0, 5, 300, 0][tries]
+        assert 0.5 * wait_s - 3 < due_in_s(server, job) < 1.2 * wait_s + 0.1
+        make_due(server)
+    assert len(ids) == 1
+    assert "last_error" not in found
+
+
+def test_receiver_that_has_gone_is_left_alone(server: FerryServer, receiver: QuietServer) -> None:
+    job = submit(server, receiver, "410")
+    receiver.told.get(timeout=20)
+    eventually(lambda: webhook_of(server, job)["status"] == "gone", 10)
+    make_due(server)
+    with pytest.raises(queue.Empty):
+        receiver.told.get(timeout=2.5)
+    assert webhook_of(server, job) == {
+        "url": f"https://localhost:{receiver.server_port}/410",
+        "status": "gone",
+        "attempts": 1,
+        "last_error": "status 410",
+    }
+
+
+def test_sender_that_dies_between_result_and_delivery_loses_nothing(
+    server: FerryServer, receiver: QuietServer
+) -> None:
+    # Given a receiver that holds what it is told
+    receiver.statuses += [0, 200]
+    job = submit(server, receiver, "next")
+    first = receiver.told.get(timeout=20)
+    # When the sender is killed
+    [sender] = [one for one in _children(server) if "workers.webhooks" in one.cmdline()]
+    sender.send_signal(signal.SIGKILL)
+    # Then another one tells of it, when the time of the first one is over
+    make_due(server)
+    second = receiver.told.get(timeout=30)
+    assert second[0]["webhook-id"] == first[0]["webhook-id"]
+    assert verified(second)["data"]["id"] == job["id"]
+    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
+    receiver.held.put(None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Webhook-Url": "http://receiver.example/"}, "webhook_allow_http"),
+        ({"Webhook-Url": "https://169.254.169.254/"}, "public host"),
+        ({"Webhook-Url": "https://u:p@receiver.example/"}, "without a user"),
+        ({"Webhook-Url": ""}, "printable"),
+        ({"Webhook-Url": "https://receiver.example/", "Webhook-Events": "never"}, "Webhook-Events"),
+        ({"Webhook-Url": "https://receiver.example/", "Webhook-Include": "all"}, "Webhook-Include"),
+    ],
+)
+def test_bad_receiver_is_refused_and_nothing_is_kept(
+    server: FerryServer, headers: dict[str, str], words: str
+) -> None:
+    before = server.http.get(f"{server.management}/jobs").json()["jobs"]
+    answer = server.predict("fine", b"x", headers={"Prefer": "respond-async", **headers})
+    assert answer.status_code == 400
+    assert words in answer.json()["message"]
+    assert server.http.get(f"{server.management}/jobs").json()["jobs"] == before
+
+
+def test_sender_is_not_stopped_by_a_host_that_does_not_exist(
+    server: FerryServer, receiver: QuietServer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    answer = server.predict(
+        "fine",
+        b"x",
+        headers={"Prefer": "respond-async", "Webhook-Url": f"https://localhost:{port}/"},
+    )
+    lost = answer.json()
+    job = submit(server, receiver, "200")
+    verified(receiver.told.get(timeout=20))
+    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
+    eventually(lambda: webhook_of(server, lost).get("last_error"), 20)

@@ -1,0 +1,96 @@
+"""Jobs that come together are written together, and do not share their fate."""
+
+import asyncio
+
+import pytest
+from redis.exceptions import RedisError
+
+from batching.models.spec import VersionKey
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
+from batching.store.keys import VersionKeys, job_place
+from tests.support import KEY, wire_of
+
+LARGE = 4 * INLINE_LIMIT_BYTES
+TTL_MS, KEEP_MS = 60_000, 120_000
+
+
+def job_request(job_id, size=0, **options):
+    usual = {"ttl_ms": TTL_MS, "keep_ms": KEEP_MS}
+    return JobRequest(job_id, wire_of(job_id, size=size), **usual | options)
+
+
+@pytest.fixture
+def submit_together(harness):
+    """Has one store submit jobs at the same moment; returns the outcomes, errors among them."""
+
+    def submit(*requests, most_waiting=1000):
+        async def all_of_them():
+            store = JobStore(harness._async_client, most_waiting)
+            calls = [store.submit(key, request) for key, request in requests]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            await store.close()
+            return outcomes
+
+        return harness._runner.run(all_of_them())
+
+    return submit
+
+
+def test_jobs_of_one_moment_are_written_together(harness, submit_together):
+    # Given more than one write takes, a large one and an urgent one among them
+    requests = [job_request(f"j{number}") for number in range(300)]
+    requests[1] = job_request("j1", size=LARGE)
+    requests[3] = job_request("j3", is_urgent=True)
+
+    # When
+    outcomes = submit_together(*((KEY, one) for one in [*requests, job_request("j0")]))
+
+    # Then each waits once
+    ids = [one.job_id for one in requests]
+    assert [job.job_id for job in outcomes] == [*ids, "j0"]
+    assert sorted(harness.queued_jobs()) == sorted(set(ids) - {"j3"})
+    assert harness.queued() == ["j3"]
+    assert outcomes[:300] == [harness.jobs().find(job_id) for job_id in ids]
+    # And no two have the same time, between which pages of the list end
+    listed = harness.jobs().newest(KEY, 2**53, 400)
+    assert len({time_us for time_us, _ in listed}) == len(listed) == 300
+
+
+def test_jobs_of_one_moment_do_not_share_their_fate(harness, submit_together):
+    # Given
+    unknown, broken = VersionKey("unknown", "1.0"), VersionKey("broken", "1.0")
+    harness.client.hset(VersionKeys.of(broken).config, "max_queue", "10")
+    harness.client.set(VersionKeys.of(broken).job_queue, "no list", px=TTL_MS)
+
+    # When
+    outcomes = submit_together(
+        (KEY, job_request("a")),
+        (unknown, job_request("b")),
+        (broken, job_request("c")),
+        (KEY, job_request("d")),
+    )
+
+    # Then
+    assert [outcomes[0].job_id, outcomes[3].job_id] == ["a", "d"]
+    assert outcomes[1] is SubmitCode.NO_VERSION
+    assert isinstance(outcomes[2], RedisError)
+    assert harness.queued_jobs() == ["a", "d"]
+    harness.client.delete(VersionKeys.of(broken).config)
+
+
+def test_job_is_found_as_long_as_it_is_there(harness, submit_together):
+    # When it is accepted
+    submit_together((KEY, job_request("a")))
+    # Then
+    assert harness.client.pttl(job_place("a")) > TTL_MS + KEEP_MS
+    # And when it is submitted again, for a shorter time
+    submit_together((KEY, job_request("a", ttl_ms=1, keep_ms=1)))
+    assert harness.client.pttl(job_place("a")) > TTL_MS + KEEP_MS
+    # And of one that is refused, its place is kept for the time of a promise
+    [refused] = submit_together((KEY, job_request("b", size=LARGE)), most_waiting=1)
+    assert refused is SubmitCode.FULL
+    assert not harness.has_body("b")
+    assert 0 < harness.client.pttl(job_place("b")) <= PROMISED_MS

@@ -1,0 +1,143 @@
+"""Which receivers there may be, and how what they are told is signed."""
+
+import base64
+import datetime
+
+import pytest
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from batching.webhooks import ReceiverRules, read_secrets, signatures
+
+SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2, 3)]
+RULES = ReceiverRules.of(False, "inside.example, 10.1.2.3")
+
+
+def test_message_is_verified_with_either_of_two_secrets_and_no_other():
+    # Given
+    now_s = int(datetime.datetime.now(datetime.UTC).timestamp())
+    body = b'{"type":"job.succeeded"}'
+    signed = signatures(read_secrets(", ".join(SECRETS[:2])), "msg_1", now_s, body)
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(now_s),
+        "webhook-signature": signed,
+    }
+    # Then
+    for secret in SECRETS[:2]:
+        assert Webhook(secret).verify(body, headers) == {"type": "job.succeeded"}
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(body + b" ", headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(body, headers | {"webhook-id": "msg_2"})
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRETS[2]).verify(body, headers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret",
+        "whsec_",
+        "whsec_!",
+        "whsec_" + base64.b64encode(b"short").decode(),
+        "whsec_" + base64.b64encode(b"x" * 65).decode(),
+        SECRETS[0].replace("whsec", "whpk"),
+        ",".join(SECRETS),
+    ],
+)
+def test_bad_secret_is_refused(text):
+    with pytest.raises(ValueError, match=r"whsec_|two"):
+        read_secrets(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://receiver.example/hook?a=b",
+        "https://receiver.example:8443",
+        "https://93.184.216.34/",
+        "https://[2606:2800:220:1::1]/",
+        "https://inside.example/",
+        "https://10.1.2.3/",
+    ],
+)
+def test_public_receiver_may_be(url):
+    assert RULES.check_url(url).hostname
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "receiver.example",
+        "http://receiver.example/",
+        "ftp://receiver.example/",
+        "file:///etc/passwd",
+        "https://",
+        "https:///path",
+        "https://user@receiver.example/",
+        "https://user:secret@receiver.example/",
+        "https://receiver.example/#part",
+        "https://receiver.example:0/",
+        "https://receiver.example:99999/",
+        "https://receiver.example/\r\nhost: x",
+        "https://receiver.example/a b",
+        "https://receiver.example\\@127.0.0.1/",
+        "https://receiver.example%2f.x/",
+        "https://ü.example/",
+        "https://receiver.example/" + "x" * 2000,
+        "https://localhost/",
+        "https://localhost./",
+        "https://a.localhost/",
+        "https://metadata.google.internal/",
+        "https://printer.local/",
+        "https://127.0.0.1/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7f.1/",
+        "https://0x7f000001/",
+        "https://017700000001/",
+        "https://0/",
+        "https://0.0.0.0/",
+        "https://10.0.0.1/",
+        "https://172.16.0.1/",
+        "https://192.168.0.1/",
+        "https://100.64.0.1/",
+        "https://169.254.169.254/latest/meta-data/",
+        "https://224.0.0.1/",
+        "https://255.255.255.255/",
+        "https://[::]/",
+        "https://[::1]/",
+        "https://[::ffff:127.0.0.1]/",
+        "https://[::ffff:7f00:1]/",
+        "https://[::127.0.0.1]/",
+        "https://[64:ff9b::7f00:1]/",
+        "https://[fe80::1]/",
+        "https://[fe80::1%25eth0]/",
+        "https://[fd00:ec2::254]/",
+        "https://[ff02::1]/",
+        "https://[2002:7f00:1::]/",
+    ],
+)
+def test_receiver_that_may_lead_inside_is_refused(url):
+    with pytest.raises(ValueError):  # noqa: PT011 - each its own words
+        RULES.check_url(url)
+
+
+@pytest.mark.parametrize("url", ["https://x:99999/", "https://x:y/", "https://[/", "https://./"])
+def test_url_that_is_none_is_told_what_it_should_be(url):
+    with pytest.raises(ValueError, match="an https:// URL of a host, with a port from 1 to 65535"):
+        RULES.check_url(url)
+
+
+def test_plain_http_is_for_those_who_allow_it():
+    assert ReceiverRules.of(True, "").check_url("http://receiver.example/").scheme == "http"
+
+
+def test_one_private_address_among_public_ones_is_enough():
+    RULES.check_addresses("receiver.example", ["93.184.216.34", "2606:2800:220:1::1"])
+    RULES.check_addresses("inside.example", ["10.0.0.1"])
+    for address in ("10.0.0.1", "127.0.0.1", "::1", "::ffff:10.0.0.1", "169.254.169.254"):
+        with pytest.raises(ValueError, match="not public"):
+            RULES.check_addresses("receiver.example", ["93.184.216.34", address])

@@ -1,0 +1,136 @@
+"""The folder of an embedded Redis: where it is, whose it is, and what becomes of its file."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from batching.settings.settings import Settings
+from ferry.process_tree.embedded_redis import EmbeddedRedis, ServerProgram, find_server
+from ferry.process_tree.redis_data import (
+    FSYNC_EVERY_SECOND,
+    DataFolderError,
+    RedisData,
+    default_data_dir,
+    lock_data,
+)
+from tests.support import eventually
+from tests.unit.ferry.process_tree.test_embedded_redis import ask
+
+
+def write_file(server, data):
+    """Has the server write its file, as an ingress does before the first job."""
+    assert not (data.folder / "appendonlydir").exists()
+    ask(server.socket_path, "CONFIG", "SET", "appendonly", "yes")
+    eventually(lambda: any(data.folder.glob("appendonlydir/*.manifest")))
+
+
+def locked(folder):
+    return RedisData.lock(folder, FSYNC_EVERY_SECOND, wait_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("http://127.0.0.1:8081", "8081"), ("unix:/run/x.sock", "unix-run-x-sock")],
+)
+def test_default_folder_is_beside_the_store_and_one_for_each_server(tmp_path, address, name):
+    settings = replace(Settings(), model_store=tmp_path / "store", management_address=address)
+    assert default_data_dir(settings) == tmp_path / "store-data" / name
+
+
+def test_nothing_is_kept_without_a_store_or_where_nothing_is_to_be_remembered(tmp_path):
+    # Given
+    store = replace(Settings(), model_store=tmp_path / "store")
+    # When / Then
+    for settings in (Settings(), replace(store, config_snapshots=False)):
+        assert lock_data(settings, FSYNC_EVERY_SECOND, pytest.fail) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_folder_that_cannot_be_used_is_a_warning_and_a_chosen_one_an_error(tmp_path):
+    # Given a file in the place of each folder
+    (tmp_path / "store-data").write_text("")
+    settings = replace(Settings(), model_store=tmp_path / "store")
+    warnings = []
+    # When / Then
+    assert lock_data(settings, FSYNC_EVERY_SECOND, warnings.append) is None
+    assert warnings == [
+        "jobs end with this server (--data-dir chooses another folder): "
+        f"{tmp_path}/store-data/8081/redis cannot be written: Not a directory"
+    ]
+    # And the default is still one when a snapshot has it written down
+    settings = replace(settings, data_dir=default_data_dir(settings))
+    assert lock_data(settings, FSYNC_EVERY_SECOND, warnings.append) is None
+    # And
+    settings = replace(settings, data_dir=tmp_path / "store-data")
+    with pytest.raises(DataFolderError, match="Not a directory"):
+        lock_data(settings, FSYNC_EVERY_SECOND, pytest.fail)
+
+
+def test_folder_is_locked_until_its_redis_has_ended(tmp_path):
+    # Given a Redis whose server has gone already
+    data = locked(tmp_path)
+    server = EmbeddedRedis(find_server(), data=data)
+    server.start()
+    data.release()
+    # When / Then
+    with pytest.raises(DataFolderError, match=f"in use by another server .process {os.getpid()}"):
+        locked(tmp_path)
+    # When
+    server.close()
+    # Then
+    locked(tmp_path).release()
+
+
+def test_redis_that_was_killed_comes_back_without_the_command_that_was_cut_short(tmp_path):
+    # Given
+    data = locked(tmp_path / "with space")
+    assert not data.had_file
+    with EmbeddedRedis(find_server(), data=data) as server:
+        assert not server.remembers
+        write_file(server, data)
+        ask(server.socket_path, "SET", "whole", "1")
+        ask(server.socket_path, "SET", "cut", "2")
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: not server.answers(), timeout_s=5)
+    data.release()
+    [file] = data.folder.glob("appendonlydir/*.incr.aof")
+    os.truncate(file, file.stat().st_size - 3)
+    # When
+    data = locked(data.folder)
+    with EmbeddedRedis(find_server(), data=data) as server:
+        # Then
+        assert server.remembers
+        assert b"\r\n1\r\n" in ask(server.socket_path, "GET", "whole")
+        assert ask(server.socket_path, "GET", "cut") == b"$-1\r\n"
+        assert server.loaded_percent() is None
+    data.release()
+
+
+def test_redis_that_reads_its_file_says_how_far_it_is(tmp_path):
+    # Given a file that takes some seconds to read: Redis waits before each key
+    data = locked(tmp_path / "data")
+    with EmbeddedRedis(find_server(), data=data) as server:
+        write_file(server, data)
+        for number in range(200):
+            ask(server.socket_path, "SET", f"key{number}", os.urandom(25_000).hex())
+        ask(server.socket_path, "BGREWRITEAOF")
+        base = tmp_path / "data/appendonlydir/appendonly.aof.2.base.rdb"
+        eventually(base.exists, timeout_s=10)
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\nexec {find_server().path} "$@" --key-load-delay 10000\n')
+    slow.chmod(0o755)
+    # When
+    server = EmbeddedRedis(ServerProgram(slow, "a test"), data=data)
+    try:
+        server.launch()
+        # Then
+        percent = eventually(server.loaded_percent, timeout_s=10)
+        assert 0 < percent < 100
+        assert not server.answers()
+        eventually(server.answers, timeout_s=10)
+        assert server.loaded_percent() is None
+    finally:
+        server.close()
+        data.release()

@@ -1,0 +1,152 @@
+"""What a handler tells about jobs: the newest, soon, and at no cost to the handler."""
+
+import threading
+
+import pytest
+from msgspec.structs import replace
+from ts.context import Context
+
+from batching.protocol import JOB
+from batching.store.redis_errors import RedisError
+from tests.support import eventually
+from tests.unit.workers.handling.batches import body, claimed
+from workers.handling import job_reporter
+from workers.handling.job_reporter import JobReporter
+
+
+def item(request_id, ingress_id=JOB):
+    made = claimed(request_id, body())
+    return replace(made, owned=replace(made.owned, ingress_id=ingress_id))
+
+
+class Store:
+    """Keeps what it is told, and holds or fails on command."""
+
+    def __init__(self):
+        self.told = []
+        self.errors = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def write(self, news):
+        assert self.may_go.wait(10)
+        if self.errors:
+            raise self.errors.pop()
+        self.told += [
+            (one.job.request_id, one.progress and one.progress.share, [*one.pieces]) for one in news
+        ]
+
+
+@pytest.fixture
+def store():
+    store = Store()
+    yield store
+    store.may_go.set()
+
+
+@pytest.fixture
+def reporter(store):
+    return JobReporter(store.write, pause_s=0.001)
+
+
+def test_only_jobs_of_the_batch_are_told(store, reporter):
+    # Given
+    reporter.begin([item("a"), item("b", "ingress-a"), item("c")])
+    # When
+    reporter.note_progress(0.1, "", {"b"})
+    reporter.note_progress(0.2, "", {"a", "b", "gone"})
+    # Then
+    eventually(lambda: store.told == [("a", 0.2, [])])
+
+
+def test_the_last_of_a_burst_is_told_and_the_handler_does_not_wait(store, reporter):
+    # Given a Redis that does not answer
+    reporter.begin([item("a")])
+    store.may_go.clear()
+    # When
+    for share in range(100):
+        reporter.note_progress(share / 100, "", {"a"})
+    store.may_go.set()
+    # Then
+    eventually(lambda: store.told and store.told[-1] == ("a", 0.99, []))
+    assert len(store.told) <= 2
+
+
+def test_no_more_than_two_a_second_are_told():
+    assert job_reporter.PAUSE_S == 0.5
+
+
+def test_news_are_kept_while_redis_is_away(store, reporter, caplog):
+    # Given
+    store.errors = [RedisError("gone")] * 3
+    reporter.begin([item("a")])
+    # When
+    reporter.note_pieces(item("a").owned, 0, [b"one", b"two"])
+    reporter.note_progress(0.5, "", {"a"})
+    # Then
+    places = [(0, b"one"), (3, b"two")]
+    eventually(lambda: [told[2] for told in store.told if told[2]] == [places])
+    eventually(lambda: [told[1] for told in store.told if told[1]] == [0.5])
+    eventually(lambda: "Redis answers again" in caplog.text)
+    assert caplog.text.count("does not answer") == 1
+
+
+def test_nothing_is_told_after_the_batch(store, reporter):
+    # Given a Redis that is away until the batch has ended
+    reporter.begin([item("a")])
+    store.errors = [RedisError("gone")] * 1000
+    reporter.note_progress(0.5, "", {"a"})
+    eventually(lambda: len(store.errors) < 1000)
+    # When
+    reporter.forget()
+    reporter.note_progress(0.6, "", {"a"})
+    store.errors = []
+    reporter.begin([item("b")])
+    reporter.note_progress(0.1, "", {"b"})
+    # Then
+    eventually(lambda: store.told)
+    assert store.told == [("b", 0.1, [])]
+
+
+def test_nothing_is_told_by_a_process_that_the_handler_forked(store, reporter, monkeypatch):
+    reporter.begin([item("a")])
+    monkeypatch.setattr("workers.handling.job_reporter.os.getpid", lambda: 1)
+    reporter.note_progress(0.5, "", {"a"})
+    assert reporter._thread is None
+
+
+@pytest.fixture
+def context():
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    context.begin_batch({0: "a", 1: "b"}, list)
+    context.kept = []
+    context.keep_progress = lambda share, text, ids: context.kept.append((share, text, [*ids]))
+    return context
+
+
+def test_handler_reports_for_all_or_one_of_its_requests(context):
+    context.report_progress(0.25, "page 1 of 4")
+    context.report_progress(1.0000001, index=1)
+    context.report_progress(0, "x" * 500)
+    assert context.kept == [
+        (0.25, "page 1 of 4", ["a", "b"]),
+        (1.0, "", ["b"]),
+        (0.0, "x" * 200, ["a", "b"]),
+    ]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, 40, float("nan"), float("inf"), None, "much"])
+def test_share_that_is_none_is_refused(context, share):
+    with pytest.raises(ValueError, match="share from 0 to 1, not"):
+        context.report_progress(share)
+
+
+@pytest.mark.parametrize("index", [2, -1, "a"])
+def test_request_that_is_not_in_the_batch_is_refused(context, index):
+    with pytest.raises(IndexError, match="no request"):
+        context.report_progress(0.1, index=index)
+
+
+def test_progress_goes_nowhere_outside_of_a_worker(context):
+    context.keep_progress = None
+    context.report_progress(0.1)

@@ -1,0 +1,196 @@
+"""One try at a receiver: to whom the connection goes, and what is taken of the answer."""
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from batching.webhooks import ReceiverRules
+from tests.http_server import serving
+from tests.tls import make_certificates, needs_openssl, server_context
+from workers.webhooks.delivery import Delivery, Heard
+from workers.webhooks.messages import Message
+
+pytestmark = needs_openssl
+MESSAGE = Message({"webhook-id": "msg_1", "content-type": "application/json"}, b"{}")
+NAME = "redis.example"  # of the certificate `elsewhere`
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Notes what comes and answers as the path says."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.seen.append((self.headers["host"], self.path, self.headers["webhook-id"], body))
+        status, _, kind = self.path.strip("/").partition("-")
+        self.send_response(int(status))
+        self.send_header("retry-after", "7")
+        if status == "302":
+            self.send_header("location", "/200")
+        if kind == "held":
+            self.send_header("content-length", "10")
+        self.end_headers()
+        if kind == "held":
+            self.server.end.wait(60)
+        elif kind == "large":
+            self._write_much()
+        elif kind == "cut":
+            self.connection.close()
+
+    def _write_much(self):
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                self.wfile.write(b"x" * 100_000)
+                self.server.written_bytes += 100_000
+        self.server.end.set()
+
+    def log_message(self, *arguments):
+        pass
+
+
+class Names:
+    """A resolver that gives each answer once, and the last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    async def __call__(self, host, port):
+        self.asked.append((host, port))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def receiver(certificates):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    server.seen, server.written_bytes, server.end = [], 0, threading.Event()
+    server.socket = server_context(certificates, "elsewhere").wrap_socket(
+        server.socket, server_side=True
+    )
+    with serving(server):
+        yield server
+        server.end.set()
+
+
+@pytest.fixture
+def post(certificates):
+    """Tries once, with this resolver and these hosts allowed to be anywhere."""
+
+    def post(url, names, allowed=NAME):
+        async def once():
+            context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+            delivery = Delivery(ReceiverRules.of(False, allowed), context, names)
+            try:
+                return await delivery.post(url, MESSAGE)
+            finally:
+                await delivery.close()
+
+        return asyncio.run(once())
+
+    return post
+
+
+def test_connection_goes_to_the_address_and_tls_to_the_name(receiver, post):
+    names = Names(["127.0.0.1"])
+    url = f"https://{NAME}:{receiver.server_port}/200"
+    assert post(url, names) == Heard(200, "7")
+    assert receiver.seen == [(f"{NAME}:{receiver.server_port}", "/200", "msg_1", b"{}")]
+    assert names.asked == [(NAME, receiver.server_port)]
+
+
+def test_another_name_than_the_certificate_has_is_refused(receiver, post):
+    heard = post(
+        f"https://other.example:{receiver.server_port}/200", Names(["127.0.0.1"]), "other.example"
+    )
+    assert heard.status == 0
+    assert "certificate" in heard.error.lower()
+    assert receiver.seen == []
+
+
+def test_name_that_leads_inside_is_not_connected_to(receiver, post):
+    url = f"https://{NAME}:{receiver.server_port}/200"
+    for addresses in (["127.0.0.1"], ["93.184.216.34", "127.0.0.1"], ["::1"], ["169.254.169.254"]):
+        heard = post(url, Names(addresses), allowed="")
+        assert heard == Heard(0, error=f"{NAME} leads to an address that is not public")
+    assert receiver.seen == []
+
+
+def test_name_is_resolved_once(receiver, post):
+    # Given a name that may be anywhere when it is asked for, and leads elsewhere from then on
+    names = Names(["127.0.0.1"], ["127.0.0.9"])
+    # When
+    heard = post(f"https://{NAME}:{receiver.server_port}/200", names)
+    # Then what was checked is what was connected to
+    assert heard.status == 200
+    assert len(names.asked) == 1
+    assert len(receiver.seen) == 1
+
+
+def test_name_that_is_rebound_leads_to_nobody(receiver, post, monkeypatch):
+    # Given a name that is not allowed: public when it is checked, and this host afterwards
+    names = Names(["203.0.114.1"], ["127.0.0.1"])
+    connected = []
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def noting(loop, protocol, host=None, port=None, **options):
+        connected.append(host)
+        # Nobody's: no test sends anything to a network.
+        raise OSError(f"no way to {host}")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", noting)
+    # When
+    heard = post(f"https://{NAME}:{receiver.server_port}/200", names, allowed="")
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", connect)
+    # Then only what was checked was tried, and the name was not asked for again
+    assert heard.status == 0
+    assert connected == ["203.0.114.1"]
+    assert len(names.asked) == 1
+    assert receiver.seen == []
+
+
+@pytest.mark.parametrize("kind", ["held", "cut"])
+def test_status_that_was_heard_counts_whatever_becomes_of_the_body(receiver, post, kind):
+    assert (
+        post(f"https://{NAME}:{receiver.server_port}/200-{kind}", Names(["127.0.0.1"])).status
+        == 200
+    )
+
+
+def test_name_may_end_in_a_dot(receiver, post):
+    names = Names(["127.0.0.1"])
+    assert post(f"https://{NAME}.:{receiver.server_port}/200", names).status == 200
+
+
+def test_redirect_is_not_followed(receiver, post):
+    assert post(f"https://{NAME}:{receiver.server_port}/302", Names(["127.0.0.1"])).status == 302
+    assert len(receiver.seen) == 1
+
+
+def test_large_answer_is_not_read_to_its_end(receiver, post):
+    assert (
+        post(f"https://{NAME}:{receiver.server_port}/201-large", Names(["127.0.0.1"])).status == 201
+    )
+    assert receiver.end.wait(10)
+    # What was underway in buffers, of 100 MB.
+    assert receiver.written_bytes < 20_000_000
+
+
+def test_receiver_that_cannot_be_reached_is_an_error_and_no_exception(receiver, post):
+    port = receiver.server_port
+    receiver.server_close()
+    assert post(f"https://{NAME}:{port}/200", Names(["127.0.0.1"])).error
+
+
+def test_url_that_may_be_no_receiver_is_not_asked_for(post):
+    names = Names(["93.184.216.34"])
+    assert post("http://receiver.example/", names).error
+    assert post("https://127.1/", names, allowed="").error
+    assert names.asked == []

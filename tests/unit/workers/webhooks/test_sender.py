@@ -1,0 +1,141 @@
+"""Events that are due are told, and neither a slow receiver nor a bad event stops the others."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from batching.protocol import Reply
+from batching.store.background_tasks import end_tasks
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.webhook_records import Receiver
+from batching.store.jobs.webhook_store import WebhookStore
+from batching.store.outage_log import OutageLog
+from tests.support import items_of, make_reply
+from workers.webhooks import sender as sending
+from workers.webhooks.delivery import Heard
+from workers.webhooks.sender import MOST_PER_HOST, MOST_PER_SLOW_HOST, WebhookSender
+
+KEYS = [b"k" * 32]
+
+
+class Receivers:
+    """Stands for the network: answers 200, but nothing for silent hosts until the end."""
+
+    def __init__(self, *silent):
+        self.told = []
+        self.now, self.most = Counter(), Counter()
+        self._silent = set(silent)
+        self.end = asyncio.Event()
+
+    async def post(self, url, message):
+        host = url.split("/")[2]
+        self.now[host] += 1
+        self.most[host] = max(self.most[host], self.now[host])
+        try:
+            if host in self._silent:
+                await self.end.wait()
+            self.told.append((host, json.loads(message.body)))
+            return Heard(200)
+        finally:
+            self.now[host] -= 1
+
+
+@pytest.fixture
+def send(harness):
+    """Runs a sender until the predicate is true, or for as long as it takes to fail."""
+
+    def send(receivers, is_over, timeout_s=20):
+        async def run():
+            jobs, webhooks = (
+                JobStore(harness._async_client, 10),
+                WebhookStore(harness._async_client),
+            )
+            outage = OutageLog(sending.log)
+            sender = WebhookSender(webhooks, jobs, receivers, KEYS, outage, poll_s=0.01)
+            running = asyncio.create_task(sender.run())
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while not is_over():
+                        await asyncio.sleep(0.01)
+            finally:
+                await end_tasks([running])
+
+        harness._runner.run(run())
+
+    return send
+
+
+def finish(harness, host, count, answer=None):
+    """Has so many jobs end whose receiver is this host."""
+    for number in range(count):
+        receiver = Receiver(f"https://{host}/", "http://server", is_result_told=True)
+        harness.submit_job(f"{host[0]}{number}", receiver=receiver)
+    worker = harness.worker()
+    worker.reply(items_of(worker.claim(count, 0.0)), [answer or make_reply("A")] * count)
+
+
+def test_receiver_is_told_of_all_its_jobs(harness, send):
+    # Given more than are told at once
+    finish(harness, "fast", 120)
+    receivers = Receivers()
+    # When
+    send(receivers, lambda: len(receivers.told) == 120)
+    # Then each once
+    ids = {message["data"]["id"] for _, message in receivers.told}
+    assert len(ids) == 120
+    assert receivers.most["fast"] <= MOST_PER_HOST
+
+
+def test_receiver_that_hangs_leaves_room_for_others(harness, send):
+    # Given
+    finish(harness, "hangs", 100)
+    finish(harness, "other", 20)
+    receivers = Receivers("hangs")
+    # When
+    send(receivers, lambda: len(receivers.told) == 20)
+    # Then
+    assert {host for host, _ in receivers.told} == {"other"}
+    assert receivers.most["hangs"] <= MOST_PER_HOST
+
+
+def test_receiver_that_was_slow_has_few_at_once(harness, send, monkeypatch):
+    # Given one that is slow in the eyes of this sender
+    monkeypatch.setattr(sending, "SLOW_S", -1.0)
+    finish(harness, "slow", 20)
+    receivers = Receivers("slow")
+    # When
+    send(receivers, lambda: receivers.now["slow"] == MOST_PER_SLOW_HOST)
+    # Then
+    assert receivers.most["slow"] == MOST_PER_SLOW_HOST
+
+
+def test_event_that_cannot_be_told_does_not_stop_the_others(harness, send, caplog):
+    # Given a job whose receiver is garbage
+    finish(harness, "fast", 3)
+    harness.client.hset(harness.keys.job_prefix + "f1", "webhook", b"[]")
+    receivers = Receivers()
+    # When
+    send(receivers, lambda: len(receivers.told) == 2)
+    # Then
+    assert {message["data"]["id"] for _, message in receivers.told} == {"f0", "f2"}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"text", {"status_code": 200, "body": "text"}),
+        (b"\xff", {"status_code": 200, "body_b64": "/w=="}),
+        (b"x" * 16_384, {"status_code": 200, "body": "x" * 16_384}),
+        (b"x" * 16_385, None),
+    ],
+    ids=["text", "bytes", "largest", "too large"],
+)
+def test_result_is_told_if_it_is_small(harness, send, body, told):
+    finish(harness, "fast", 1, Reply(200, body))
+    receivers = Receivers()
+    send(receivers, lambda: receivers.told)
+    [(_, message)] = receivers.told
+    assert message["type"] == "job.succeeded"
+    assert message["data"].get("result") == told

@@ -1,0 +1,1 @@
+"""Tells receivers on the web what became of their jobs."""
