@@ -171,7 +171,10 @@ class VersionKeys:
 
     @property
     def large_reply_prefix(self) -> str:
-        """String, + request id ':' attempt: a reply too large for a script; TTL 60 s."""
+        """String, + request id ':' attempt: a reply too large for a script; TTL 60 s.
+
+        Of a job + '-' worker id; TTL the job's.
+        """
         return f"{self.tag}:large_replies:"
 
     @property

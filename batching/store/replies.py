@@ -1,7 +1,8 @@
 """The value of a reply key: the request id, then one of three things.
 
     <id>!<reason>     the queue itself answered: no attempt or no time is left
-    <id>@<attempt>    the reply is in `out:<id>:<attempt>`, too large for a script
+    <id>@<attempt>    the reply is in `large_replies:<id>:<attempt>`, too large for a script; of
+                      a job, in `large_replies:<id>:<attempt>-<worker id>`
     <id><msgpack>     the reply
 
 An entry of the replies list is the same, or the id alone. The id is compared with the one that was

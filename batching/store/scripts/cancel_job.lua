@@ -18,10 +18,7 @@ if known[1] then
     redis.call('HDEL', name, 'input')
     redis.call('DEL', KEYS[5] .. id)
   end
-  if known[1] == 'succeeded' and known[2] then
-    local attempt = string.match(known[2], '^' .. string.gsub(id, '%-', '%%-') .. '@(%d+)$')
-    if attempt then redis.call('DEL', KEYS[10] .. id .. ':' .. attempt) end
-  end
+  drop_large_result(KEYS[10], id, known[2])
   return 2
 end
 local time = redis.call('TIME')

@@ -12,8 +12,7 @@ for _, id in ipairs(ARGV) do
   local name = KEYS[2] .. id
   local known = redis.call('HMGET', name, 'status', 'result', 'priority')
   if known[1] and known[3] == 'low' then
-    local attempt = known[2] and string.match(known[2], '@(%d+)$')
-    if attempt and known[2] == id .. '@' .. attempt then redis.call('DEL', KEYS[3] .. id .. ':' .. attempt) end
+    drop_large_result(KEYS[3], id, known[2])
     redis.call('DEL', name, KEYS[1] .. id)
   end
   if redis.call('EXISTS', name) == 0 then gone[#gone + 1] = id end

@@ -5,7 +5,8 @@
 --       10 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key); for a job, whose ingress id is
---         `job`, '+' in front if it succeeded and '-' if it failed
+--         `job`, '+' in front if it succeeded and '-' if it failed, and whose large reply is in
+--         <large reply prefix><id>:<attempt>-<worker id>
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or received already)   2 stored before   3 stale
 --
@@ -31,11 +32,17 @@ local function is_owning_all(first, last)
   return true
 end
 
+-- Where a large reply of this worker is, after the id. The attempts of a job that is tried again are
+-- counted anew, and a worker that ran it before may answer yet.
+local function place_of(attempt, ingress_id)
+  return ingress_id == 'job' and attempt .. '-' .. worker_id or attempt
+end
+
 -- The code of one that was not taken out of the lease.
 local function code_of(id, attempt, ingress_id)
   local record = redis.call('HGET', KEYS[2], id)
   if not record and ingress_id == 'job' then
-    return redis.call('HGET', KEYS[9] .. id, 'result') == id .. '@' .. attempt and 2 or 0
+    return redis.call('HGET', KEYS[9] .. id, 'result') == id .. '@' .. place_of(attempt, 'job') and 2 or 0
   end
   if not record then return redis.call('EXISTS', KEYS[5] .. id) == 1 and 2 or 0 end
   -- A suspect's record says who had it last, until it is handed out again.
@@ -48,23 +55,23 @@ local function code_of(id, attempt, ingress_id)
   return 3
 end
 
-local function keep(id, attempt)
-  redis.call('PEXPIRE', KEYS[6] .. id .. ':' .. attempt, math.max(1, redis.call('PTTL', KEYS[9] .. id)))
+local function keep(id, place)
+  redis.call('PEXPIRE', KEYS[6] .. id .. ':' .. place, math.max(1, redis.call('PTTL', KEYS[9] .. id)))
 end
 
-local function finish(id, attempt, value)
+local function finish(id, place, value)
   local status = string.sub(value, 1, 1) == '+' and 'succeeded' or 'failed'
   local time = redis.call('TIME')
   local result = string.sub(value, 2)
   local is_large = result == '@'
-  if is_large then result = id .. '@' .. attempt end
+  if is_large then result = id .. '@' .. place end
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   if finish_job(KEYS[9], KEYS[2], KEYS[4] .. id, id, status, result, now_ms) then
     stored = stored + 1
-    if is_large then keep(id, attempt) end
+    if is_large then keep(id, place) end
   else
     orphaned = orphaned + 1
-    if is_large then redis.call('DEL', KEYS[6] .. id .. ':' .. attempt) end
+    if is_large then redis.call('DEL', KEYS[6] .. id .. ':' .. place) end
   end
 end
 
@@ -72,19 +79,20 @@ local function publish(first, last)
   local ids, names, values, lists = {}, {}, {}, {}
   for i = first, last, 4 do
     local id, value = ARGV[i], ARGV[i + 3]
+    local place = place_of(ARGV[i + 1], ARGV[i + 2])
     if codes[(i + 1) / 4] == 1 and ARGV[i + 2] == 'job' then
-      finish(id, ARGV[i + 1], value)
+      finish(id, place, value)
     elseif codes[(i + 1) / 4] == 1 then
-      if value == '@' then value = id .. '@' .. ARGV[i + 1] end
+      if value == '@' then value = id .. '@' .. place end
       ids[#ids + 1] = id
       names[#ids], values[#ids] = KEYS[4] .. id, value
       local list = KEYS[7] .. ARGV[i + 2]
       lists[list] = lists[list] or {}
       table.insert(lists[list], value)
     elseif string.find(value, '^[+-]?@') and codes[(i + 1) / 4] ~= 2 then
-      redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
+      redis.call('DEL', KEYS[6] .. id .. ':' .. place)
     elseif string.find(value, '^[+-]@') then
-      keep(id, ARGV[i + 1]) -- written once more
+      keep(id, place) -- written once more
     end
   end
   if #ids == 0 then return end

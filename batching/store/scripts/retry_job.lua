@@ -2,6 +2,7 @@
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 more prefix  8 body prefix
 --       9 job queue  10 job prefix  11 job index  12 suspects
+--       13 large reply prefix
 -- ARGV  1 id  2 limit: jobs of this version that may wait, urgent ones apart, which count as requests
 -- Returns 1 queued   0 too many wait   -1 no such version   -3 no memory
 --         -7 it cannot be tried again (unknown, not ended, succeeded, its input is gone, or it is a line
@@ -35,6 +36,7 @@ local was_empty = redis.call('LLEN', KEYS[2]) + redis.call('LLEN', KEYS[9]) == 0
 if redis.call('LLEN', queue) >= tonumber(is_high and max_queue or ARGV[2]) then return 0 end
 local rest = '0 ' .. known[4] .. ' job\n' .. input
 if not push_job(KEYS[5], queue, is_high, id, rest, ttl_ms, now_us) then return -3 end
+drop_large_result(KEYS[13], id, redis.call('HGET', name, 'result'))
 redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts', 'worker', 'progress', 'piece_bytes')
 redis.call('HSET', name, 'queued_ms', now_ms)
 redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)

@@ -66,6 +66,9 @@ class ReplyWriter:
                 # The attempt is part of the name, so a stale worker cannot overwrite a newer
                 # answer.
                 key = f"{self._large_prefix}{name}:{item.attempt}"
+                if item.ingress_id == JOB:
+                    # Tried again, a job's attempts are counted anew.
+                    key += f"-{self._worker_id}"
                 sets.append(packed_set(key, reply.to_wire(name.encode()), REPLY_TTL_MS))
                 large.append(name)
         if not large:

@@ -22,6 +22,10 @@ def status_of(harness, job_id="a"):
     return job and job.status
 
 
+def large_replies(harness):
+    return [*harness.client.scan_iter("*large_replies*")]
+
+
 def run(harness, *replies, limit=8):
     """Has a worker answer the next batch so."""
     worker = harness.worker()
@@ -113,7 +117,7 @@ def test_large_job_and_large_result(harness):
         decode_reply("a", job.result)
     value = harness.jobs().read_large(job, told.value.attempt)
     assert decode_reply("a", value) == make_reply("A", size=LARGE)
-    name = f"{harness.keys.large_reply_prefix}a:1"
+    name = f"{harness.keys.large_reply_prefix}a:1-worker-a"
     assert harness.client.pttl(name) > 100_000
     assert not harness.has_body("a")
 
@@ -343,21 +347,23 @@ def test_full_batch_of_lines_ends_its_collection(harness):
     assert ids_of(harness.worker().claim(2, 10.0)) == ["b1", "b2"]
 
 
-def test_finished_jobs_are_deleted_whole_and_others_stay(harness):
-    # Given one with a large input that failed, one with a large result, and one that waits
+def test_finished_lines_are_deleted_whole_and_others_stay(harness):
+    # Given a failed line with a large input, one with a large result, one that waits, and a job
     for job_id in ("a", "b"):
-        harness.submit_job(job_id, size=LARGE)
-    assert run(harness, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 2
-    harness.submit_job("c")
+        harness.submit_job(job_id, size=LARGE, is_bulk=True)
+    harness.submit_job("d")
+    assert run(harness, FAILED, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 3
+    harness.submit_job("c", is_bulk=True)
 
     # When
-    harness.jobs().delete(KEY, ["a", "b", "c", "unknown"])
+    harness.jobs().delete(KEY, ["a", "b", "c", "d", "unknown"])
 
     # Then
-    assert [status_of(harness, one) for one in "abc"] == [None, None, JobStatus.QUEUED]
+    states = [None, None, JobStatus.QUEUED, JobStatus.FAILED]
+    assert [status_of(harness, one) for one in "abcd"] == states
     left = {name.decode() for name in harness.client.scan_iter("*")}
-    assert not [name for name in left if name.endswith((":a", ":b", ":b:1"))]
-    assert harness.client.zrange(harness.keys.job_index, 0, -1) == [b"c"]
+    assert not [name for name in left if name.endswith((":a", ":b", ":b:1-worker-a"))]
+    assert ids_of(harness.worker().claim(1, 0.0)) == ["c"]
 
 
 def test_urgent_job_waits_among_the_requests(harness):
@@ -504,5 +510,42 @@ def test_worker_that_was_taken_for_dead_answers_its_job_until_it_is_claimed_agai
     assert new.reply(again, [make_reply("A", size=LARGE)]) == [ReplyCode.STORED]
     assert old.reply(items, [make_reply("late", size=LARGE)]) == [ReplyCode.UNWANTED]
     job = harness.jobs().find("a")
-    assert job.result == b"a@2"
-    assert harness.jobs().read_large(job, "2") is not None
+    assert job.result == b"a@2-worker-b"
+    assert harness.jobs().read_large(job, "2-worker-b") is not None
+
+
+def test_answer_from_before_a_job_was_tried_again_is_nobodys(harness):
+    # Given a job that was cancelled while it ran, and that another worker has answered since
+    harness.submit_job("a")
+    old, new = harness.worker("worker-a"), harness.worker("worker-b")
+    items = items_of(old.claim(1, 0.0))
+    assert harness.jobs().retry(harness.jobs().cancel("a")) is SubmitCode.QUEUED
+    again = items_of(new.claim(1, 0.0))
+    assert (items, again) == (again, items)  # each is its first attempt
+    answer = make_reply("A", size=LARGE)
+    assert new.reply(again, [answer]) == [ReplyCode.STORED]
+
+    # When
+    assert old.reply(items, [make_reply("late", size=LARGE)]) == [ReplyCode.UNWANTED]
+
+    # Then
+    job = harness.jobs().find("a")
+    with pytest.raises(LargeReply) as told:
+        decode_reply("a", job.result)
+    assert decode_reply("a", harness.jobs().read_large(job, told.value.attempt)) == answer
+    assert len(large_replies(harness)) == 1
+
+
+def test_large_answer_of_a_failed_job_goes_with_what_is_let_go_or_tried_again(harness):
+    failed = Reply(500, b"x" * LARGE)
+    for verb in ("retry", "cancel"):
+        # Given
+        harness.submit_job(verb)
+        run(harness, failed)
+        job = harness.jobs().find(verb)
+        assert large_replies(harness)
+        # When
+        getattr(harness.jobs(), verb)(job if verb == "retry" else verb)
+        # Then
+        assert not large_replies(harness)
+        harness.jobs().cancel(verb)

@@ -1,0 +1,256 @@
+"""F40 with jobs among the requests: submitted, cancelled, tried again, deleted."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
+from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_records import Job, Progress
+from batching.store.jobs.job_writer import JobRequest
+from batching.store.keys import job_place
+from batching.store.worker_side.job_news import JobNews
+from ferry.process_tree.embedded_redis import EmbeddedRedis
+from tests.chaos.test_chaos_machine import (
+    EXAMPLES,
+    MAX_QUEUE,
+    STEPS,
+    Known,
+    QueueMachine,
+    run_machine,
+)
+from tests.support import KEY, wire_of
+
+PRIORITIES = ("high", "normal", "low")
+MOST_WAITING = 4
+LARGE = 2 * INLINE_LIMIT_BYTES
+FIELDS = ("status", "started_ms", "progress", "input", "keep_ms")
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+@dataclass
+class KnownJob(Known):
+    """What the model knows of one job. `is_emptied`: its result and input were let go."""
+
+    size: int = 0
+    is_failing: bool = False
+    is_emptied: bool = False
+    is_gone: bool = False
+    is_told: bool = False  # in the attempt that runs
+
+    @property
+    def status(self) -> str:
+        """Its final status, or nothing."""
+        replied = "failed" if self.is_failing else "succeeded"
+        failed = "expired" if self.is_late else "failed"
+        return {"replied": replied, "failed": failed}.get(self.outcome, self.outcome)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether it has ended, and could be tried again."""
+        return not self.is_gone and not self.is_emptied and self.status not in {"", "succeeded"}
+
+
+class JobMachine(QueueMachine):
+    """One model version's queues, of requests, jobs and lines of files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = self.harness.jobs(MOST_WAITING)
+        self.jobs: dict[str, KnownJob] = {}
+        self.job_queue: list[str] = []
+        self.bulk_queue: list[str] = []
+
+    def teardown(self) -> None:
+        self.store.close()
+        super().teardown()
+
+    # --- what the model does
+
+    def queues(self) -> list[list[str]]:
+        return [self.queue, self.job_queue, self.bulk_queue]
+
+    def queue_of(self, request_id: str) -> list[str]:
+        queues = {"normal": self.job_queue, "low": self.bulk_queue}
+        return queues.get(self.known[request_id].priority, self.queue)
+
+    def has_room(self, job_id: str) -> bool:
+        limit = MAX_QUEUE if self.known[job_id].priority == "high" else MOST_WAITING
+        return len(self.queue_of(job_id)) < limit
+
+    def accept(self, job_id: str) -> None:
+        self.queue_of(job_id).append(job_id)
+        self.counts["accepted"] += 1
+
+    def take(self, request_id: str, worker: str) -> bool:
+        if request_id in self.jobs:
+            self.jobs[request_id].is_told = False
+        return super().take(request_id, worker)
+
+    def answer_to(self, request_id: str, worker: str, attempt: int) -> tuple[Reply, int]:
+        job = self.jobs.get(request_id)
+        if job is None:
+            return super().answer_to(request_id, worker, attempt)
+        reply = Reply(500 if job.is_failing else 200, b"x" * (job.size or 1))
+        # Of small ones it is not known whose answer is kept.
+        is_kept = job.size and job.outcome == "replied" and not job.is_emptied
+        is_same = is_kept and (job.owner, job.attempt) == (worker, attempt)
+        return reply, 2 if is_same and not job.is_gone else 0
+
+    def expire_one(self, request_id: str) -> None:
+        if request_id not in self.jobs:
+            super().expire_one(request_id)
+            return
+        # Not by its age, with which a job overtakes requests.
+        self.harness.age_request(request_id, 10)
+        self.harness.change_request(request_id, ttl_ms=0)
+        self.known[request_id].is_late = True
+
+    def pick_job(self, pick: Any) -> str:
+        """One of the latest, mostly: they are less likely to have ended."""
+        names = list(self.jobs)
+        return pick.choice(names[-pick.randint(1, len(names)) :])
+
+    # --- rules
+
+    @rule(priority=st.sampled_from(PRIORITIES), is_large=st.booleans(), is_failing=st.booleans())
+    def submit_job(self, priority: str, is_large: bool, is_failing: bool) -> None:
+        job_id, size = f"j{len(self.known)}", LARGE * is_large
+        job = KnownJob(JOB, priority=priority, size=size, is_failing=is_failing)
+        self.known[job_id] = self.jobs[job_id] = job
+        answer = self.store.submit(KEY, self.job_request(job_id))
+        if self.has_room(job_id):
+            assert isinstance(answer, Job)
+            self.accept(job_id)
+        else:
+            assert answer is SubmitCode.FULL
+            del self.known[job_id], self.jobs[job_id]
+            self.store.forget(job_id)
+
+    def job_request(self, job_id: str) -> JobRequest:
+        job = self.jobs[job_id]
+        return JobRequest(
+            job_id,
+            wire_of(job_id, size=job.size),
+            ttl_ms=60_000,
+            keep_ms=120_000,
+            is_urgent=job.priority == "high",
+            is_bulk=job.priority == "low",
+        )
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def submit_job_again(self, pick: Any) -> None:
+        job_id = self.pick_job(pick)
+        if not self.jobs[job_id].outcome:
+            assert isinstance(self.store.submit(KEY, self.job_request(job_id)), Job)
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel_job(self, pick: Any) -> None:
+        job_id = self.pick_job(pick)
+        job = self.jobs[job_id]
+        found = self.store.cancel(job_id)
+        if not job.outcome:
+            self.leave(job_id, "cancelled")
+        elif job.status != "cancelled":
+            job.is_emptied = True
+        assert (found and found.status) == (None if job.is_gone else job.status)
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def retry_job(self, pick: Any) -> None:
+        job_id = self.pick_job(pick)
+        job = self.jobs[job_id]
+        if (found := self.store.find(job_id)) is None:
+            return
+        code = self.store.retry(found)
+        if job.is_late and not job.outcome and job_id in self.waiting_for_retry():
+            self.leave(job_id, "expired")
+        if not job.has_input or job.priority == "low":
+            assert code is SubmitCode.NO_RETRY
+        elif not self.has_room(job_id):
+            assert code is SubmitCode.FULL
+        else:
+            assert code is SubmitCode.QUEUED
+            job.attempt, job.owner, job.outcome = 0, "", ""
+            job.is_claimed = job.is_late = False
+            self.accept(job_id)
+
+    def waiting_for_retry(self) -> list[str]:
+        """Where such jobs wait as one may try again."""
+        return [*self.queue, *self.job_queue, *self.suspects]
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), count=st.integers(1, 4))
+    def delete(self, pick: Any, count: int) -> None:
+        names = [self.pick_job(pick) for _ in range(count)]
+        self.store.delete(KEY, names)
+        for job in map(self.jobs.__getitem__, names):
+            job.is_gone = job.is_gone or bool(job.priority == "low" and job.outcome)
+
+    @precondition(lambda self: any(name in self.jobs for _, name, _ in self.given))
+    @rule(pick=st.randoms(use_true_random=False))
+    def tell(self, pick: Any) -> None:
+        given = [one for one in self.given if one[1] in self.jobs]
+        worker, job_id, attempt = pick.choice(given)
+        news = JobNews(Owned(job_id, attempt, JOB), Progress(0.5, "half"))
+        news.pieces.append((0, b"piece"))
+        job = self.jobs[job_id]
+        is_running = job.is_claimed and not job.outcome
+        is_owner = is_running and (job.owner, job.attempt) == (worker, attempt)
+        assert self.worker(worker).tell([news]) == [is_owner]
+        job.is_told |= is_owner
+
+    # --- what must hold after each step
+
+    @invariant()
+    def jobs_are_as_the_model_says(self) -> None:
+        assert self.harness.queued_jobs() == self.job_queue
+        lines = self.harness.client.lrange(self.harness.keys.bulk_queue, 0, -1)
+        assert [name.decode() for name in lines] == self.bulk_queue
+        prefix = self.harness.keys.job_prefix
+        with self.harness.client.pipeline(transaction=False) as pipe:
+            for job_id in self.jobs:
+                pipe.hmget(prefix + job_id, FIELDS)
+            found = pipe.execute()
+        for job, values in zip(self.jobs.values(), found, strict=True):
+            status, started, progress, kept_input, keep = values
+            assert (keep is None) == job.is_gone
+            assert (status or b"").decode() == ("" if job.is_gone else job.status)
+            assert (kept_input is not None) == job.has_input
+            if not job.outcome:
+                assert (started is not None) == job.is_claimed
+                assert progress is None or job.is_claimed
+
+    @invariant()
+    def nothing_is_left_of_a_job_but_what_is_needed(self) -> None:
+        keys, expected = self.harness.keys, set()
+        for job_id, job in self.jobs.items():
+            if not job.is_gone:
+                expected |= {keys.job_prefix + job_id, job_place(job_id)}
+            if job.size and (not job.outcome or job.has_input):
+                expected.add(keys.body_prefix + job_id)
+            if job.size and job.outcome == "replied" and not job.is_emptied and not job.is_gone:
+                expected.add(f"{keys.large_reply_prefix}{job_id}:{job.attempt}-{job.owner}")
+            if job.is_told and job.is_claimed and not job.outcome:
+                expected.add(f"{keys.job_prefix}{job_id}:pieces")
+        names = [name.decode() for name in self.harness.client.scan_iter()]
+        assert {name for name in names if self.jobs.keys() & {*name.split(":")}} == expected
+        index = self.harness.client.zrange(keys.job_index, 0, -1)
+        assert {name.decode() for name in index} == {
+            job_id for job_id, job in self.jobs.items() if job.priority != "low"
+        }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
+def test_f40_jobs_do_what_their_model_says(
+    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
+) -> None:
+    run_machine(JobMachine, redis_server.url, has_tickets=has_tickets)
+    record_promise("F40", f"jobs{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
