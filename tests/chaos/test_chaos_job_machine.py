@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
@@ -18,6 +18,8 @@ from tests.chaos.test_chaos_machine import (
     EXAMPLES,
     MAX_QUEUE,
     STEPS,
+    WORKERS,
+    Held,
     Known,
     QueueMachine,
     run_machine,
@@ -117,6 +119,11 @@ class JobMachine(QueueMachine):
 
     # --- rules
 
+    @initialize()
+    def begin_with_jobs(self) -> None:
+        for number, priority in enumerate(PRIORITIES):
+            self.submit_job(priority, is_large=number > 0, is_failing=False)
+
     @rule(priority=st.sampled_from(PRIORITIES), is_large=st.booleans(), is_failing=st.booleans())
     def submit_job(self, priority: str, is_large: bool, is_failing: bool) -> None:
         job_id, size = f"j{len(self.known)}", LARGE * is_large
@@ -152,7 +159,9 @@ class JobMachine(QueueMachine):
     @precondition(lambda self: self.jobs)
     @rule(pick=st.randoms(use_true_random=False))
     def cancel_job(self, pick: Any) -> None:
-        job_id = self.pick_job(pick)
+        self.cancel_one(self.pick_job(pick))
+
+    def cancel_one(self, job_id: str) -> None:
         job = self.jobs[job_id]
         found = self.store.cancel(job_id)
         if not job.outcome:
@@ -164,7 +173,9 @@ class JobMachine(QueueMachine):
     @precondition(lambda self: self.jobs)
     @rule(pick=st.randoms(use_true_random=False))
     def retry_job(self, pick: Any) -> None:
-        job_id = self.pick_job(pick)
+        self.retry_one(self.pick_job(pick))
+
+    def retry_one(self, job_id: str) -> None:
         job = self.jobs[job_id]
         if (found := self.store.find(job_id)) is None:
             return
@@ -180,6 +191,22 @@ class JobMachine(QueueMachine):
             job.attempt, job.owner, job.outcome = 0, "", ""
             job.is_claimed = job.is_late = False
             self.accept(job_id)
+
+    @precondition(lambda self: self.running())
+    @rule(target=QueueMachine.held, pick=st.randoms(use_true_random=False))
+    def retry_while_it_runs(self, pick: Any) -> Any:
+        """Cancelled and tried again, while the worker that has it does not know."""
+        worker, job_id, _ = pick.choice(self.running())
+        self.cancel_one(job_id)
+        self.retry_one(job_id)
+        return self.claim_once(pick.choice([name for name in WORKERS if name != worker]), 5)
+
+    def running(self) -> list[Held]:
+        return [
+            (one.owner, name, one.attempt)
+            for name, one in self.jobs.items()
+            if one.is_claimed and not one.outcome
+        ]
 
     def waiting_for_retry(self) -> list[str]:
         """Where such jobs wait as one may try again."""
