@@ -189,6 +189,10 @@ class Catalog:
                         self._outage.over("listen", is_for_all=True)
                     else:
                         self.forget(model_name)
+                        if not self._epoch:
+                            # No node had come when this began. Without an epoch nobody would see
+                            # that Redis was emptied, until a request has been looked up.
+                            self._note(await asyncio.to_thread(self._registry.epoch))
         finally:
             self._is_listening = False
 

@@ -91,6 +91,7 @@ class SimulatedNode:
             connect_async(self._url),
         )
         queue = NodeQueue(client, int(DEAD_AFTER_S * 1000))
+        registry.mark()
         while not self._stop.is_set():
             # A machine that is too busy to answer in time ends no node either.
             with suppress(RedisTimeoutError):

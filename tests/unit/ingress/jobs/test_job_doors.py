@@ -136,10 +136,14 @@ def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
     assert echo.manage("POST", f"{path}/retry").status_code == 503
 
 
-def test_client_is_told_to_come_again_when_redis_was_emptied(echo):
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "forgotten"])
+def test_client_is_told_to_come_again_when_redis_was_emptied(echo, is_known):
     # Given a Redis that knows no model, and no node that has brought them back yet
     echo.predict("/predictions/echo", data=b"x")
     echo.services.client.flushall()
+    if not is_known:
+        # A worker that is reported again is announced as a change of its model.
+        echo.services.catalog.forget("echo")
 
     # When
     answer = echo.predict("/predictions/echo", data=b"x", headers=ASYNC)

@@ -258,6 +258,23 @@ async def test_request_waits_for_the_registry_of_an_emptied_redis(real_backend, 
             assert await asked == V1
 
 
+async def test_catalog_that_has_looked_nothing_up_knows_what_was_there(real_backend, registry):
+    # Given an ingress that is older than the first node, and has had no request
+    async with open_catalog(real_backend, restored_within_s=10.0) as (catalog, client):
+        registry.mark()
+        registry.create(V1)
+        await eventually_async(lambda: catalog._epoch)
+
+        # When
+        async with emptied(real_backend, registry, catalog) as (asked, known):
+            await answered(client)
+            assert not asked.done()
+            registry.restore(known)
+
+            # Then
+            assert await asked == V1
+
+
 async def answered(client):
     """The registry has answered once more."""
     before = client.looked_up
