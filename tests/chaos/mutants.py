@@ -25,6 +25,7 @@ OWN_ANSWERS = "tests/unit/ingress/predictions/test_own_answers.py"
 RECEIVER = "request = self._waiting.get(request_id)\n            if request is None:\n"
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
+JOB_MACHINE = f"{CHAOS}job_machine.py::test_f40_jobs_do_what_their_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
@@ -427,6 +428,51 @@ MUTANTS = (
         "            self._queue.recover()\n",
         "",
         STORM_OVER_JOBS,
+    ),
+    Mutant(
+        "a job that is cancelled leaves its queue",
+        "batching/store/scripts/cancel_job.lua",
+        "redis.call('LREM', KEYS[8], 1, id) + ",
+        "",
+        JOB_MACHINE,
+    ),
+    Mutant(
+        "a bulk line that is given back waits among its own",
+        "batching/store/scripts/reclaim.lua",
+        "priority == 'low' and KEYS[16] or KEYS[14]",
+        "KEYS[14]",
+        JOB_MACHINE,
+    ),
+    Mutant(
+        "bulk lines come after jobs",
+        "batching/store/scripts/claim.lua",
+        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n"
+        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n",
+        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n"
+        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n",
+        JOB_MACHINE,
+    ),
+    Mutant(
+        "a bulk line is kept until it has finished",
+        "batching/store/scripts/delete_jobs.lua",
+        "if known[1] and known[3]",
+        "if known[3]",
+        f"{JOBS}::test_finished_lines_are_deleted_whole_and_others_stay[server]",
+    ),
+    Mutant(
+        "only bulk lines are deleted before their time",
+        "batching/store/scripts/delete_jobs.lua",
+        "known[3] == 'low' then",
+        "true then",
+        f"{JOBS}::test_finished_lines_are_deleted_whole_and_others_stay[server]",
+    ),
+    Mutant(
+        "an ingress that was there before the first node knows when Redis was emptied",
+        "batching/store/registry/catalog.py",
+        "                        if not self._epoch:\n",
+        "                        if False:\n",
+        "tests/unit/batching/store/registry/test_catalog.py"
+        "::test_catalog_that_has_looked_nothing_up_knows_what_was_there",
     ),
     Mutant(
         "a receiver hears of a job's end in the step that ends it",
