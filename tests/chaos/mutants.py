@@ -444,6 +444,13 @@ MUTANTS = (
         JOB_MACHINE,
     ),
     Mutant(
+        "a job that is a suspect runs alone, even if the last worker died with it",
+        "batching/store/scripts/refuse.lua",
+        "table.insert(suspect and suspects or urgent,",
+        "table.insert(urgent,",
+        f"{JOBS}::test_jobs_that_crashed_with_a_worker_run_alone_even_if_it_was_the_last[server]",
+    ),
+    Mutant(
         "bulk lines come after jobs",
         "batching/store/scripts/claim.lua",
         "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n"

@@ -66,6 +66,7 @@ class JobMachine(QueueMachine):
         self.jobs: dict[str, KnownJob] = {}
         self.job_queue: list[str] = []
         self.bulk_queue: list[str] = []
+        self.counts["refused"] = 0
 
     def teardown(self) -> None:
         self.store.close()
@@ -219,6 +220,21 @@ class JobMachine(QueueMachine):
         self.store.delete(KEY, names)
         for job in map(self.jobs.__getitem__, names):
             job.is_gone = job.is_gone or bool(job.priority == "low" and job.outcome)
+
+    @rule()
+    def lose_all_workers(self) -> None:
+        """Requests are refused, and jobs wait for the next worker."""
+        for name in self.harness.client.zrange(self.harness.keys.worker_beats, 0, -1):
+            self.harness.silence_worker(name.decode())
+        self.harness.node().refuse_waiting(KEY, "no_worker")
+        for request_id in [*self.suspects, *self.queue]:
+            if request_id not in self.jobs:
+                self.leave(request_id, "refused")
+        self.job_queue[:0] = self.queue  # urgent ones
+        self.queue.clear()
+        self.living.clear()
+        self.harness.open(MAX_QUEUE)
+        self.living.add("worker-a")
 
     @precondition(lambda self: any(name in self.jobs for _, name, _ in self.given))
     @rule(pick=st.randoms(use_true_random=False))

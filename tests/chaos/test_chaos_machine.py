@@ -69,7 +69,7 @@ class Known:
 
     @property
     def has_reply(self) -> bool:
-        return not self.priority and self.outcome in {"replied", "expired", "failed"}
+        return not self.priority and self.outcome in {"replied", "expired", "failed", "refused"}
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -288,12 +288,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def leave(self, request_id: str, outcome: str) -> None:
         """It waits or runs no more."""
-        one, queue = self.known[request_id], self.queue_of(request_id)
         self.settle(request_id, outcome)
-        if one.is_claimed:
-            self.leases[one.owner].remove(request_id)
-        else:
-            (queue if request_id in queue else self.suspects).remove(request_id)
+        places = [*self.queues(), self.suspects, *self.leases.values()]
+        next(place for place in places if request_id in place).remove(request_id)
 
     @precondition(lambda self: any(self.leases.values()))
     @rule(pick=st.randoms(use_true_random=False), mode=st.sampled_from(list(ReclaimMode)))

@@ -384,13 +384,33 @@ def test_jobs_wait_for_a_worker_but_not_for_a_version_that_is_gone(harness):
 
     # When there will be none for now
     assert harness.node().refuse_waiting(KEY, "no_worker") == 0
-    assert sorted(harness.queued_jobs()) == ["a", "b", "c"]
+    assert harness.queued_jobs() == ["c", "b"]
+    assert harness.suspects() == ["a"]
 
     # And when there never will be
     assert harness.node().refuse_waiting(KEY, "unregistered") == 3
     for job_id in ("a", "b", "c"):
         job = harness.jobs().find(job_id)
         assert (job.status, decode_reply(job_id, job.result).status) == (JobStatus.FAILED, 404)
+    assert harness.unaccounted() == 0
+
+
+def test_jobs_that_crashed_with_a_worker_run_alone_even_if_it_was_the_last(harness):
+    # Given two that crashed together, one of them for the other's fault, and no worker since
+    for job_id in ("bad", "good"):
+        harness.submit_job(job_id)
+    harness.worker().claim(8, 0.0)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    assert harness.node().refuse_waiting(KEY, "no_worker") == 0
+
+    # When there is one again, and crashes again
+    assert ids_of(harness.worker("worker-b").claim(8, 0.0)) == ["bad"]
+    harness.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
+
+    # Then
+    assert status_of(harness, "bad") is JobStatus.FAILED
+    assert run(harness, make_reply("x")) == [ReplyCode.STORED]
+    assert status_of(harness, "good") is JobStatus.SUCCEEDED
     assert harness.unaccounted() == 0
 
 
