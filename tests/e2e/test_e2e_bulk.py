@@ -155,6 +155,14 @@ def waiting_lines(server: FerryServer) -> float:
     return float(found[1]) if found else -1
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/jobs"])
+def test_limit_that_is_no_number_is_told_but_not_by_torchserves_list(bulk, path):
+    answer = bulk.http.get(f"{bulk.management}{path}?limit=x", timeout=10)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("limit must be a whole number, 1 or more")
+    assert bulk.http.get(f"{bulk.management}/models?limit=x", timeout=10).status_code == 200
+
+
 def test_cancelled_batch_ends_and_leaves_nothing_in_the_queue(bulk, client):
     # Given a model without a worker
     with bulk.model("echo-1.0.mar", "idle", initial_workers=0):
