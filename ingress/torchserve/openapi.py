@@ -8,7 +8,8 @@ from typing import Any
 
 from ingress.role import Role
 from ingress.torchserve import schemas
-from ingress.torchserve.routes import ANY, EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES, Route
+from ingress.torchserve.route import ANY, Route
+from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES
 
 VERSION = importlib.metadata.version("torchferry")
 
