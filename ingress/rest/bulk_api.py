@@ -21,7 +21,7 @@ from ingress.rest.rules import add_routes
 from ingress.rest.web_pages import refuse_web_pages
 from ingress.role import Role
 from ingress.services import Services
-from ingress.torchserve.routes import BULK
+from ingress.torchserve.bulk_routes import BULK
 
 # Beside the file, a form has a few short values.
 _FORM_BYTES = 64 * 1024

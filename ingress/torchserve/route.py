@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ingress.torchserve import schemas
+from ingress.torchserve.request_headers import RequestHeader
 
 # TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
 ANY = "any"
@@ -38,6 +39,9 @@ class Route:
         query: the query's parameters and their schemas.
         gives: an answer that is no error. A prediction gives what the handler does.
         codes: the status codes of such answers.
+        headers: of the request, those that the server reads.
+        body: of the request, by media type; None: there is none, or it is a prediction's.
+        others: further answers by status code, refusals among them.
         target: what a prediction's route asks for, of any model; None for all others.
         note: a remark for the compatibility page.
         better: the same, where TorchServe has no such route or a worse one.
@@ -50,6 +54,9 @@ class Route:
     query: Mapping[str, Any] = field(default_factory=dict)
     gives: Mapping[str, Any] = field(default_factory=lambda: schemas.STATUS)
     codes: tuple[str, ...] = ("200",)
+    headers: tuple[RequestHeader, ...] = ()
+    body: Mapping[str, Any] | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
     target: Target | None = None
     note: str = ""
     better: str = ""

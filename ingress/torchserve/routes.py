@@ -2,7 +2,8 @@
 
 The rules of the Flask applications, the paths of predictions and the OpenAPI documents are made of
 these rows, and docs/torchserve-compatibility.md is held against them. A new route is one row here,
-and one method of that name in its API's file in `ingress/rest/`.
+or in the table of jobs or files that is put in here, and one method of that name in its API's file
+in `ingress/rest/`.
 
 Source: TorchServe 0.12 inference, management and metrics API.
 """
@@ -12,6 +13,10 @@ from collections.abc import Mapping
 from batching.models.spec import PARAMETERS
 from ingress.role import Role
 from ingress.torchserve import schemas
+from ingress.torchserve.bulk_routes import BULK
+from ingress.torchserve.job_routes import JOBS, LISTS_OF_JOBS
+from ingress.torchserve.job_schemas import OF_PREDICTIONS
+from ingress.torchserve.request_headers import SUBMIT, TENSOR_BYTES
 from ingress.torchserve.route import ANY, Route, Target
 from ingress.torchserve.schemas import FLAG, KINDS, NUMBER, TEXT
 
@@ -29,7 +34,17 @@ _QUERY = Target(takes_query=True)
 def _prediction(
     path: str, target: Target, operation: str = "", *, note: str = "", better: str = ""
 ) -> Route:
-    return Route(ANY, path, "predict", operation, target=target, note=note, better=better)
+    return Route(
+        ANY,
+        path,
+        "predict",
+        operation,
+        headers=(*SUBMIT, TENSOR_BYTES) if target.is_v2 else SUBMIT,
+        others=OF_PREDICTIONS,
+        target=target,
+        note=note,
+        better=better,
+    )
 
 
 _MODEL = "/models/{model_name}"
@@ -37,7 +52,6 @@ _VERSION = "/models/{model_name}/{model_version}"
 _V1_MODEL = "/v1/models/{model_name}"
 _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
-_JOB = "/jobs/{job_id}"
 _NOT_THERE = "not in TorchServe"
 _ALWAYS_ON = "always on"
 _NO_VERSIONS = "TorchServe answers 501 or 404"
@@ -96,28 +110,6 @@ QUERY_PREDICTIONS = (
     _prediction("/{model_name}/{model_version}/predict", _QUERY),
 )
 
-JOBS = (
-    Route("GET", _JOB, "answer_job", "getJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route("DELETE", _JOB, "answer_job", "cancelJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route(
-        "GET",
-        f"{_JOB}/result",
-        "answer_job",
-        "getJobResult",
-        gives=schemas.HANDLERS_BYTES,
-        codes=("200", "202"),
-        better=_NOT_THERE,
-    ),
-    Route(
-        "GET",
-        f"{_JOB}/events",
-        "answer_job",
-        "listenToJob",
-        gives=schemas.EVENTS,
-        better=_NOT_THERE,
-    ),
-)
-
 INFERENCE = (
     Route("OPTIONS", "/predictions/{model_name}", "document"),
     Route("OPTIONS", "/predictions/{model_name}/{tail}", "document"),
@@ -146,8 +138,6 @@ INFERENCE = (
 
 _CUSTOMIZED = {"customized": FLAG}
 _SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
-_OF = {"model": TEXT, "status": TEXT}
-_PAGED = {**_OF, "limit": NUMBER, "cursor": TEXT}
 _SCALED = ("200", "202", "206")
 _REGISTER = {
     "url": TEXT,
@@ -194,47 +184,8 @@ MANAGEMENT = (
         gives=schemas.DOCUMENTS,
         better="nodes that run, with or without workers; not in TorchServe",
     ),
-    *JOBS,  # the URLs in these answers begin with the address that was asked
-    Route("GET", "/jobs", "list_jobs", "listJobs", _PAGED, schemas.JOBS, better=_NOT_THERE),
-    Route("DELETE", "/jobs", "cancel_jobs", "cancelJobs", _OF, schemas.COUNT, better=_NOT_THERE),
-    Route("POST", "/jobs/retry", "retry_jobs", "retryJobs", _OF, schemas.COUNT, better=_NOT_THERE),
-    Route(
-        "POST",
-        f"{_JOB}/retry",
-        "retry_job",
-        "retryJob",
-        gives=schemas.JOB,
-        codes=("202",),
-        better=_NOT_THERE,
-    ),
-)
-
-_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
-_PAGE = {"limit": NUMBER, "after": TEXT}
-
-# As OpenAI's: docs/bulk.md.
-BULK = (
-    *(
-        Route(method, path, view, operation, query, schemas.DOCUMENT, better=_NOT_THERE)
-        for method, path, view, operation, query in (
-            ("POST", "/v1/files", "upload", "createFile", {}),
-            ("GET", "/v1/files", "list_files", "listFiles", {**_PAGE, "purpose": TEXT}),
-            ("GET", _FILE, "show_file", "retrieveFile", {}),
-            ("DELETE", _FILE, "delete_file", "deleteFile", {}),
-            ("POST", "/v1/batches", "create_batch", "createBatch", {}),
-            ("GET", "/v1/batches", "list_batches", "listBatches", _PAGE),
-            ("GET", _BATCH, "show_batch", "retrieveBatch", {}),
-            ("POST", f"{_BATCH}/cancel", "cancel_batch", "cancelBatch", {}),
-        )
-    ),
-    Route(
-        "GET",
-        f"{_FILE}/content",
-        "download",
-        "downloadFile",
-        gives=schemas.HANDLERS_BYTES,
-        better=_NOT_THERE,
-    ),
+    *JOBS,
+    *LISTS_OF_JOBS,
 )
 
 TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tokens on"),)
