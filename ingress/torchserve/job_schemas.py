@@ -3,7 +3,6 @@
 from batching.protocol import ClosedBy
 from batching.store.jobs.job_records import JobStatus
 from ingress.torchserve.schemas import (
-    ERROR_SCHEMA,
     FLAG,
     HANDLERS_BYTES,
     NUMBER,
@@ -38,7 +37,7 @@ JOB_SCHEMA = record(
     batch=record(
         worker=TEXT, size=NUMBER, closed_by=one_of(*ClosedBy), queue_ms=NUMBER, run_ms=NUMBER
     ),
-    error=ERROR_SCHEMA,
+    error=record("code", "type", "message", code=NUMBER, type=TEXT, message=TEXT),
     progress=record("share", share=_SHARE, text=TEXT),
     result_url=_URL,
     cancel_url=_URL,

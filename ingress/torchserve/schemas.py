@@ -93,7 +93,8 @@ DESCRIPTION = answer(
         )
     )
 )
-ERROR_SCHEMA = record("code", "type", "message", code=NUMBER, type=TEXT, message=TEXT)
+# The Open Inference Protocol has its message in `error`, too.
+ERROR_SCHEMA = record("code", "type", "message", code=NUMBER, type=TEXT, message=TEXT, error=TEXT)
 _ERROR = component("Error")
 ERROR = answer(_ERROR, "Refused or failed")
 _REFUSALS = {
