@@ -28,7 +28,8 @@ class Described:
         """What is wrong with an answer of this operation; empty if it is as described."""
         responses = self._operation(operation_id)["responses"]
         described = responses.get(str(answer.status_code), responses["default"])
-        kind = answer.headers["content-type"].partition(";")[0]
+        # Of the answers that have no type, the bytes are the handler's.
+        kind = answer.headers.get("content-type", "application/octet-stream").partition(";")[0]
         if kind not in described["content"]:
             return [f"{kind} is not described"]
         if kind != "application/json":
