@@ -27,6 +27,6 @@ def read_limit(parameters: Mapping[str, str], most: int) -> int:
     if found is None:
         raise BadRequest(
             f"limit must be a whole number, 1 or more; a page has {USUAL_PAGE} entries without it, "
-            f"and {most} at most."
+            f"and {most:,} at most."
         )
     return min(int(found[1][:9]), most)  # Python reads no number of 5,000 digits

@@ -104,9 +104,14 @@ NEW_BATCH = {
     }
 }
 
-FILE = answer(component("File"))
-FILES = _page_of("File")
+FILE = answer(component("BulkFile"))
+FILES = _page_of("BulkFile")
 DELETED = answer(_all_of(id=TEXT, object=one_of("file"), deleted=FLAG))
-CONTENT = answer(BYTES, "The file's lines", "application/jsonl")
+_LINES = {"schema": BYTES}
+CONTENT = {
+    "description": "The file's lines",
+    # Makers of clients that do not know the first type take the second one.
+    "content": {"application/jsonl": _LINES, "application/octet-stream": _LINES},
+}
 BATCH = answer(component("Batch"))
 BATCHES = _page_of("Batch")

@@ -18,7 +18,7 @@ from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTE
 COMPONENTS: Mapping[str, dict[str, Any]] = {
     "Error": schemas.ERROR_SCHEMA,
     "Job": JOB_SCHEMA,
-    "File": FILE_SCHEMA,
+    "BulkFile": FILE_SCHEMA,
     "Batch": BATCH_SCHEMA,
 }
 VERSION = importlib.metadata.version("torchferry")

@@ -159,7 +159,7 @@ def test_batch_and_file_have_the_fields_that_are_described():
     # Then
     assert [problems_of(one, "Batch", DOCUMENT) for one in documents] == [[]] * len(documents)
     assert {name for one in documents for name in one} == set(BATCH_SCHEMA["properties"])
-    assert problems_of(file, "File", DOCUMENT) == []
+    assert problems_of(file, "BulkFile", DOCUMENT) == []
 
 
 def fields_of(*documents):
