@@ -24,7 +24,7 @@ BULK = (
         "/v1/files",
         "upload",
         "createFile",
-        ("400", "403", "413", "501"),
+        ("400", "403", "413", "501", "507"),
         body=bulk.UPLOAD,
         gives=bulk.FILE,
     ),

@@ -107,6 +107,7 @@ _REFUSALS = {
     "422": "The Idempotency-Key belongs to another request",
     "501": "This server has no folder for files",
     "503": "Too many wait, or Redis is full or away, or there is no worker",
+    "507": "The file cannot be written, as the disk is full or broken",
 }
 _RETRY_AFTER = {"Retry-After": (NUMBER, "In how many seconds to try again, if that may help")}
 
