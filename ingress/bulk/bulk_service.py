@@ -185,9 +185,15 @@ def _page(
     limit: int,
     after: str,
 ) -> dict[str, Any]:
-    """Returns a page of a list as OpenAI's clients read it."""
+    """Returns a page of a list as OpenAI's clients read it.
+
+    Raises:
+        BadRequest: `after` is the id of none, or no longer.
+    """
     names = [name(one) for one in found]
-    start = names.index(after) + 1 if after in names else 0
+    if after and after not in names:
+        raise BadRequest(f"after must be an id of the list: {after[:64]}. Begin again without it.")
+    start = names.index(after) + 1 if after else 0
     end = start + limit
     return {
         "object": "list",
