@@ -11,9 +11,9 @@ from flask import Blueprint, Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 
-from batching.errors import BadRequest, PayloadTooLarge, ServeError
+from batching.errors import BadRequest, ServeError
 from batching.models.registration import int_parameter
-from ingress.bulk.bulk_errors import BulkForbidden, NoDataDir
+from ingress.bulk.bulk_errors import BulkForbidden, FileNotWritten, FileTooLarge, NoDataDir
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_service import BulkService, Upload, read_expiry_s
 from ingress.rest.responses import PlainResponse, json_response
@@ -87,8 +87,11 @@ class _BulkView:
             if received.upload.path.stat().st_size > self._max_file_bytes:
                 raise self._too_large()
             file = received.upload.finish(read_expiry_s(_expiry(form)))
-        except BaseException:
+        except BaseException as error:
             received.discard()
+            if isinstance(error, OSError):
+                why = f"The file cannot be written: {error.strerror} (data_dir)."
+                raise FileNotWritten(why) from error
             raise
         finally:
             received.close()
@@ -150,14 +153,6 @@ class _BulkView:
 
     def _too_large(self) -> ServeError:
         return FileTooLarge(f"A file may have {self._max_file_bytes} bytes (bulk_max_file_size).")
-
-
-class FileTooLarge(ServeError):
-    """Refuses an input file; unlike PayloadTooLarge it says why."""
-
-    status = PayloadTooLarge.status
-    type = "FileTooLargeException"
-    reason = "file_too_large"
 
 
 class _Received:

@@ -1,13 +1,14 @@
 """On which ports files and batches are, for which clients, and what a folder has to do with it."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ingress.bulk.bulk_service import Upload
 from ingress.rest.app import create_app
 from ingress.role import Role
-
-FILE = {"file": (b"{}", "a.jsonl"), "purpose": "batch"}
 
 
 def client(ingress, role, **settings):
@@ -37,18 +38,34 @@ def test_without_a_folder_there_is_no_bulk(ingress, method, path):
 
 def test_web_page_cannot_upload(ingress, tmp_path):
     manager = client(ingress, Role.MANAGEMENT, data_dir=tmp_path)
-    answer = manager.post("/v1/files", data=FILE, headers={"Origin": "https://evil.example"})
+    form = {"purpose": "batch", "file": (io.BytesIO(b"{}"), "a.jsonl")}
+    answer = manager.post("/v1/files", data=form, headers={"Origin": "https://evil.example"})
     assert answer.status_code == 403
     assert not (tmp_path / "bulk").exists()
 
 
 def test_files_are_for_the_user_of_the_server_only(ingress, tmp_path):
     manager = client(ingress, Role.MANAGEMENT, data_dir=tmp_path)
-    form = {"purpose": "batch", "file": (tmp_path / "in.jsonl").open("w+b")}
+    form = {"purpose": "batch", "file": (io.BytesIO(b"{}"), "a.jsonl")}
     assert manager.post("/v1/files", data=form).status_code == 200
     made = [path for path in (tmp_path / "bulk").rglob("*")]
     assert len(made) == 4
     assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_file_that_the_disk_does_not_take_is_refused_and_not_kept(ingress, tmp_path, monkeypatch):
+    # Given a disk that is full
+    monkeypatch.setattr(Upload, "open", lambda _: Path("/dev/full").open("wb"))  # noqa: SIM115
+    manager = client(ingress, Role.MANAGEMENT, data_dir=tmp_path)
+
+    # When
+    form = {"purpose": "batch", "file": (io.BytesIO(b"x" * 100_000), "a.jsonl")}
+    answer = manager.post("/v1/files", data=form)
+
+    # Then
+    assert answer.status_code == 507
+    assert "No space left on device" in answer.get_json()["message"]
+    assert list((tmp_path / "bulk" / "files").iterdir()) == []
 
 
 @pytest.mark.parametrize(
