@@ -2,158 +2,66 @@
 
     python -m benchmarks.bulk [--lines 1000000]
 
-A handler that takes 1 ms for each batch, `ferry up` with its own Redis, and a feeder that is killed
-with SIGKILL three times on the way. Memory is resident bytes, looked at once a second. Exit code
-0: no line was lost or doubled; 1: one was; 2: it could not be measured.
+First the requests beside a batch: a model whose batches take 20 ms whatever is in them, at a fixed
+rate of requests, with and without a batch behind it. Then a batch of a million lines for a handler
+that takes 1 ms, on a `ferry up` of which the feeder, Redis, and then every process is killed with
+SIGKILL on the way. Memory is resident bytes, looked at once a second. Exit code 0: every bar is
+reached; 1: one is missed; 2: it could not be measured.
 """
 
 import argparse
-import json
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import httpx
-import psutil
+from rich.console import Console
 
-from benchmarks.measuring.load import BenchmarkError
+from benchmarks.job_costs.bulk_batch import BATCH_SIZE, MB, ROLES, run_batch, uploaded
+from benchmarks.job_costs.free_seats import HANDLER_MS, RATE_PER_S, Run, median_of_pairs, pairs
 from benchmarks.measuring.records import told
-from benchmarks.measuring.reports import at_most, finish, positive, to_record
-from benchmarks.servers.archives import write_archive
-from benchmarks.servers.measured_ferry import MeasuredFerry
-from benchmarks.servers.server import Job
+from benchmarks.measuring.reports import Verdict, at_least, at_most, finish, positive, to_record
 
-LINES = 1_000_000
-KILLS = (0.2, 0.5, 0.8)
-MODEL, MB = "bulk", 1e6
+LINES, SHORT_LINES = 1_000_000, 20_000
+KILLS = {0.2: "feeder", 0.5: "Redis", 0.8: "everything"}
+BEHIND, ROUNDS, SECONDS = 10_000, 5, 10.0
+SHORT_BEHIND, SHORT_SECONDS = 2_000, 1.0
 ROWS = 12
-HANDLER = """
-import time
-def handle(data, context):
-    if not data:
-        return []
-    time.sleep(0.001)
-    return [row["body"] for row in data]
-"""
-ROLES = {"feeder": "ingress.bulk", "ingress": "-m ingress", "Redis": "-server"}
-ENDED = {"completed", "failed", "expired", "cancelled"}
+P99_GROWTH, LEAST_SHARE = 1.15, 0.9
+# A process is flat when it grows by less than this from the first tenth of the lines to the last.
+GROWTH_MB = 10.0
 
 
-class _BulkFerry(MeasuredFerry):
-    """Runs and watches one batch."""
+def growth_mb(record: Mapping[str, Any], role: str) -> float:
+    """Returns by how much the memory of a role grew from the first tenth of the lines to the last.
 
-    @property
-    def url(self) -> str:
-        return f"{self._address(1)}/v1"
-
-    def processes(self) -> dict[str, psutil.Process]:
-        """Returns the process of each role; the feeder may just be between two lives."""
-        found: dict[str, psutil.Process] = {}
-        for process in psutil.Process(self.pid).children(recursive=True):
-            try:
-                words = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            for role, mark in ROLES.items():
-                if mark in words:
-                    found.setdefault(role, process)
-                    break
-        return found
-
-    def memory_mb(self) -> dict[str, float]:
-        found = {}
-        for role, process in self.processes().items():
-            try:
-                found[role] = process.memory_info().rss / MB
-            except psutil.Error:
-                continue
-        return found
-
-
-def write_input(path: Path, lines: int) -> None:
-    """Writes a file of so many lines."""
-    with path.open("w", encoding="utf-8") as stream:
-        for number in range(lines):
-            asked = {"custom_id": f"n-{number}", "method": "POST", "url": f"/predictions/{MODEL}"}
-            stream.write(json.dumps(asked | {"body": {"n": number}}) + "\n")
-
-
-def count(lines: Iterator[str], total: int) -> tuple[int, int]:
-    """Returns how many lines of the output are missing, and how many there are more than once."""
-    seen = bytearray(total)
-    doubled = 0
-    for line in lines:
-        number = int(json.loads(line)["response"]["body"]["n"])
-        doubled += seen[number]
-        seen[number] = 1
-    return total - sum(seen), doubled
-
-
-def run(lines: int) -> dict[str, Any]:
-    """Runs one batch of so many lines; returns what was seen.
-
-    Raises:
-        BenchmarkError: the batch did not complete.
+    The least of each, as a part that has just been started is small.
     """
-    with tempfile.TemporaryDirectory(prefix="bulk-") as name:
-        folder = Path(name)
-        handler, archive, source = folder / "handler.py", folder / "m.mar", folder / "in.jsonl"
-        handler.write_text(HANDLER)
-        model = {"modelName": MODEL, "modelVersion": "1.0", "handler": handler.name}
-        write_archive(archive, model, handler)
-        write_input(source, lines)
-        job = Job(MODEL, archive, batch_size=64, max_batch_delay_ms=5)
-        data = {"FERRY_DATA_DIR": str(folder / "data")}
-        with (
-            _BulkFerry(job, data) as server,
-            httpx.Client(base_url=server.url, trust_env=False, timeout=600) as http,
-        ):
-            return _watch(server, http, source, lines)
+    lines = record["lines"]
+    first = [one[role] for one in record["curve"] if role in one and one["done"] <= 0.2 * lines]
+    last = [one[role] for one in record["curve"] if role in one and one["done"] >= 0.9 * lines]
+    return max(last) - max(first) if first and last else float("inf")
 
 
-def _watch(server: _BulkFerry, http: httpx.Client, source: Path, lines: int) -> dict[str, Any]:
-    before = server.memory_mb()
-    with source.open("rb") as stream:
-        answer = http.post("/files", data={"purpose": "batch"}, files={"file": stream})
-    file = answer.raise_for_status().json()
-    upload = server.memory_mb()
-    asked = {"input_file_id": file["id"], "endpoint": "/predictions"}
-    batch = http.post("/batches", json=asked).raise_for_status().json()
-    curve: list[dict[str, float]] = []
-    kills, started_s = list(KILLS), time.monotonic()
-    while batch["status"] not in ENDED:
-        time.sleep(1.0)
-        batch = http.get(f"/batches/{batch['id']}").raise_for_status().json()
-        done = batch["request_counts"]["completed"]
-        seconds = time.monotonic() - started_s
-        curve.append({"seconds": seconds, "done": done, **server.memory_mb()})
-        if kills and done >= kills[0] * lines and (feeder := server.processes().get("feeder")):
-            feeder.kill()
-            kills.pop(0)
-    if batch["status"] != "completed":
-        raise BenchmarkError(f"the batch is {batch['status']}: {batch['errors']}")
-    with http.stream("GET", f"/files/{batch['output_file_id']}/content") as content:
-        lost, doubled = count(content.iter_lines(), lines)
-    return {
-        "lines": lines,
-        "file_bytes": file["bytes"],
-        "seconds": time.monotonic() - started_s,
-        "kills": len(KILLS) - len(kills),
-        "before": before,
-        "after_upload": upload,
-        "after_download": server.memory_mb(),
-        "lost": lost,
-        "doubled": doubled,
-        "curve": curve,
-    }
+def verdicts(record: Mapping[str, Any], found: Sequence[tuple[Run, Run]]) -> Iterator[Verdict]:
+    """Returns each figure that has a bar."""
+    medians = median_of_pairs(found)
+    text = f"a batch behind {RATE_PER_S:.0f} requests/s: p99 of requests {{}} as long"
+    yield at_most(medians["p99_growth"], P99_GROWTH, text, "{:.2f} x")
+    text = "free seats that lines had: {}"
+    yield at_least(100 * medians["share"], 100 * LEAST_SHARE, text, "{:.1f} %")
+    where = f"{record['lines']} lines, {', '.join(record['killed'])} killed: "
+    yield at_most(record["lost"], 0, f"{where}{{}} lost", "{:.0f}")
+    yield at_most(record["doubled"], 0, f"{where}{{}} doubled", "{:.0f}")
+    for role in ROLES:
+        text = f"{where}{role} grew by {{}}"
+        yield at_most(growth_mb(record, role), GROWTH_MB, text, "{:.1f} MB")
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Returns the origin and the curve."""
+    """Returns the origin and the tables."""
+    found = [(Run(**alone), Run(**beside)) for alone, beside in record["free_seats"]]
     curve = record["curve"]
     shown = curve[:: max(1, len(curve) // ROWS)]
     rows = [("before", record["before"]), ("uploaded", record["after_upload"])]
@@ -161,8 +69,16 @@ def markdown(record: Mapping[str, Any]) -> str:
     rows.append(("output read", record["after_download"]))
     lines = [
         f"`python -m benchmarks.bulk` at {told(record)}; load average before: "
-        f"{record['load_average']}. {record['lines']} lines ({record['file_bytes'] / MB:.0f} MB), "
-        f"{record['kills']} kills of the feeder, {record['seconds']:.0f} s; resident MB:",
+        f"{record['load_average']}. {RATE_PER_S:.0f} requests/s, batches that take {HANDLER_MS} "
+        "ms:",
+        "",
+        "| lines behind | p50 | p99 | requests/s | lines/s | of the free seats |",
+        "|---:|---:|---:|---:|---:|---:|",
+        *(_row(run) for pair in found for run in pair),
+        "",
+        f"{record['lines']} lines ({record['file_bytes'] / MB:.0f} MB) for a handler that takes 1 "
+        f"ms for a batch of up to {BATCH_SIZE}; {', '.join(record['killed'])} killed on the way; "
+        f"{record['seconds']:.0f} s. Resident MB:",
         "",
         f"| | {' | '.join(ROLES)} |",
         "|---|---:|---:|---:|",
@@ -173,24 +89,41 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _row(run: Run) -> str:
+    share = f"{100 * run.share:.0f} %" if run.jobs else ""
+    return (
+        f"| {run.jobs} | {run.p50_ms:.1f} ms | {run.p99_ms:.1f} ms | {run.requests_per_s:.0f} "
+        f"| {run.jobs_per_s:.0f} | {share} |"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes the record; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bulk")
-    parser.add_argument("--lines", type=positive, default=LINES)
+    parser.add_argument("--lines", type=positive, default=None, help="of the batch that is killed")
+    parser.add_argument("--rounds", type=positive, default=None, help="pairs of runs")
+    parser.add_argument("--short", action="store_true", help="leave the document as it is")
     options = parser.parse_args(arguments)
+    lines = options.lines or (SHORT_LINES if options.short else LINES)
+    rounds = options.rounds or (1 if options.short else ROUNDS)
+    seconds, behind = (SHORT_SECONDS, SHORT_BEHIND) if options.short else (SECONDS, BEHIND)
     load_average = round(os.getloadavg()[0], 2)
+    console = Console(stderr=True, highlight=False)
 
     def record() -> dict[str, Any]:
-        about = {"load_average": load_average, **run(options.lines)}
-        text = "{} lines "
-        verdicts = [
-            at_most(about["lost"], 0, f"{text}lost", "{:.0f}"),
-            at_most(about["doubled"], 0, f"{text}doubled", "{:.0f}"),
-        ]
-        return to_record("a batch of many lines", about, verdicts)
+        found = list(pairs(rounds, behind, seconds, uploaded))
+        with console.status("") as status:
+            batch = run_batch(
+                lines, KILLS, lambda at: status.update(f"{at['done']:.0f} of {lines} lines")
+            )
+        about = {
+            "load_average": load_average,
+            "free_seats": [[asdict(run) for run in pair] for pair in found],
+            **batch,
+        }
+        return to_record("a batch of many lines", about, list(verdicts(batch, found)))
 
-    # The document has no place for it yet.
-    return finish("bulk", record, markdown, is_short=True)
+    return finish("bulk", record, markdown, is_short=options.short)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,10 @@ class Fleet:
         """Returns the address with the batch sizes."""
         return f"{self._address(2)}/metrics"
 
+    @property
+    def management_url(self) -> str:
+        return self._address(1)
+
     def url(self, model_name: str) -> str:
         """Returns the address for predictions of this model."""
         return f"{self._address(0)}/predictions/{model_name}"

@@ -143,7 +143,7 @@ class Server(ABC):
         return local(self._ports[index])
 
     def _start(self, folder: Path) -> None:
-        self._ports = free_ports(PORTS)
+        self._ports = self._ports or free_ports(PORTS)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._jobs[0].threads))
         command = self._command(folder)
         environment = inherited_environment() | threads | self._environment(folder)

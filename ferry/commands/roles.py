@@ -22,7 +22,8 @@ def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
     allow_many_files()
-    if settings.ingress_processes > 1:
+    # More than one process: there is the one that runs batches of files, too.
+    if settings.ingress_processes > 1 or settings.data_dir is not None:
         from ferry.process_tree.whole_server import run_ingresses  # noqa: PLC0415 - see above
 
         run_ingresses(settings)

@@ -97,7 +97,7 @@ def run_server(
 
 
 def run_ingresses(settings: Settings) -> None:
-    """Runs `ingress_processes` ingresses and nothing else, until a signal asks to stop.
+    """Runs `ingress_processes` ingresses and the feeder, until a signal asks to stop.
 
     Raises:
         ClickException: they cannot start; all have ended.
@@ -105,7 +105,7 @@ def run_ingresses(settings: Settings) -> None:
     check_free(settings.addresses().values())
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
     with (
-        prepared_ingresses(settings, settings.ingress_processes, Launch.ALONE) as ingresses,
+        prepared_ingresses(settings, max(1, settings.ingress_processes), Launch.ALONE) as ingresses,
         prepared_feeder(settings, Launch.ALONE) as feeder,
         Supervisor(
             [*feeder.parts(0.0), *ingresses.parts(1.0)],

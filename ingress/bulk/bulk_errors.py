@@ -38,3 +38,19 @@ class FileInUse(errors.Conflict):
 
     type = "FileInUseException"
     reason = "file_in_use"
+
+
+class FileTooLarge(errors.ServeError):
+    """Refuses an input file; unlike PayloadTooLarge it says why."""
+
+    status = errors.PayloadTooLarge.status
+    type = "FileTooLargeException"
+    reason = "file_too_large"
+
+
+class FileNotWritten(errors.ServeError):
+    """Refuses a file that the disk has no room for, or does not take."""
+
+    status = 507
+    type = "FileNotWrittenException"
+    reason = "file_not_written"

@@ -15,7 +15,6 @@ _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _UNIT_S = {"h": 3_600, "d": 86_400}
 _ENDPOINT = re.compile(r"/predictions(?:/[^/\s]+){0,2}")
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
-_MOST_LISTED = 10_000
 
 _T = TypeVar("_T")
 
@@ -186,10 +185,16 @@ def _page(
     limit: int,
     after: str,
 ) -> dict[str, Any]:
-    """Returns a page of a list as OpenAI's clients read it."""
+    """Returns a page of a list as OpenAI's clients read it.
+
+    Raises:
+        BadRequest: `after` is the id of none, or no longer.
+    """
     names = [name(one) for one in found]
-    start = names.index(after) + 1 if after in names else 0
-    end = start + min(max(1, limit), _MOST_LISTED)
+    if after and after not in names:
+        raise BadRequest(f"after must be an id of the list: {after[:64]}. Begin again without it.")
+    start = names.index(after) + 1 if after else 0
+    end = start + limit
     return {
         "object": "list",
         "data": [show(one) for one in found[start:end]],

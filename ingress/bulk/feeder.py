@@ -27,6 +27,7 @@ from ingress.jobs.job_service import JobService
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
+_NICE = 10  # where it shares cores with ingress, workers and Redis, requests go first
 _LOOK_S = 1.0
 _LOOK_ALL_S = 10
 _SWEEP_S = 600
@@ -55,32 +56,39 @@ async def _run(settings: Settings, folder: BulkFolder) -> int:
     signals = StopEvents()
     signals.listen()
     notify_ready()
+    feeding = asyncio.create_task(_feed(settings, folder))
+    stopped = asyncio.create_task(signals.stop.wait())
+    await asyncio.wait({feeding, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if feeding.done():
+        feeding.result()
+    await end_tasks([feeding, stopped])
+    return 0
+
+
+async def _feed(settings: Settings, folder: BulkFolder) -> None:
+    """Runs batches for ever, once no other feeder does."""
+    lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while not _is_locked(lock):
+        await asyncio.sleep(_LOOK_S)
+    os.nice(_NICE)
     url = store_url(settings)
     registry = Registry(connect(url), dead_after_s=settings.dead_after_s)
     catalog = Catalog(registry, url, OutageLog(log, settings.redis_url))
     client = connect_async(url)
+    store = JobStore(client, settings.job_backlog, settings.job_memory_share)
+    service = JobService(store, timeout_s=settings.job_timeout_s, keep_s=settings.job_result_ttl_s)
+    queue = Queue(service, store, catalog)
+    max_body_bytes = settings.max_request_size_bytes
+    feeder = Feeder(folder, lambda one: BatchRun(one, folder, queue, max_body_bytes=max_body_bytes))
     await catalog.start()
     try:
-        store = JobStore(client, settings.job_backlog, settings.job_memory_share)
-        service = JobService(
-            store, registry, timeout_s=settings.job_timeout_s, keep_s=settings.job_result_ttl_s
-        )
-        max_body_bytes = settings.max_request_size_bytes
-        queue = Queue(service, store, catalog)
-        feeder = Feeder(
-            folder, lambda one: BatchRun(one, folder, queue, max_body_bytes=max_body_bytes)
-        )
-        feeding = asyncio.create_task(feeder.run())
-        stopped = asyncio.create_task(signals.stop.wait())
-        done, _ = await asyncio.wait({feeding, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if feeding in done:
-            feeding.result()
-        await feeder.close()
-        await end_tasks([feeding, stopped])
+        await feeder.run()
     finally:
+        await feeder.close()
+        await store.close()
         await catalog.close()
         await client.aclose()
-    return 0
+        os.close(lock)
 
 
 class Feeder:
@@ -96,10 +104,7 @@ class Feeder:
         self._reminder = Reminder()
 
     async def run(self) -> None:
-        """Runs batches for ever, once no other feeder does."""
-        lock = os.open(self._folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while not _is_locked(lock):
-            await asyncio.sleep(_LOOK_S)
+        """Runs batches for ever."""
         while True:
             self._start_some()
             if now_s() > self._swept_s + _SWEEP_S:

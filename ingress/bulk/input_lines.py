@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from batching.errors import BadRequest
@@ -39,30 +39,61 @@ class InputLine:
     request: Request
 
 
-def read_lines(path: Path, max_body_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yields the number of each line that is not empty, from 0, and its bytes.
+class RawLine(NamedTuple):
+    """One line as it is in the file; `text` is None if it is too long."""
 
-    None stands for a line that is too long. Empty lines have no number.
+    number: int
+    offset_bytes: int
+    text: bytes | None
+
+
+def read_lines(path: Path, max_body_bytes: int) -> Iterator[RawLine]:
+    """Yields each line that is not empty. They are numbered from 0; empty ones have no number.
 
     Raises:
         OSError: the file cannot be read.
     """
-    longest_bytes = max_body_bytes // 3 * 4 + _ROOM_BYTES
-    number = 0
+    number = offset_bytes = 0
     with path.open("rb") as stream:
-        while line := stream.readline(longest_bytes):
-            is_too_long = len(line) == longest_bytes and not line.endswith(b"\n")
-            if is_too_long:
-                _skip_line(stream)
-            elif not line.strip():
-                continue
-            yield number, None if is_too_long else line
-            number += 1
+        while line := stream.readline(_longest_bytes(max_body_bytes)):
+            size_bytes, text = _whole_line(stream, line, max_body_bytes)
+            if text is None or text.strip():
+                yield RawLine(number, offset_bytes, text)
+                number += 1
+            offset_bytes += size_bytes
 
 
-def _skip_line(stream: BinaryIO) -> None:
-    while (rest := stream.readline(_SKIP_BYTES)) and not rest.endswith(b"\n"):
-        pass
+def count_lines(path: Path, max_body_bytes: int) -> int:
+    """Returns how many lines are not empty."""
+    return sum(1 for _ in read_lines(path, max_body_bytes))
+
+
+def line_at(path: Path, number: int, offset_bytes: int, max_body_bytes: int) -> RawLine:
+    """Returns the line that begins there.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        stream.seek(offset_bytes)
+        line = stream.readline(_longest_bytes(max_body_bytes))
+        return RawLine(number, offset_bytes, _whole_line(stream, line, max_body_bytes)[1])
+
+
+def _longest_bytes(max_body_bytes: int) -> int:
+    return max_body_bytes // 3 * 4 + _ROOM_BYTES
+
+
+def _whole_line(stream: BinaryIO, line: bytes, max_body_bytes: int) -> tuple[int, bytes | None]:
+    """Reads to the line's end; returns its size, and None in place of one that is too long."""
+    if len(line) < _longest_bytes(max_body_bytes) or line.endswith(b"\n"):
+        return len(line), line
+    size_bytes = len(line)
+    while rest := stream.readline(_SKIP_BYTES):
+        size_bytes += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return size_bytes, None
 
 
 def custom_id_of(line: bytes | None) -> Any:

@@ -51,7 +51,7 @@ class OutputFile:
         """
         self._stream: BinaryIO = path.open("a+b")
         path.chmod(0o600)
-        self._is_new = False
+        self.is_new = False
         self.count = 0
         end = 0
         self._stream.seek(0)
@@ -63,14 +63,14 @@ class OutputFile:
     def add(self, line: bytes) -> None:
         self._stream.write(line)
         self.count += 1
-        self._is_new = True
+        self.is_new = True
 
     def sync(self) -> None:
         """Returns when all lines are on the disk."""
-        if self._is_new:
+        if self.is_new:
             self._stream.flush()
             os.fsync(self._stream.fileno())
-            self._is_new = False
+            self.is_new = False
 
     @property
     def size_bytes(self) -> int:

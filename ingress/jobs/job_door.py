@@ -63,7 +63,7 @@ class JobDoor:
                     return await self._result(job, base_url)
                 return _look(job, headers, base_url)
             if method == "DELETE" and not part:
-                return _look(await self.service.cancel(job_id), headers, base_url)
+                return _look(await self.service.cancel(job_id), {}, base_url)  # never "unchanged"
             raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
         except ServeError as error:
             return error_answer(error)

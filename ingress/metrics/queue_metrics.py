@@ -57,7 +57,10 @@ class QueueCollector(Collector):
         oldest_age = _gauge(
             "ferry_queue_oldest_age_seconds", "Since the oldest waiting request arrived; 0: none."
         )
-        jobs = _gauge("ferry_jobs_waiting", "Jobs waiting for a worker; urgent ones are requests.")
+        jobs = _gauge(
+            "ferry_jobs_waiting",
+            "Jobs waiting for a worker, lines of bulk files too; urgent ones are requests.",
+        )
         oldest_job = _gauge(
             "ferry_jobs_oldest_age_seconds", "Since the oldest waiting job arrived; 0: none."
         )

@@ -30,7 +30,7 @@ from ingress.torchserve.payload import (
     read_timeout_s,
     speaks_of_binary,
 )
-from ingress.torchserve.routes import Target
+from ingress.torchserve.route import Target
 
 log = logging.getLogger(__name__)
 

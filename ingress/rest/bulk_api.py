@@ -11,21 +11,22 @@ from flask import Blueprint, Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 
-from batching.errors import BadRequest, PayloadTooLarge, ServeError
-from batching.models.registration import int_parameter
-from ingress.bulk.bulk_errors import BulkForbidden, NoDataDir
+from batching.errors import BadRequest, ServeError
+from ingress.bulk.bulk_errors import BulkForbidden, FileNotWritten, FileTooLarge, NoDataDir
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_service import BulkService, Upload, read_expiry_s
+from ingress.rest.paging import read_limit
 from ingress.rest.responses import PlainResponse, json_response
 from ingress.rest.rules import add_routes
 from ingress.rest.web_pages import refuse_web_pages
 from ingress.role import Role
 from ingress.services import Services
-from ingress.torchserve.routes import BULK
+from ingress.torchserve.bulk_routes import BULK
 
 # Beside the file, a form has a few short values.
 _FORM_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
+_MOST_LISTED = 10_000  # of a page
 _EXPIRY = re.compile(r"expires_after\[(\w+)\]")
 
 
@@ -87,8 +88,11 @@ class _BulkView:
             if received.upload.path.stat().st_size > self._max_file_bytes:
                 raise self._too_large()
             file = received.upload.finish(read_expiry_s(_expiry(form)))
-        except BaseException:
+        except BaseException as error:
             received.discard()
+            if isinstance(error, OSError):
+                why = f"The file cannot be written: {error.strerror} (data_dir)."
+                raise FileNotWritten(why) from error
             raise
         finally:
             received.close()
@@ -152,14 +156,6 @@ class _BulkView:
         return FileTooLarge(f"A file may have {self._max_file_bytes} bytes (bulk_max_file_size).")
 
 
-class FileTooLarge(ServeError):
-    """Refuses an input file; unlike PayloadTooLarge it says why."""
-
-    status = PayloadTooLarge.status
-    type = "FileTooLargeException"
-    reason = "file_too_large"
-
-
 class _Received:
     """The file of a form while it arrives."""
 
@@ -202,7 +198,7 @@ def _expiry(form: dict[str, str]) -> dict[str, Any] | None:
 
 
 def _paging() -> tuple[int, str]:
-    return int_parameter(request.args, "limit", 100), request.args.get("after", "")
+    return read_limit(request.args, _MOST_LISTED), request.args.get("after", "")
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:

@@ -14,13 +14,14 @@ from flask import Blueprint, Response, request
 
 from batching.errors import BadRequest, NoWorker
 from batching.models.entry import ModelEntry, check_names, existing, pick_version
-from batching.models.registration import bool_parameter, int_parameter
+from batching.models.registration import bool_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
 from ingress.jobs.job_lists import NEWEST_US, Page
 from ingress.models.registrar import Registrar
+from ingress.rest.paging import read_limit
 from ingress.rest.responses import (
     base_url,
     job_response,
@@ -118,7 +119,7 @@ class _ManagementView:
         return job_response(self._services, request)
 
     def list_jobs(self) -> Response:
-        count = min(max(1, int_parameter(request.args, "limit", 100)), _MOST_JOBS)
+        count = read_limit(request.args, _MOST_JOBS)
         cursor = request.args.get("cursor", "")
         if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")

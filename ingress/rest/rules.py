@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from flask import Blueprint, Flask
 
-from ingress.torchserve.routes import ANY, Route
+from ingress.torchserve.route import ANY, Route
 
 ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 

@@ -1,15 +1,26 @@
 """OpenAPI documents: small but valid. Source: TorchServe 0.12 `OpenApiUtils`."""
 
 import importlib.metadata
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ingress.role import Role
 from ingress.torchserve import schemas
-from ingress.torchserve.routes import ANY, EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES, Route
+from ingress.torchserve.bulk_schemas import BATCH_SCHEMA, FILE_SCHEMA
+from ingress.torchserve.job_schemas import JOB_SCHEMA, PREDICTED
+from ingress.torchserve.route import ANY, Route
+from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES
 
+# What clients have a class of.
+COMPONENTS: Mapping[str, dict[str, Any]] = {
+    "Error": schemas.ERROR_SCHEMA,
+    "Job": JOB_SCHEMA,
+    "BulkFile": FILE_SCHEMA,
+    "Batch": BATCH_SCHEMA,
+}
 VERSION = importlib.metadata.version("torchferry")
 
 
@@ -29,8 +40,8 @@ def model_prediction_document(model_name: str) -> dict[str, Any]:
         for route in PREDICTIONS
         if route.operation == operation
     )
-    # `/prediction` is TorchServe's spelling.
-    native = replace(native, path=f"/prediction/{model_name}", operation="predict")
+    # `/prediction` is TorchServe's spelling; and its document of a model names no parameters.
+    native = replace(native, path=f"/prediction/{model_name}", operation="predict", headers=())
     return _document(f"RESTful API for: {model_name}", "1.0.0", [native, *others])
 
 
@@ -46,7 +57,13 @@ def _document(title: str, version: str, routes: Iterable[Route]) -> dict[str, An
     for route in routes:
         if route.operation:
             paths.setdefault(route.path, {})[_method(route)] = _operation(route)
-    return {"openapi": "3.0.1", "info": {"title": title, "version": version}, "paths": paths}
+    document = {"openapi": "3.0.1", "info": {"title": title, "version": version}, "paths": paths}
+    used = {name: schema for name, schema in COMPONENTS.items() if _refers(paths, name)}
+    return document | ({"components": {"schemas": used}} if used else {})
+
+
+def _refers(paths: Mapping[str, Any], name: str) -> bool:
+    return json.dumps(schemas.component(name)) in json.dumps(paths)
 
 
 def _method(route: Route) -> str:
@@ -60,12 +77,15 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": route.operation,
         "parameters": list(_parameters(route)),
     }
-    gives = route.gives
+    gives, body = route.gives, route.body
     if route.target is not None:
         gives = schemas.HANDLERS_JSON if route.target.url_path is None else schemas.HANDLERS_BYTES
-        operation["requestBody"] = {"content": gives["content"]}
+        body = gives["content"]
+        gives = {**gives, "headers": PREDICTED}
+    if body is not None:
+        operation["requestBody"] = {"content": body}
     answers = dict.fromkeys(route.codes, gives)
-    operation["responses"] = {**answers, "default": schemas.ERROR}
+    operation["responses"] = {**answers, **route.others, "default": schemas.ERROR}
     return operation
 
 
@@ -74,3 +94,11 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
         yield {"in": "path", "name": name, "required": True, "schema": schemas.TEXT}
     for name, schema in route.query.items():
         yield {"in": "query", "name": name, "required": name == "url", "schema": schema}
+    for header in route.headers:
+        yield {
+            "in": "header",
+            "name": header.name,
+            "required": False,
+            "schema": header.schema,
+            "description": header.about,
+        }

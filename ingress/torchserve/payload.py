@@ -13,7 +13,7 @@ from werkzeug.http import parse_options_header
 from batching.errors import BadRequest
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from ingress.http1.exchange import Content
-from ingress.torchserve.routes import Target
+from ingress.torchserve.route import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 

@@ -6,7 +6,8 @@ Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandl
 import re
 from functools import lru_cache
 
-from ingress.torchserve.routes import OPEN_INFERENCE, PREDICTIONS, QUERY_PREDICTIONS, Route, Target
+from ingress.torchserve.route import Route, Target
+from ingress.torchserve.routes import OPEN_INFERENCE, PREDICTIONS, QUERY_PREDICTIONS
 
 _MAX_KEPT_CHARS = 256
 

@@ -2,42 +2,26 @@
 
 The rules of the Flask applications, the paths of predictions and the OpenAPI documents are made of
 these rows, and docs/torchserve-compatibility.md is held against them. A new route is one row here,
-and one method of that name in its API's file in `ingress/rest/`.
+or in the table of jobs or files that is put in here, and one method of that name in its API's file
+in `ingress/rest/`.
 
 Source: TorchServe 0.12 inference, management and metrics API.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from batching.models.spec import PARAMETERS
 from ingress.role import Role
 from ingress.torchserve import schemas
+from ingress.torchserve.bulk_routes import BULK
+from ingress.torchserve.job_routes import JOBS, LISTS_OF_JOBS
+from ingress.torchserve.job_schemas import OF_PREDICTIONS
+from ingress.torchserve.request_headers import SUBMIT, TENSOR_BYTES
+from ingress.torchserve.route import ANY, Route, Target
 from ingress.torchserve.schemas import FLAG, KINDS, NUMBER, TEXT
-
-# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
-ANY = "any"
 
 LIVE_PATH = "/livez"
 TOKEN_PATH = "/token"  # noqa: S105 - a path
-
-
-class Target(NamedTuple):
-    """What a prediction's path names and asks for.
-
-    `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
-    `takes_query`: the query string belongs to the row, and may name the model where the path does
-    not. `is_v2`: a path of the Open Inference Protocol.
-    """
-
-    model_name: str = ""
-    model_version: str | None = None
-    explain: str | None = None
-    url_path: str | None = None
-    takes_query: bool = False
-    is_v2: bool = False
-
 
 # Capitals as Python prints booleans.
 _NATIVE = Target(explain="False", url_path="")
@@ -47,39 +31,20 @@ _V2, _V2_EXPLAIN = Target(explain="False", is_v2=True), Target(explain="True", i
 _QUERY = Target(takes_query=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One row of the table.
-
-    Attributes:
-        method: of HTTP, or ANY.
-        path: as OpenAPI writes it. `{tail}` is the rest of the path, slashes included.
-        view: the name of the method that answers.
-        operation: the id in the OpenAPI documents. They leave out a route without one.
-        query: the query's parameters and their schemas.
-        gives: an answer that is no error. A prediction gives what the handler does.
-        codes: the status codes of such answers.
-        target: what a prediction's route asks for, of any model; None for all others.
-        note: a remark for the compatibility page.
-        better: the same, where TorchServe has no such route or a worse one.
-    """
-
-    method: str
-    path: str
-    view: str
-    operation: str = ""
-    query: Mapping[str, Any] = field(default_factory=dict)
-    gives: Mapping[str, Any] = field(default_factory=lambda: schemas.STATUS)
-    codes: tuple[str, ...] = ("200",)
-    target: Target | None = None
-    note: str = ""
-    better: str = ""
-
-
 def _prediction(
     path: str, target: Target, operation: str = "", *, note: str = "", better: str = ""
 ) -> Route:
-    return Route(ANY, path, "predict", operation, target=target, note=note, better=better)
+    return Route(
+        ANY,
+        path,
+        "predict",
+        operation,
+        headers=(*SUBMIT, TENSOR_BYTES) if target.is_v2 else SUBMIT,
+        others=OF_PREDICTIONS,
+        target=target,
+        note=note,
+        better=better,
+    )
 
 
 _MODEL = "/models/{model_name}"
@@ -87,7 +52,6 @@ _VERSION = "/models/{model_name}/{model_version}"
 _V1_MODEL = "/v1/models/{model_name}"
 _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
-_JOB = "/jobs/{job_id}"
 _NOT_THERE = "not in TorchServe"
 _ALWAYS_ON = "always on"
 _NO_VERSIONS = "TorchServe answers 501 or 404"
@@ -146,28 +110,6 @@ QUERY_PREDICTIONS = (
     _prediction("/{model_name}/{model_version}/predict", _QUERY),
 )
 
-JOBS = (
-    Route("GET", _JOB, "answer_job", "getJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route("DELETE", _JOB, "answer_job", "cancelJob", gives=schemas.JOB, better=_NOT_THERE),
-    Route(
-        "GET",
-        f"{_JOB}/result",
-        "answer_job",
-        "getJobResult",
-        gives=schemas.HANDLERS_BYTES,
-        codes=("200", "202"),
-        better=_NOT_THERE,
-    ),
-    Route(
-        "GET",
-        f"{_JOB}/events",
-        "answer_job",
-        "listenToJob",
-        gives=schemas.EVENTS,
-        better=_NOT_THERE,
-    ),
-)
-
 INFERENCE = (
     Route("OPTIONS", "/predictions/{model_name}", "document"),
     Route("OPTIONS", "/predictions/{model_name}/{tail}", "document"),
@@ -196,8 +138,6 @@ INFERENCE = (
 
 _CUSTOMIZED = {"customized": FLAG}
 _SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
-_OF = {"model": TEXT, "status": TEXT}
-_PAGED = {**_OF, "limit": NUMBER, "cursor": TEXT}
 _SCALED = ("200", "202", "206")
 _REGISTER = {
     "url": TEXT,
@@ -244,47 +184,8 @@ MANAGEMENT = (
         gives=schemas.DOCUMENTS,
         better="nodes that run, with or without workers; not in TorchServe",
     ),
-    *JOBS,  # the URLs in these answers begin with the address that was asked
-    Route("GET", "/jobs", "list_jobs", "listJobs", _PAGED, schemas.JOBS, better=_NOT_THERE),
-    Route("DELETE", "/jobs", "cancel_jobs", "cancelJobs", _OF, schemas.COUNT, better=_NOT_THERE),
-    Route("POST", "/jobs/retry", "retry_jobs", "retryJobs", _OF, schemas.COUNT, better=_NOT_THERE),
-    Route(
-        "POST",
-        f"{_JOB}/retry",
-        "retry_job",
-        "retryJob",
-        gives=schemas.JOB,
-        codes=("202",),
-        better=_NOT_THERE,
-    ),
-)
-
-_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
-_PAGE = {"limit": NUMBER, "after": TEXT}
-
-# As OpenAI's: docs/bulk.md.
-BULK = (
-    *(
-        Route(method, path, view, operation, query, schemas.DOCUMENT, better=_NOT_THERE)
-        for method, path, view, operation, query in (
-            ("POST", "/v1/files", "upload", "createFile", {}),
-            ("GET", "/v1/files", "list_files", "listFiles", {**_PAGE, "purpose": TEXT}),
-            ("GET", _FILE, "show_file", "retrieveFile", {}),
-            ("DELETE", _FILE, "delete_file", "deleteFile", {}),
-            ("POST", "/v1/batches", "create_batch", "createBatch", {}),
-            ("GET", "/v1/batches", "list_batches", "listBatches", _PAGE),
-            ("GET", _BATCH, "show_batch", "retrieveBatch", {}),
-            ("POST", f"{_BATCH}/cancel", "cancel_batch", "cancelBatch", {}),
-        )
-    ),
-    Route(
-        "GET",
-        f"{_FILE}/content",
-        "download",
-        "downloadFile",
-        gives=schemas.HANDLERS_BYTES,
-        better=_NOT_THERE,
-    ),
+    *JOBS,
+    *LISTS_OF_JOBS,
 )
 
 TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tokens on"),)

@@ -464,14 +464,14 @@ MUTANTS = (
         "batching/store/scripts/delete_jobs.lua",
         "if known[1] and known[3]",
         "if known[3]",
-        f"{JOBS}::test_finished_lines_are_deleted_whole_and_others_stay[server]",
+        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
     ),
     Mutant(
         "only bulk lines are deleted before their time",
         "batching/store/scripts/delete_jobs.lua",
         "known[3] == 'low' then",
         "true then",
-        f"{JOBS}::test_finished_lines_are_deleted_whole_and_others_stay[server]",
+        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
     ),
     Mutant(
         "an ingress that was there before the first node knows when Redis was emptied",

@@ -63,9 +63,11 @@ def test_code_is_nothing_that_its_user_can_change(stack):
 def test_any_user_of_the_root_group_may_write_where_archives_are(stack):
     # Given a user that the image does not know, as OpenShift chooses one; and new volumes
     confinement = ["--user", "1000680000:0", "--read-only", "--cap-drop", "ALL"]
-    volumes = ["--volume", "/model-store", "--volume", "/unpacked"]
-    marks = ["/model-store/mark", "/unpacked/mark"]
     for container in stack.containers("ingress", "worker"):
+        folders = ["/model-store", "/unpacked"]
+        folders += ["/data"] if container.service == "ingress" else []
+        volumes = [word for folder in folders for word in ("--volume", folder)]
+        marks = [f"{folder}/mark" for folder in folders]
         image = image_of(container)
         # When
         done = subprocess.run(

@@ -29,12 +29,17 @@ EVERYTHING: dict[str, Any] = {
     "auth": {"existingSecret": "ferry-keys"},
     "redis": {"tls": {"existingSecret": "redis-tls", "clientCertificate": True}},
     "config": {"job_queue_size": 500},
+    "dataDir": {"enabled": True},
+    "webhooks": {"existingSecret": "ferry-hooks", "caCertificate": True},
     "ingress": {"loadModels": "all"},
     "worker": {
         "gpu": {"count": 2},
         "autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090"},
     },
-    "networkPolicy": {"managementFrom": [{"podSelector": {"matchLabels": {"role": "operator"}}}]},
+    "networkPolicy": {
+        "managementFrom": [{"podSelector": {"matchLabels": {"role": "operator"}}}],
+        "webhooks": {"to": [{"podSelector": {"matchLabels": {"role": "receiver"}}}]},
+    },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},

@@ -9,8 +9,9 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
+from ingress.bulk import bulk_errors  # noqa: F401 - they are among the subclasses below
 from ingress.metrics.ingress_metrics import FULL, LATE
-from ingress.metrics.queue_metrics import EVENTS
+from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
 from tests.deploy.chart import ROOT
 from tests.deploy.expressions import (
     DASHBOARD,
@@ -50,7 +51,7 @@ VOCABULARY = {
     "code": {"4..", "5.."},
     "model": {"$model"},
     "job": {"$job"},
-    "outcome": {"delivered", "failed", "gone", "retried"},
+    "outcome": set(WEBHOOK_OUTCOMES),
 }
 
 
@@ -80,7 +81,7 @@ def test_values_that_are_watched_for_can_occur(name, expression):
 
 def test_metrics_of_redis_are_not_summed_over_ingresses():
     # Given what every ingress tells alike
-    shared = r"(?:rate\(|increase\()?ferry_(?:queue_(?!wait)|workers|nodes|redis)"
+    shared = r"(?:rate\(|increase\()?ferry_(?:queue_(?!wait)|jobs|webhooks|workers|nodes|redis)"
     for name, expression in all_expressions():
         # Then no expression adds it up
         assert not re.search(rf"sum(?: by \([^)]*\))? ?\({shared}", expression), name

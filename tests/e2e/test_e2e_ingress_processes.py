@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
@@ -252,9 +253,9 @@ def accepts(port: int) -> bool:
     return True
 
 
-@pytest.fixture
-def ingress(tmp_path: Path) -> Iterator[FerryProcess]:
-    """`ferry ingress`, as containers run it."""
+@contextlib.contextmanager
+def ingress_alone(folder: Path, *more: str) -> Iterator[tuple[FerryProcess, str]]:
+    """Runs `ferry ingress`, as containers do; gives the URL of its management port, too."""
     port = free_ports(3)
     names = ("inference", "management", "metrics")
     words = [
@@ -263,25 +264,44 @@ def ingress(tmp_path: Path) -> Iterator[FerryProcess]:
         for word in (f"--{name}-address", f"http://127.0.0.1:{port + number}")
     ]
     with own_redis() as redis_url:
-        words += ["--redis-url", redis_url, "--ingress-processes", "2"]
-        process = FerryProcess(tmp_path, ["ingress", *words])
+        process = FerryProcess(folder, ["ingress", *words, "--redis-url", redis_url, *more])
         try:
-            yield process
+            yield process, f"http://127.0.0.1:{port + 1}"
         finally:
             process.kill()
 
 
-def test_ingress_alone_has_several_processes_where_the_setting_says_so(
-    ingress: FerryProcess,
-) -> None:
-    # Given
-    eventually(lambda: ingress.log().count("roles=metrics") == 2, 30)
-    assert len(ingress_pids(ingress.pid)) == 2
-    # When
-    stopped = ingress.stop(signal.SIGTERM)
-    # Then
-    assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
-    assert "did not stop" not in ingress.log()
+def test_ingress_alone_has_several_processes_where_the_setting_says_so(tmp_path: Path) -> None:
+    with ingress_alone(tmp_path, "--ingress-processes", "2") as (ingress, _):
+        # Given
+        eventually(lambda: ingress.log().count("roles=metrics") == 2, 30)
+        assert len(ingress_pids(ingress.pid)) == 2
+        # When
+        stopped = ingress.stop(signal.SIGTERM)
+        # Then
+        assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
+        assert "did not stop" not in ingress.log()
+
+
+def test_ingress_alone_runs_batches_where_it_has_a_folder(tmp_path: Path) -> None:
+    folder = str(tmp_path / "data")
+    with ingress_alone(tmp_path, "--data-dir", folder) as (ingress, url), requests.Session() as web:
+        web.trust_env = False
+        # Given a line that needs no worker to be wrong
+        eventually(lambda: "roles=metrics" in ingress.log(), 30)
+        upload = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", "no JSON")}}
+        file = web.post(f"{url}/v1/files", timeout=TIMEOUT_S, **upload).json()
+        asked = {"input_file_id": file["id"], "endpoint": "/predictions"}
+        # When
+        made = web.post(
+            f"{url}/v1/batches", json=asked | {"completion_window": "24h"}, timeout=TIMEOUT_S
+        ).json()
+        # Then it ends, as does what runs it
+        place = f"{url}/v1/batches/{made['id']}"
+        eventually(lambda: web.get(place, timeout=TIMEOUT_S).json()["status"] == "completed", 20)
+        stopped = ingress.stop(signal.SIGTERM)
+        assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
+        assert "did not stop" not in ingress.log()
 
 
 def test_ingress_with_settings_that_cannot_be_used_ends_with_2(tmp_path: Path) -> None:

@@ -101,9 +101,10 @@ def test_odd_id_is_no_job_and_is_answered_in_json(server, job_id):
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("limit=x", 200),
-        ("limit=-1", 200),
-        ("limit=0", 200),
+        ("limit=x", 400),
+        ("limit=-1", 400),
+        ("limit=0", 400),
+        ("limit=", 200),
         ("limit=" + "9" * 300, 200),
         ("cursor=-1", 400),
         ("cursor=x", 400),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+from tests.described import Described
 from tests.e2e.archives import Ledger, make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
@@ -349,3 +351,65 @@ def test_pieces_of_an_answer_are_put_together(server):
         result = ask("GET", job["result_url"])
         assert (result.status_code, result.content) == (200, b"abc")
         assert result.headers["content-type"] == "text/plain"
+
+
+def test_answers_about_a_job_are_as_described(server, model):
+    # Given
+    inference, management = (
+        Described(ask("OPTIONS", url).json()) for url in (server.inference, server.management)
+    )
+    sent = {**ASYNC, "Idempotency-Key": str(uuid.uuid4())}
+    answers = [
+        ("versionPredictions", server.predict(f"{model}/1.0", body, headers=sent))
+        for body in (b"hello", b"hello", b"another")
+    ]
+    first, again = answers[0][1], answers[1][1]
+    url = f"/jobs/{first.json()['id']}"
+
+    # When each route is asked
+    answers += [
+        (
+            "getJobResult",
+            ask("GET", f"{server.inference}{url}/result", headers={"Prefer": "wait=20"}),
+        ),
+        ("getJob", ask("GET", server.inference + url)),
+        ("listenToJob", ask("GET", f"{server.inference}{url}/events")),
+        ("cancelJob", ask("DELETE", server.inference + url)),
+        ("getJobResult", ask("GET", f"{server.inference}{url}/result")),
+        ("getJob", ask("GET", f"{server.inference}/jobs/{'0' * 32}")),
+    ]
+    of_management = [
+        ("listJobs", ask("GET", f"{server.management}/jobs?model={model}")),
+        ("retryJob", ask("POST", f"{server.management}{url}/retry")),
+        ("cancelJobs", ask("DELETE", f"{server.management}/jobs?model={model}")),
+        ("retryJobs", ask("POST", f"{server.management}/jobs/retry?model={model}")),
+    ]
+
+    # Then
+    statuses = [answer.status_code for _, answer in (*answers, *of_management)]
+    assert statuses == [202, 202, 422, 200, 200, 200, 200, 410, 404, 200, 409, 200, 200]
+    for described, asked in ((inference, answers), (management, of_management)):
+        assert [described.complaints(name, one) for name, one in asked] == [[] for _ in asked]
+    # And the headers of both that were accepted
+    given = {name for one in (first, again) for name in one.headers}
+    assert inference.headers("versionPredictions", 202) <= given
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_answers_about_a_job_that_waits_are_as_described(server, scripted):
+    # Given a job that no worker takes
+    described = Described(ask("OPTIONS", server.management).json())
+    with server.model(scripted, "idle", initial_workers=0):
+        url = f"{server.management}/jobs/{submit(server, '', 'idle')['id']}"
+        # When
+        answers = [
+            ("getJob", ask("GET", url)),
+            ("getJobResult", ask("GET", f"{url}/result")),
+            ("cancelJob", ask("DELETE", url)),
+            ("retryJob", ask("POST", f"{url}/retry")),
+        ]
+    # Then
+    assert [answer.status_code for _, answer in answers] == [200, 202, 200, 202]
+    assert [described.complaints(name, answer) for name, answer in answers] == [[]] * 4
+    for name, answer in answers[:2]:
+        assert described.headers(name, answer.status_code) <= set(answer.headers)

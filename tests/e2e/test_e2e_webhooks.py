@@ -1,5 +1,6 @@
 """Webhooks of jobs: one real server, and a receiver that verifies what it is told."""
 
+import datetime
 import json
 import queue
 import signal
@@ -19,6 +20,7 @@ from batching.models.spec import VersionKey
 from batching.store.keys import VersionKeys
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
+from tests.e2e.page_blocks import only_block
 from tests.http_server import serving
 from tests.support import eventually
 from tests.tls import make_certificates, needs_openssl, server_context
@@ -265,3 +267,49 @@ def test_sender_is_not_stopped_by_a_host_that_does_not_exist(
     verified(receiver.told.get(timeout=20))
     eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
     eventually(lambda: webhook_of(server, lost).get("last_error"), 20)
+
+
+def test_receiver_of_the_page_knows_ours_from_others(
+    server: FerryServer, certificates: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    # Given the page's receiver, with TLS in front
+    monkeypatch.setenv("FERRY_WEBHOOK_SECRETS", SECRETS[0])
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(only_block("jobs.md", "python", "Call me back"), page)
+    told: list[tuple[Any, bytes]] = []
+
+    def is_ours(headers: Any, body: bytes) -> bool:
+        told.append((headers, body))
+        return bool(page_check(headers, body))
+
+    page_check, page["is_ours"] = page["is_ours"], is_ours
+    page["Receiver"].log_message = lambda *_: None
+    receiver = QuietServer(("127.0.0.1", 0), page["Receiver"])
+    context = server_context(certificates, "here")
+    receiver.socket = context.wrap_socket(receiver.socket, server_side=True)
+
+    # When
+    with serving(receiver):
+        job = submit(server, receiver, "done")
+        eventually(lambda: webhook_of(server, job)["status"] == "delivered", 20)
+
+    # Then it took the message, and takes no other one for ours
+    assert f"job.succeeded {job['id']}" in capsys.readouterr().out
+    [(headers, body)] = told
+    real = {name.lower(): value for name, value in headers.items()}
+    assert page_check(real, body)
+    late = str(int(real["webhook-timestamp"]) - 600)
+    for changed, content in (
+        (real, body + b" "),
+        (real | {"webhook-id": "another"}, body),
+        (real | {"webhook-timestamp": late} | signed(SECRETS[0], real, late, body), body),
+        (real | signed(SECRETS[1][:-1] + "A", real, real["webhook-timestamp"], body), body),
+        ({}, body),
+    ):
+        assert not page_check(changed, content)
+
+
+def signed(secret: str, headers: dict[str, str], sent: str, body: bytes) -> dict[str, str]:
+    """The signature that this secret's owner would send at this time."""
+    at = datetime.datetime.fromtimestamp(int(sent), datetime.UTC)
+    return {"webhook-signature": Webhook(secret).sign(headers["webhook-id"], at, body.decode())}

@@ -2,6 +2,7 @@
 
 import os
 import site
+from dataclasses import replace
 from pathlib import Path
 
 from batching.settings.settings import Settings
@@ -34,8 +35,9 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
         **dict.fromkeys(THREADS, str(threads)),
         **GPU_ORDER,
         **allowed_environment(os.environ, settings.blacklist_env_vars),
-        # It works in the model's folder, where relative paths would lead elsewhere.
-        **settings.absolute().to_environment(),
+        # It works in the model's folder, where relative paths would lead elsewhere. A handler that
+        # knew the secrets could sign messages.
+        **replace(settings.absolute(), webhook_secrets="").to_environment(),
         **assignment.to_environment(),
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",

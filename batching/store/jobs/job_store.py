@@ -136,8 +136,8 @@ class JobStore:
         return job
 
     async def find_many(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
-        """Returns the jobs of one version, None for each that is not there any more."""
-        return await self._read(key, job_ids)
+        """Returns jobs of one version without their positions, None for each that has gone."""
+        return await self._read(key, job_ids, has_positions=False)
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
@@ -242,7 +242,9 @@ class JobStore:
         names = ordered_keys(verb, version_keys)
         return await self._scripts[verb](names, arguments, client=client)
 
-    async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
+    async def _read(
+        self, key: VersionKey, job_ids: Sequence[str], *, has_positions: bool = True
+    ) -> list[Job | None]:
         if not job_ids:
             return []
         client, version_keys = self._of(key)
@@ -250,12 +252,14 @@ class JobStore:
             pipe.time()
             for job_id in job_ids:
                 pipe.hmget(version_keys.job_prefix + job_id, FIELDS)
+            for job_id in job_ids if has_positions else ():
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
+        places = answers[len(job_ids) :] or [None] * len(job_ids)
         now_ms = seconds * 1000 + micros // 1000
         is_durable = (await self._server(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
-        for job_id, values, place in zip(job_ids, answers[::2], answers[1::2], strict=True):
+        for job_id, values, place in zip(job_ids, answers[: len(job_ids)], places, strict=True):
             found = {
                 name: value for name, value in zip(FIELDS, values, strict=True) if value is not None
             }

@@ -103,6 +103,15 @@ affinity:
   value: /etc/torchferry/redis/tls.key
 {{- end }}
 {{- end }}
+{{- with .root.Values.webhooks }}
+{{- if .existingSecret }}
+- name: FERRY_WEBHOOK_SECRETS
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
 - name: HOME
   value: /tmp
 {{- range $name, $value := .root.Values.config }}
@@ -143,6 +152,17 @@ affinity:
 {{- else }}
   emptyDir: {}
 {{- end }}
+{{- end -}}
+
+{{- /* How many ingresses there may be at a time; an upgrade may have one more. */ -}}
+{{- define "torchferry.mostIngresses" -}}
+{{- with .Values.ingress -}}
+{{- int (ternary .autoscaling.maxReplicas .replicas .autoscaling.enabled) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "torchferry.hasWebhookAuthority" -}}
+{{- with .Values.webhooks }}{{ if and .existingSecret .caCertificate }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{- /* The number that nodes are scaled by: docs/adr/0008. Without ingresses to scrape, or without

@@ -27,6 +27,7 @@ INFERENCE_ROUTES = [
     ("POST", "/explanations/echo"),
     ("POST", "/v1/models/echo:predict"),
     ("POST", "/v2/models/echo/infer"),
+    ("GET", "/v1/files"),
     ("GET", "/ping"),
     ("POST", "/ping/"),
     ("GET", "/nowhere"),
@@ -42,6 +43,10 @@ MANAGEMENT_ROUTES = [
     ("DELETE", "/models/echo"),
     ("OPTIONS", "/models/echo"),
     ("GET", "/v1/models/echo"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files/file-0/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
     ("GET", "/nowhere"),
 ]
 FREE = [("OPTIONS", "/"), ("GET", "/api-description")]

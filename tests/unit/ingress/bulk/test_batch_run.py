@@ -14,7 +14,7 @@ from batching.store.keys import VersionKeys
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
 from batching.store.worker_side.worker_queue import WorkerQueue
-from ingress.bulk import batch_run
+from ingress.bulk import lines_in_queue
 from ingress.bulk.batch_run import BatchRun, Queue
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_records import BatchStatus, now_s
@@ -46,7 +46,7 @@ class Bench:
         registry.create(make_spec())
         self.async_client = connect_async(url)
         store = JobStore(self.async_client, 1_000_000)
-        service = JobService(store, registry, timeout_s=60, keep_s=60)
+        service = JobService(store, timeout_s=60, keep_s=60)
         self.queue = Queue(service, store, Catalog(registry, url, make_outage()))
 
     @property
@@ -196,7 +196,7 @@ async def test_cancelled_batch_keeps_what_has_finished(bench):
 
 
 async def test_only_so_many_lines_are_in_the_queue(redis_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_run, "MOST_LINES", 4)
+    monkeypatch.setattr(lines_in_queue, "MOST_LINES", 4)
     bench = Bench(redis_url, tmp_path, 10)
     async with bench.feeding():
         await eventually_async(lambda: bench.waiting() == 4)

@@ -125,6 +125,10 @@ def test_lists_come_in_pages(folder, service):
     assert len(seen) == 5
     assert set(seen) == ids
     assert service.list_files(100, "", "other")["data"] == []
+    # And a client whose last file is gone is not sent back to the first page
+    service.delete_file(seen[1])
+    with pytest.raises(BadRequest, match="after"):
+        service.list_files(2, seen[1], "batch")
     assert service.list_batches(100, "") == {
         "object": "list",
         "data": [],

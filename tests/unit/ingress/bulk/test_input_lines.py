@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ingress.bulk.input_lines import BadLine, custom_id_of, parse_line, read_lines
+from ingress.bulk.input_lines import BadLine, custom_id_of, line_at, parse_line, read_lines
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/predictions/m", "body": {"x": 1}}
 
@@ -97,8 +97,11 @@ def test_lines_are_numbered_without_empty_ones_and_long_ones_are_skipped(tmp_pat
     long = b"x" * 3_000_000
     path.write_bytes(b"one\n\n  \n" + long + b"\ntwo\n" + b"last")
     # When / Then
+    found = list(read_lines(path, max_body_bytes=1000))
     expected = [(0, b"one\n"), (1, None), (2, b"two\n"), (3, b"last")]
-    assert list(read_lines(path, max_body_bytes=1000)) == expected
+    assert [(line.number, line.text) for line in found] == expected
+    # And each is found again where it begins
+    assert [line_at(path, one.number, one.offset_bytes, 1000) for one in found] == found
 
 
 def test_custom_id_of_any_line():

@@ -72,7 +72,7 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
     assert events.startswith(b"id: succeeded-1\nevent: status\ndata: {")
     status, _, _, body = ask("GET", path, headers={"If-None-Match": headers["etag"]})
     assert (status, body) == (304, b"")
-    assert ask("DELETE", f"{path}/")[0] == 200
+    assert ask("DELETE", f"{path}/", headers={"If-None-Match": headers["etag"]})[0] == 200
     assert ask("GET", f"{path}/result")[0] == 410
 
 

@@ -37,6 +37,12 @@ VALUES = st.one_of(
     ),
     st.text(max_size=40),
 )
+# Of headers: what some of them take, and what none does.
+SPOKEN = st.one_of(
+    st.sampled_from(["respond-async", "respond-async, wait=0", "wait=0", "high", "60", "result"]),
+    st.sampled_from(["https://receiver.example/", "started,completed", "", "-1", "0", '"k"']),
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+)
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=20),
     lambda inner: (
@@ -91,23 +97,26 @@ def operations(role):
 
 @st.composite
 def asked(draw, role):
-    """Draws method, path, query, content type and body of a request that the document allows."""
+    """Draws method, path, query, headers, and body of a request that the document allows."""
     method, path, operation = draw(st.sampled_from(operations(role)))
-    query = {}
+    query, spoken = {}, {}
     filled = path
     for parameter in operation["parameters"]:
         if parameter["in"] == "path":
             filled = filled.replace(f"{{{parameter['name']}}}", quote(draw(NAMES), safe=""))
+        elif parameter["in"] == "header":
+            if draw(st.booleans()):
+                spoken[parameter["name"]] = draw(SPOKEN)
         elif draw(st.booleans()):
             query[parameter["name"]] = draw(VALUES)
     # Waiting for workers is tested elsewhere.
     query["synchronous"] = "false"
-    return method, path, filled, query, *draw(BODIES)
+    return method, path, filled, query, spoken, *draw(BODIES)
 
 
 def send(session, url, request, headers=None):
-    method, _, filled, query, kind, body = request
-    typed = {"Content-Type": kind} if kind else {}
+    method, _, filled, query, spoken, kind, body = request
+    typed = {**spoken, "Content-Type": kind} if kind else spoken
     prepared = requests.Request(
         method.upper(), url, params=query, data=body, headers={**typed, **(headers or {})}
     ).prepare()
@@ -135,6 +144,8 @@ def check(answer, request):
         return
     if status >= 400 and request[1] not in ("/readyz", "/ping"):
         document = answer.json()
+        if request[1].startswith("/v2/") and "error" in document:
+            assert document.pop("error") == document["message"]
         assert list(document) == ["code", "type", "message"]
         assert document["code"] == status
         assert document["type"].endswith("Exception")

@@ -2,7 +2,8 @@ import pytest
 from flask import Flask
 
 from ingress.rest.rules import add_routes
-from ingress.torchserve.routes import EVERYWHERE, ROUTES, Route
+from ingress.torchserve.route import Route
+from ingress.torchserve.routes import EVERYWHERE, ROUTES
 
 
 def test_row_without_a_method_is_named():

@@ -1,4 +1,5 @@
 import pytest
+from openapi_spec_validator import validate
 
 from ingress.role import Role
 from ingress.torchserve.openapi import (
@@ -13,6 +14,11 @@ DOCUMENTS = [
     model_prediction_document("m"),
     model_management_document("m"),
 ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_document_is_valid(document):
+    validate(document)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

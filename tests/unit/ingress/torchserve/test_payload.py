@@ -3,7 +3,7 @@ import pytest
 from batching.errors import BadRequest
 from batching.protocol import Part
 from ingress.torchserve.payload import read_parts, read_request, read_timeout_s
-from ingress.torchserve.routes import Target
+from ingress.torchserve.route import Target
 from tests.support import processor_time
 
 BOUNDARY = "multipart/form-data; boundary=BB"

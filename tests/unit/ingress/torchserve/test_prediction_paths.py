@@ -1,7 +1,7 @@
 import pytest
 
 from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.routes import Target
+from ingress.torchserve.route import Target
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,14 @@ def test_worker_finds_the_files_of_its_settings_from_the_models_folder(assignmen
     assert told.metrics_config == Path.cwd() / "m.yaml"
 
 
+def test_handlers_do_not_know_the_secrets_that_messages_are_signed_with(assignment, monkeypatch):
+    secret = "whsec_" + "A" * 32
+    monkeypatch.setenv("FERRY_WEBHOOK_SECRETS", secret)
+    found = worker_environment(assignment, Settings(webhook_secrets=secret), 1)
+    assert [name for name, value in found.items() if secret in value] == []
+    assert load_settings(None, found)[0].webhook_secrets == ""
+
+
 def test_packages_of_the_server_do_not_come_before_those_of_a_model(
     assignment, tmp_path, monkeypatch
 ):

@@ -347,23 +347,37 @@ def test_full_batch_of_lines_ends_its_collection(harness):
     assert ids_of(harness.worker().claim(2, 10.0)) == ["b1", "b2"]
 
 
-def test_finished_lines_are_deleted_whole_and_others_stay(harness):
-    # Given a failed line with a large input, one with a large result, one that waits, and a job
+def test_finished_bulk_lines_are_deleted_whole_and_others_stay(harness):
+    # Given one with a large input that failed, one with a large result, one that waits, and a job
+    # that is none
     for job_id in ("a", "b"):
         harness.submit_job(job_id, size=LARGE, is_bulk=True)
+    assert run(harness, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 2
     harness.submit_job("d")
-    assert run(harness, FAILED, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 3
+    assert run(harness, make_reply("D")) == [ReplyCode.STORED]
     harness.submit_job("c", is_bulk=True)
 
     # When
     harness.jobs().delete(KEY, ["a", "b", "c", "d", "unknown"])
 
     # Then
-    states = [None, None, JobStatus.QUEUED, JobStatus.FAILED]
-    assert [status_of(harness, one) for one in "abcd"] == states
+    expected = [None, None, JobStatus.QUEUED, JobStatus.SUCCEEDED]
+    assert [status_of(harness, one) for one in "abcd"] == expected
     left = {name.decode() for name in harness.client.scan_iter("*")}
     assert not [name for name in left if name.endswith((":a", ":b", ":b:1-worker-a"))]
-    assert ids_of(harness.worker().claim(1, 0.0)) == ["c"]
+
+
+def test_bulk_lines_are_not_listed_and_not_tried_again(harness):
+    # Given a job and a bulk line that failed
+    harness.submit_job("a")
+    harness.submit_job("b", is_bulk=True)
+    assert run(harness, FAILED, FAILED) == [ReplyCode.STORED] * 2
+
+    # When / Then
+    listed = harness.jobs().newest(KEY, 2**53, 10)
+    assert [job.job_id for _, job in listed] == ["a"]
+    codes = [harness.jobs().retry(harness.jobs().find(one)) for one in "ab"]
+    assert codes == [SubmitCode.QUEUED, SubmitCode.NO_RETRY]
 
 
 def test_urgent_job_waits_among_the_requests(harness):

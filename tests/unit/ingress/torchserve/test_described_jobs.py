@@ -1,0 +1,179 @@
+"""Compares what the OpenAPI document says of jobs and files with what the code reads and gives."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from batching.errors import BadRequest
+from batching.models.spec import VersionKey
+from batching.protocol import BatchTiming, Reply
+from batching.store.jobs.job_documents import job_document
+from batching.store.jobs.job_records import Job, JobStatus, Progress
+from batching.store.jobs.webhook_records import Outcome, Receiver, Webhook
+from ingress.bulk.bulk_records import Batch, BatchStatus, BulkFile, Counts
+from ingress.bulk.bulk_service import read_expiry_s
+from ingress.jobs.preferences import KEEP_RANGE_S, read_keep_s, read_urgency
+from ingress.role import Role
+from ingress.torchserve import payload
+from ingress.torchserve.bulk_schemas import BATCH_SCHEMA, NEW_BATCH, UPLOAD
+from ingress.torchserve.job_schemas import JOB_SCHEMA
+from ingress.torchserve.openapi import api_document
+from tests.described import problems_of
+
+JOBS = Path(__file__).parents[4] / "ingress" / "jobs"
+# OpenAPI wants it described by the media types of the answers.
+NOT_DESCRIBED = {"accept"}
+DOCUMENT = api_document(list(Role))
+KEY, JOB_ID = VersionKey("m", "1.0"), "0" * 32
+
+
+def names_read(path):
+    """The names that a module looks up in a mapping called `headers`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name("headers"), attr="get"),
+                args=[ast.Constant(str(name)), *_],
+            ):
+                yield name
+            case ast.Subscript(value=ast.Name("headers"), slice=ast.Constant(str(name))):
+                yield name
+            case ast.Compare(
+                left=ast.Constant(str(name)),
+                ops=[ast.In() | ast.NotIn()],
+                comparators=[ast.Name("headers")],
+            ):
+                yield name
+
+
+OPERATIONS = {
+    operation["operationId"]: operation
+    for methods in DOCUMENT["paths"].values()
+    for operation in methods.values()
+}
+
+
+def described(operation_id):
+    """The header parameters of an operation, by name in lower case."""
+    parameters = OPERATIONS[operation_id]["parameters"]
+    return {one["name"].lower(): one for one in parameters if one["in"] == "header"}
+
+
+def test_headers_that_are_read_are_described_and_no_others():
+    # Given what jobs read, and what predictions do
+    read = {name for path in JOBS.glob("*.py") for name in names_read(path)}
+    assert {"prefer", "idempotency-key", "webhook-url", "last-event-id", "if-none-match"} <= read
+    # Then
+    others = {payload.TIMEOUT_HEADER, payload.TENSOR_HEADER}
+    assert (read | others) - NOT_DESCRIBED == set().union(*map(described, OPERATIONS))
+
+
+@pytest.mark.parametrize(
+    "operation", ["predictions", "versionPredictions", "kserveV1Predict", "kserveV2Infer"]
+)
+def test_every_prediction_may_become_a_job(operation):
+    names = set(described(operation)) - {payload.TENSOR_HEADER}
+    assert names == set(described("predictions"))
+    assert {"prefer", "x-priority", "x-result-ttl-s"} < names
+
+
+def test_described_values_are_those_that_are_taken():
+    headers = described("predictions")
+    ttl = headers["x-result-ttl-s"]["schema"]
+    assert (ttl["minimum"], ttl["maximum"]) == KEEP_RANGE_S
+    assert read_keep_s({"x-result-ttl-s": str(ttl["maximum"])}) == ttl["maximum"]
+    priorities = [
+        read_urgency({"x-priority": one}) for one in headers["x-priority"]["schema"]["enum"]
+    ]
+    assert priorities == [False, True]
+
+
+def test_described_times_of_files_are_those_that_are_taken():
+    [form, batch] = (
+        one["schema"]["properties"] for body in (UPLOAD, NEW_BATCH) for one in body.values()
+    )
+    for schema in (
+        form["expires_after[seconds]"],
+        batch["output_expires_after"]["properties"]["seconds"],
+    ):
+        for seconds in (schema["minimum"], schema["maximum"]):
+            assert read_expiry_s({"anchor": "created_at", "seconds": seconds}) == seconds
+        for seconds in (schema["minimum"] - 1, schema["maximum"] + 1):
+            with pytest.raises(BadRequest):
+                read_expiry_s({"anchor": "created_at", "seconds": seconds})
+
+
+def job(status, **fields):
+    usual = {"created_ms": 1_000, "expires_ms": 90_000, "attempts": 1, "is_durable": False}
+    return job_document(Job(JOB_ID, KEY, status, **usual | fields), "http://localhost:8080")
+
+
+def answered(status):
+    timing = BatchTiming(batch_size=3, queue_us=4_000, handler_us=1_000, is_first=True)
+    return b"".join(Reply(status, b"text", timing=timing).to_wire(JOB_ID.encode()))
+
+
+def webhook(status):
+    return Webhook(Receiver("https://receiver.example/", ""), status, 1, "said 500")
+
+
+def test_job_has_the_fields_that_are_described():
+    # Given jobs that have all there is between them
+    documents = [
+        job(JobStatus.QUEUED, position=7),
+        job(JobStatus.RUNNING, started_ms=2_000, progress=Progress(0.4, "page 4 of 10")),
+        job(JobStatus.SUCCEEDED, result=answered(200), webhook=webhook(Outcome.DELIVERED)),
+        job(JobStatus.FAILED, result=answered(500), worker_id="9000", finished_ms=3_000),
+        job(JobStatus.EXPIRED),
+        job(JobStatus.CANCELLED, webhook=webhook(Outcome.PENDING)),
+    ]
+    # Then
+    assert [problems_of(one, "Job", DOCUMENT) for one in documents] == [[]] * len(documents)
+    assert fields_of(*documents) == fields_of_schema(JOB_SCHEMA)
+    assert problems_of({**documents[0], "more": 1}, "Job", DOCUMENT)
+
+
+def test_batch_and_file_have_the_fields_that_are_described():
+    # Given
+    batch = Batch(
+        batch_id="batch_1",
+        endpoint="/predictions",
+        input_file_id="file-1",
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+        output_ttl_s=3,
+    )
+    failed = structs.replace(
+        batch,
+        error="The input file has no lines.",
+        metadata={"of": "me"},
+        output_file_id="file-2",
+        counts=Counts(3, 2, 1),
+    )
+    documents = [batch.entering(status).document() for status in BatchStatus]
+    documents += [failed.document(), batch.document(is_cancelling=True)]
+    file = BulkFile("file-1", 2, 3, "in.jsonl", "batch", 5).document()
+    # Then
+    assert [problems_of(one, "Batch", DOCUMENT) for one in documents] == [[]] * len(documents)
+    assert {name for one in documents for name in one} == set(BATCH_SCHEMA["properties"])
+    assert problems_of(file, "BulkFile", DOCUMENT) == []
+
+
+def fields_of(*documents):
+    """All fields of these documents; of a field that is an object, its fields, too."""
+    found = set()
+    for document in documents:
+        for name, one in document.items():
+            inner = fields_of(one) if isinstance(one, dict) else set()
+            found |= {name} | {f"{name}.{each}" for each in inner}
+    return found
+
+
+def fields_of_schema(schema):
+    found = set()
+    for name, one in schema.get("properties", {}).items():
+        found |= {name} | {f"{name}.{each}" for each in fields_of_schema(one)}
+    return found
