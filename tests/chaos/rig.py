@@ -72,10 +72,14 @@ class Rig(FerryServer):
 
     def add_node(self) -> FerryProcess:
         """Starts one more node and waits until it has joined."""
-        known = self.redis.zcard("{ferry}:nodes")
+        known = self._nodes_that_joined()
         node = self.launch_node()
-        assert came_true(lambda: self.redis.zcard("{ferry}:nodes") > known, READY_S), node.log()
+        # A dead one may be forgotten meanwhile, so that their number stays.
+        assert came_true(lambda: self._nodes_that_joined() - known, READY_S), node.log()
         return node
+
+    def _nodes_that_joined(self) -> set[bytes]:
+        return set(self.redis.zrange("{ferry}:nodes", 0, -1))
 
     def launch_node(self) -> FerryProcess:
         """Starts one more node without waiting for it."""
