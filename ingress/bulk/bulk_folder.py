@@ -105,6 +105,10 @@ class BulkFolder:
         known = [batch for batch in found if batch is not None]
         return sorted(known, key=lambda batch: (batch.created_at, batch.batch_id), reverse=True)
 
+    def batch_ids(self) -> set[str]:
+        """Returns the ids of all batches, whose records may be unreadable."""
+        return {path.stem for path in self._batches.glob("*.json")}
+
     def delete_batch(self, batch_id: str) -> None:
         (self._batches / f"{batch_id}.json").unlink(missing_ok=True)
         self._cancel_path(batch_id).unlink(missing_ok=True)

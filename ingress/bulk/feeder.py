@@ -20,6 +20,7 @@ from batching.store.outage_log import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
 from ingress.bulk.batch_run import BatchRun, Queue
+from ingress.bulk.bulk_errors import BatchNotFound
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_records import Batch, now_s
 from ingress.jobs.job_service import JobService
@@ -94,10 +95,18 @@ async def _feed(settings: Settings, folder: BulkFolder) -> None:
 class Feeder:
     """Finds batches that have not ended, and runs a few of them at a time, oldest first."""
 
-    def __init__(self, folder: BulkFolder, make_run: Callable[[Batch], BatchRun]) -> None:
+    def __init__(
+        self,
+        folder: BulkFolder,
+        make_run: Callable[[Batch], BatchRun],
+        *,
+        look_s: float = _LOOK_S,
+    ) -> None:
         self._folder = folder
         self._make_run = make_run
+        self._look_s = look_s
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ended: set[str] = set()  # there may be thousands, which are not read again
         self._seen_ns = -1
         self._swept_s = 0
         self._looked_s = 0
@@ -110,7 +119,7 @@ class Feeder:
             if now_s() > self._swept_s + _SWEEP_S:
                 sweep(self._folder)
                 self._swept_s = now_s()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     async def close(self) -> None:
         await end_tasks(list(self._running.values()))
@@ -128,13 +137,27 @@ class Feeder:
         is_new = changed_ns != self._seen_ns or now_s() > self._looked_s + _LOOK_ALL_S
         if not is_new or len(self._running) >= MOST_AT_ONCE:
             return
-        waiting = [one for one in self._folder.batches() if not one.status.is_final]
-        for batch in reversed(waiting):
-            if batch.batch_id not in self._running and len(self._running) < MOST_AT_ONCE:
+        for batch in self._waiting():
+            if len(self._running) < MOST_AT_ONCE:
                 log.info("batch runs: %s", batch.batch_id)
                 run = self._make_run(batch)
                 self._running[batch.batch_id] = asyncio.create_task(run.run())
         self._seen_ns, self._looked_s = changed_ns, now_s()
+
+    def _waiting(self) -> list[Batch]:
+        """Returns the batches that have not ended and do not run, oldest first."""
+        found = []
+        for batch_id in self._folder.batch_ids() - self._ended - self._running.keys():
+            try:
+                batch = self._folder.batch(batch_id)
+            except BatchNotFound:  # or its record cannot be read, which is in the log
+                self._ended.add(batch_id)
+                continue
+            if batch.status.is_final:
+                self._ended.add(batch_id)
+            else:
+                found.append(batch)
+        return sorted(found, key=lambda batch: (batch.created_at, batch.batch_id))
 
 
 def sweep(folder: BulkFolder) -> None:
