@@ -17,12 +17,11 @@ import redis
 
 from batching.process.child_process import kill_group, spawn
 from ferry.process_tree.embedded_redis import find_server
-from tests.ports import free_ports
+from tests.ports import free_ports_with_bus
 from tests.support import eventually
 
 HOST = "127.0.0.1"
 SLOTS = 16384
-BUS_OFFSET = 10_000  # a cluster node's second port
 START_S = 20.0
 SERVICE = "torchferry"
 
@@ -39,7 +38,7 @@ class Node:
         host: str = HOST,
         enter: Sequence[str] = (),
     ) -> None:
-        self.port = free_ports(1, beside=BUS_OFFSET)
+        self.port = free_ports_with_bus(1)
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-topology-")
         self._is_sentinel = is_sentinel
         self._enter = enter

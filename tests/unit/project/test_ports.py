@@ -1,8 +1,10 @@
-"""Two servers of one test never get the same port."""
+"""Two servers of one test never get the same port, nor do those of two processes."""
 
 import socket
 
-from tests.ports import HIGHEST, LOWEST, Ports, free_ports
+from tests.ports import BLOCK, MOST_BLOCKS, Ports, free_ports
+
+LOWEST, HIGHEST = 18_000, 20_000  # which no test takes
 
 
 def test_port_is_given_once_before_it_is_used():
@@ -11,18 +13,29 @@ def test_port_is_given_once_before_it_is_used():
 
 
 def test_ports_in_use_are_passed_over():
-    # Given two that are free, and a server that takes the second one
-    first = free_ports(2)
+    # Given a server that takes the next one
+    ports = Ports(LOWEST, HIGHEST)
+    first = ports.free(1)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first + 1))
+        taken.bind(("127.0.0.1", first + 2))
         # When
-        given = Ports(last=first - 1).free(2)
+        given = ports.free(2)
     # Then
-    assert first + 1 not in (given, given + 1)
+    assert first + 2 not in (given, given + 1)
 
 
-def test_ports_begin_anew_at_the_end_where_two_processes_do_not_meet():
-    # As in processes that have just begun, where the ports beside them leave little room
-    given = {Ports(last=HIGHEST - 1).free(1, beside=10_000) for _ in range(20)}
-    assert len(given) > 10
-    assert all(LOWEST <= port < HIGHEST - 10_000 for port in given)
+def test_ports_beside_them_are_free_too():
+    ports = Ports(LOWEST, HIGHEST, beside=BLOCK)
+    first = ports.free(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 1 + BLOCK))
+        assert ports.free(1) == first + 2
+
+
+def test_two_processes_never_choose_the_same():
+    one, other = Ports(LOWEST, HIGHEST), Ports(LOWEST, HIGHEST)
+    count = 3 * MOST_BLOCKS * BLOCK  # each begins again with its own
+    given = {one.free(1) for _ in range(count)}
+    others = {other.free(1) for _ in range(count)}
+    assert given.isdisjoint(others)
+    assert len(given) == len(others) == MOST_BLOCKS * BLOCK
