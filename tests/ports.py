@@ -1,5 +1,6 @@
 """Ports of the loopback interface for servers that a test starts."""
 
+import atexit
 import contextlib
 import itertools
 import secrets
@@ -38,6 +39,12 @@ class Ports:
             elif _are_free({port + step for step in (0, self._beside) for port in row}):
                 return row[0]
 
+    def close(self) -> None:
+        """Gives the blocks back."""
+        for _, holder in self._held:
+            holder.close()
+        self._held.clear()
+
     def _next_block(self) -> range:
         """Returns a block that nobody has, or the one that was used up longest ago."""
         if len(self._held) < MOST_BLOCKS:
@@ -66,6 +73,9 @@ def _are_free(ports: Iterable[int]) -> bool:
     return False
 
 
-free_ports = Ports(LOWEST + 2_000, HIGHEST - 2_000).free
+_PORTS = Ports(LOWEST + 2_000, HIGHEST - 2_000)
 # For members of a Redis Cluster.
-free_ports_with_bus = Ports(LOWEST, LOWEST + 2_000, beside=BUS_OFFSET).free
+_PORTS_WITH_BUS = Ports(LOWEST, LOWEST + 2_000, beside=BUS_OFFSET)
+free_ports, free_ports_with_bus = _PORTS.free, _PORTS_WITH_BUS.free
+atexit.register(_PORTS.close)
+atexit.register(_PORTS_WITH_BUS.close)
