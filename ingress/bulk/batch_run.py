@@ -17,8 +17,8 @@ import msgspec
 from batching.errors import ModelNotFound, ServeError, VersionNotFound
 from batching.models.spec import VersionKey
 from batching.process.reminder import Reminder
-from batching.protocol import Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import AWAY
 from batching.store.registry.catalog import Catalog
@@ -26,7 +26,8 @@ from ingress.bulk.batch_files import BatchFiles
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_records import Batch, BatchStatus, Counts, now_s
 from ingress.bulk.input_lines import BadLine, InputLine, RawLine, custom_id_of, parse_line
-from ingress.bulk.lines_in_queue import MOST_LINES, AskedLine, LinesInQueue, job_id_of
+from ingress.bulk.lines_in_queue import MOST_LINES, AskedLine, LinesInQueue, QueuedLine, job_id_of
+from ingress.jobs.job_errors import ResultGone
 from ingress.jobs.job_service import JobService
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class BatchRun:
     async def _feed(self) -> BatchStatus:
         """Has all lines run; returns how the batch ended."""
         now = asyncio.get_running_loop().time
-        self._lines = LinesInQueue(self.batch, self._queue.store, self._queue.service)
+        self._lines = LinesInQueue(self.batch, self._queue.store)
         self._unread = self._files.undone()
         saved_s, look_s = now(), _SHORTEST_LOOK_S
         while not self._has_read_all or self._again or self._lines:
@@ -118,7 +119,7 @@ class BatchRun:
                 self._save(self._counted())
                 saved_s = now()
             look_s = _SHORTEST_LOOK_S if has_moved else min(2 * look_s, _LONGEST_LOOK_S)
-            await asyncio.sleep(0 if has_moved else look_s)
+            await asyncio.sleep(look_s)
         return BatchStatus.COMPLETED
 
     async def _submit_some(self) -> bool:
@@ -191,17 +192,24 @@ class BatchRun:
 
     async def _collect(self) -> bool:
         """Writes finished lines down and lets their jobs go; returns whether there were any."""
-        ended = await self._lines.take_ended()
-        for line, answer in ended:
-            if answer is None:
+        ended = await self._lines.look()
+        for line, job in ended:
+            if job is None:
                 self._read_again(line.number, line.offset_bytes, "Redis has lost them")
-            elif isinstance(answer, Reply):
-                self._files.answer(line.number, line.custom_id, line.job_id, answer)
             else:
-                self._files.refuse(line.number, line.custom_id, answer.reason, answer.message)
+                await self._write_down(line, job)
+            self._lines.remove(line, is_lost=job is None)
         await self._files.sync()
         await self._lines.delete_ended()
         return bool(ended)
+
+    async def _write_down(self, line: QueuedLine, job: Job) -> None:
+        try:
+            reply = await self._queue.service.result(job)
+        except ResultGone as gone:
+            self._files.refuse(line.number, line.custom_id, gone.reason, gone.message)
+        else:
+            self._files.answer(line.number, line.custom_id, line.job_id, reply)
 
     async def _cancel_all(self) -> None:
         """Collects what has finished, and cancels the rest of what is in the queue.

@@ -1,4 +1,4 @@
-"""The lines of one batch that are in the queue: submitted, looked at, taken out, deleted.
+"""The lines of one batch that are in the queue: submitted, looked at, removed, deleted.
 
 A job's id is made of the batch and the number of its line, so a feeder that begins anew submits no
 line twice: one that is known already is as good as accepted.
@@ -6,26 +6,22 @@ line twice: one that is known already is as good as accepted.
 
 import asyncio
 import hashlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from batching.models.spec import VersionKey
-from batching.protocol import Reply
 from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, JobStatus
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest
 from ingress.bulk.bulk_records import Batch, now_s
 from ingress.bulk.input_lines import InputLine
-from ingress.jobs.job_errors import ResultGone
-from ingress.jobs.job_service import JobService
 
 # In the queue at a time: so many lines, and about so many bytes of bodies.
 MOST_LINES = 500
 MOST_BYTES = 64 * 1024 * 1024
-LOOKS_AT_ONCE = 50
+MOST_ENDED = 50  # of a version, that a look returns
 # A finished job that nobody collects is kept so long; then its line runs again.
 KEEP_MS = 3_600_000
 
@@ -50,21 +46,13 @@ class QueuedLine(NamedTuple):
     size_bytes: int
 
 
-class EndedLine(NamedTuple):
-    """A line that is not in the queue any more: `answer` is None if Redis has lost it."""
-
-    line: QueuedLine
-    answer: Reply | ResultGone | None
-
-
 class LinesInQueue:
-    """Holds the lines in the queue, those that were submitted first in front."""
+    """Holds the lines in the queue."""
 
-    def __init__(self, batch: Batch, store: JobStore, service: JobService) -> None:
+    def __init__(self, batch: Batch, store: JobStore) -> None:
         self._batch = batch
         self._store = store
-        self._service = service
-        self._lines: deque[QueuedLine] = deque()
+        self._lines: dict[str, QueuedLine] = {}  # by job, those submitted first in front
         self._ended: list[QueuedLine] = []  # whose jobs have still to be deleted
         self._size_bytes = 0
 
@@ -98,56 +86,37 @@ class LinesInQueue:
         for one, outcome in zip(queued, outcomes, strict=True):
             code = SubmitCode.KNOWN if isinstance(outcome, Job) else outcome
             if code is SubmitCode.KNOWN:
-                self._lines.append(one)
+                self._lines[one.job_id] = one
                 self._size_bytes += one.size_bytes
             codes.append(SubmitCode.QUEUED if code is SubmitCode.KNOWN else code)
         return codes
 
-    async def take_ended(self) -> list[EndedLine]:
-        """Takes out the lines that have ended, and those that Redis has lost.
-
-        Looks at the oldest first, and goes on while some have ended.
-        """
-        ended: list[EndedLine] = []
-        for _ in range(-(-len(self._lines) // LOOKS_AT_ONCE)):
-            some = list(islice(self._lines, LOOKS_AT_ONCE))
-            found = await self._look(some)
-            for one in some:
-                self._lines.popleft()
-                if one.number in found:
-                    self._size_bytes -= one.size_bytes
-                else:
-                    self._lines.append(one)
-            if not found:
-                break
-            ended += found.values()
-        self._ended += [one.line for one in ended if one.answer is not None]
-        return ended
-
-    async def _look(self, lines: Sequence[QueuedLine]) -> dict[int, EndedLine]:
-        """Returns those of the lines that have ended, by number."""
-        ended = {}
-        for key, some in _by_version(lines).items():
-            jobs = await self._store.find_many(key, [one.job_id for one in some])
-            for one, job in zip(some, jobs, strict=True):
-                if job is None:
-                    ended[one.number] = EndedLine(one, None)
-                elif job.status.is_final and not self._is_over(job):
-                    ended[one.number] = EndedLine(one, await self._answer(job))
+    async def look(self) -> list[tuple[QueuedLine, Job | None]]:
+        """Returns some of the lines that have ended; None with one that Redis has lost."""
+        ended: list[tuple[QueuedLine, Job | None]] = []
+        for key, lines in _by_version(self._lines.values()).items():
+            job_ids = [line.job_id for line in lines]
+            found = await self._store.find_ended(key, job_ids, MOST_ENDED)
+            ended += [
+                (self._lines[job_id], job)
+                for job_id, job in found.items()
+                if job is None or not self._is_over(job)
+            ]
         return ended
 
     def _is_over(self, job: Job) -> bool:
         """Returns whether the job's time was over with its batch's, which ends all of them."""
         return job.status is JobStatus.EXPIRED and now_s() >= self._batch.expires_at
 
-    async def _answer(self, job: Job) -> Reply | ResultGone:
-        try:
-            return await self._service.result(job)
-        except ResultGone as gone:
-            return gone
+    def remove(self, line: QueuedLine, *, is_lost: bool) -> None:
+        """Takes out a line that has ended, or that Redis has lost and that has no job to delete."""
+        del self._lines[line.job_id]
+        self._size_bytes -= line.size_bytes
+        if not is_lost:
+            self._ended.append(line)
 
     async def delete_ended(self) -> None:
-        """Deletes the jobs of lines that were taken out, and that are on the disk by now."""
+        """Deletes the jobs of lines that were removed, and that are on the disk by now."""
         for key, some in _by_version(self._ended).items():
             await self._store.delete(key, [one.job_id for one in some])
         self._ended.clear()

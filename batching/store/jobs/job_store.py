@@ -135,9 +135,25 @@ class JobStore:
         [job] = await self._read(key, [job_id])
         return job
 
-    async def find_many(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
-        """Returns jobs of one version without their positions, None for each that has gone."""
-        return await self._read(key, job_ids, has_positions=False)
+    async def find_ended(
+        self, key: VersionKey, job_ids: Sequence[str], most: int
+    ) -> dict[str, Job | None]:
+        """Returns those jobs of one version that have finished, None for each that has gone.
+
+        At most so many, the first ones; only their status is read of the others.
+        """
+        client, version_keys = self._of(key)
+        async with client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(version_keys.job_prefix + job_id, "status", "keep_ms")
+            answers = await pipe.execute()
+        ended = [
+            job_id
+            for job_id, (status, keep_ms) in zip(job_ids, answers, strict=True)
+            if status is not None or keep_ms is None
+        ][:most]
+        jobs = await self._read(key, ended, has_positions=False)
+        return dict(zip(ended, jobs, strict=True))
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
