@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 UNKNOWN_S = 10.0
 _AGAIN_S = 0.5  # until a line that cannot wait in the queue now is tried again
 _PAUSE_S = 1.0  # while Redis is away
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.5
 _SAVE_S = 1.0
-_LINES_AT_ONCE = 100
+_LINES_AT_ONCE = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ingress.bulk.input_lines import InputLine
 # In the queue at a time: so many lines, and about so many bytes of bodies.
 MOST_LINES = 500
 MOST_BYTES = 64 * 1024 * 1024
-MOST_ENDED = 50  # of a version, that a look returns
+MOST_ENDED = 250  # of a version, that a look returns
 # A finished job that nobody collects is kept so long; then its line runs again.
 KEEP_MS = 3_600_000
 
