@@ -71,7 +71,8 @@ class BatchRun:
         """Returns when the batch has ended.
 
         Raises:
-            OSError: a file cannot be read or written; the batch stays as it is.
+            DiskFailed, OSError: a file, or the record, cannot be read or written; the batch stays
+                as it is, and may be run again.
         """
         files = self._use_files()
         if not files.has_input:

@@ -54,3 +54,10 @@ class FileNotWritten(errors.ServeError):
     status = 507
     type = "FileNotWrittenException"
     reason = "file_not_written"
+
+
+class DiskFailed(Exception):
+    """A file of a batch cannot be read or written.
+
+    No OSError, as that is what a Redis that is away raises.
+    """

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ MOST_AT_ONCE = 4
 _NICE = 10  # where it shares cores with ingress, workers and Redis, requests go first
 _LOOK_S = 1.0
 _LOOK_ALL_S = 10
+_AGAIN_S = 10.0  # until a batch that stopped, as the disk was full, begins again
 _SWEEP_S = 600
 BATCH_KEPT_S = 30 * 86_400
 # An upload that is still going on changes its file all the time.
@@ -101,10 +103,13 @@ class Feeder:
         make_run: Callable[[Batch], BatchRun],
         *,
         look_s: float = _LOOK_S,
+        again_s: float = _AGAIN_S,
     ) -> None:
         self._folder = folder
         self._make_run = make_run
         self._look_s = look_s
+        self._again_s = again_s
+        self._again_at_s: dict[str, float] = {}  # those that stopped
         self._running: dict[str, asyncio.Task[None]] = {}
         self._ended: set[str] = set()  # there may be thousands, which are not read again
         self._seen_ns = -1
@@ -129,20 +134,26 @@ class Feeder:
             if task.done():
                 del self._running[batch_id]
                 self._seen_ns = -1
-                error = task.exception()
-                if error and self._reminder.is_due(repr(error)):
-                    log.error("batch stopped, and begins again: %s", batch_id, exc_info=error)
+                if (error := task.exception()) is not None:
+                    self._again_at_s[batch_id] = time.monotonic() + self._again_s
+                    if self._reminder.is_due(repr(error)):
+                        log.error("batch stopped, and begins again: %s", batch_id, exc_info=error)
         changed_ns = self._folder.changed_ns
         # Two changes may have one time.
         is_new = changed_ns != self._seen_ns or now_s() > self._looked_s + _LOOK_ALL_S
+        is_new = is_new or any(map(self._is_due, self._again_at_s))
         if not is_new or len(self._running) >= MOST_AT_ONCE:
             return
         for batch in self._waiting():
             if len(self._running) < MOST_AT_ONCE:
                 log.info("batch runs: %s", batch.batch_id)
+                self._again_at_s.pop(batch.batch_id, None)
                 run = self._make_run(batch)
                 self._running[batch.batch_id] = asyncio.create_task(run.run())
         self._seen_ns, self._looked_s = changed_ns, now_s()
+
+    def _is_due(self, batch_id: str) -> bool:
+        return self._again_at_s.get(batch_id, 0.0) <= time.monotonic()
 
     def _waiting(self) -> list[Batch]:
         """Returns the batches that have not ended and do not run, oldest first."""
@@ -155,7 +166,7 @@ class Feeder:
                 continue
             if batch.status.is_final:
                 self._ended.add(batch_id)
-            else:
+            elif self._is_due(batch_id):
                 found.append(batch)
         return sorted(found, key=lambda batch: (batch.created_at, batch.batch_id))
 

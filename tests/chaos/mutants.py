@@ -27,6 +27,7 @@ ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), No
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 JOB_MACHINE = f"{CHAOS}job_machine.py::test_f40_jobs_do_what_their_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
+BATCH_RUN = "tests/unit/ingress/bulk/test_batch_run.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
 TEST_TIMEOUT_S = 150
@@ -465,6 +466,27 @@ MUTANTS = (
         "if known[1] and known[3]",
         "if known[3]",
         f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
+    ),
+    Mutant(
+        "a feeder that begins anew knows which lines are done",
+        "ingress/bulk/output_lines.py",
+        "number is not None and done.add(number)",
+        "number is not None",
+        f"{BATCH_RUN}::test_another_feeder_goes_on_without_losing_or_doubling_a_line",
+    ),
+    Mutant(
+        "a line's job is deleted once the line is on the disk, and not before",
+        "ingress/bulk/batch_run.py",
+        "        await self._files.sync()\n        await self._lines.delete_ended()\n",
+        "        await self._lines.delete_ended()\n        await self._files.sync()\n",
+        f"{BATCH_RUN}::test_job_of_a_line_that_the_disk_did_not_take_stays",
+    ),
+    Mutant(
+        "a line that Redis has lost runs again",
+        "ingress/bulk/batch_run.py",
+        '                self._read_again(line.number, line.offset_bytes, "Redis has lost them")\n',
+        "                pass\n",
+        f"{BATCH_RUN}::test_lines_that_redis_has_lost_run_again",
     ),
     Mutant(
         "only bulk lines are deleted before their time",

@@ -16,9 +16,11 @@ from batching.store.registry.registry import Registry
 from batching.store.worker_side.worker_queue import WorkerQueue
 from ingress.bulk import lines_in_queue
 from ingress.bulk.batch_run import BatchRun, Queue
+from ingress.bulk.bulk_errors import DiskFailed
 from ingress.bulk.bulk_folder import BulkFolder
 from ingress.bulk.bulk_records import BatchStatus, now_s
 from ingress.bulk.bulk_service import BulkService, Upload
+from ingress.bulk.output_lines import OutputFile
 from ingress.jobs.job_service import JobService
 from tests.support import KEY, eventually_async, items_of, make_outage, make_reply, make_spec
 
@@ -124,6 +126,27 @@ async def test_another_feeder_goes_on_without_losing_or_doubling_a_line(bench):
     # And nothing of its jobs is left
     assert bench.jobs() == []
     assert list(bench.client.scan_iter("*:places:*")) == []
+
+
+async def test_job_of_a_line_that_the_disk_did_not_take_stays(bench, monkeypatch):
+    # Given a disk that is full when the first lines have finished
+    def fail(_):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputFile, "sync", fail)
+        async with bench.feeding() as task:
+            await eventually_async(lambda: bench.waiting() == 10)
+            bench.work(3)
+            with pytest.raises(DiskFailed, match="No space"):
+                await task
+    assert len(bench.jobs()) == 10
+
+    # When it has room again, and another feeder goes on
+    await finish(bench)
+
+    # Then
+    assert custom_ids(bench.answered(bench.batch.output_file_id)) == [f"c{n}" for n in range(10)]
 
 
 async def test_lines_that_redis_has_lost_run_again(bench):

@@ -56,7 +56,7 @@ class Fed:
 
     @contextlib.asynccontextmanager
     async def feeding(self):
-        feeder = Feeder(self.folder, self._begin, look_s=0.005)
+        feeder = Feeder(self.folder, self._begin, look_s=0.005, again_s=0.02)
         task = asyncio.create_task(feeder.run())
         try:
             yield
