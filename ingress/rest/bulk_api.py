@@ -14,6 +14,7 @@ from werkzeug.formparser import FormDataParser
 from batching.errors import BadRequest, ServeError
 from ingress.bulk.bulk_errors import BulkForbidden, FileNotWritten, FileTooLarge, NoDataDir
 from ingress.bulk.bulk_folder import BulkFolder
+from ingress.bulk.bulk_records import BulkFile
 from ingress.bulk.bulk_service import BulkService, Upload, read_expiry_s
 from ingress.rest.paging import read_limit
 from ingress.rest.responses import PlainResponse, json_response
@@ -75,28 +76,29 @@ class _BulkView:
         if (request.content_length or 0) > limit_bytes:
             raise self._too_large()
         request.max_content_length = limit_bytes
-        self._folder.create()
         received = _Received(self._folder)
         try:
-            form = self._parse(received)
-            if received.upload is None or received.stream is None:
-                raise BadRequest("The form has no file.")
-            if form.get("purpose") != "batch":
-                raise BadRequest("purpose must be batch.")
-            received.stream.flush()
-            os.fsync(received.stream.fileno())
-            if received.upload.path.stat().st_size > self._max_file_bytes:
-                raise self._too_large()
-            file = received.upload.finish(read_expiry_s(_expiry(form)))
-        except BaseException as error:
+            with _written():
+                file = self._receive(received)
+        except BaseException:
             received.discard()
-            if isinstance(error, OSError):
-                why = f"The file cannot be written: {error.strerror} (data_dir)."
-                raise FileNotWritten(why) from error
             raise
         finally:
             received.close()
         return json_response(file.document())
+
+    def _receive(self, received: "_Received") -> BulkFile:
+        self._folder.create()
+        form = self._parse(received)
+        if received.upload is None or received.stream is None:
+            raise BadRequest("The form has no file.")
+        if form.get("purpose") != "batch":
+            raise BadRequest("purpose must be batch.")
+        received.stream.flush()
+        os.fsync(received.stream.fileno())
+        if received.upload.path.stat().st_size > self._max_file_bytes:
+            raise self._too_large()
+        return received.upload.finish(read_expiry_s(_expiry(form)))
 
     def list_files(self) -> Response:
         purpose = request.args.get("purpose", "")
@@ -121,8 +123,9 @@ class _BulkView:
         asked = request.get_json(silent=True, force=True)
         if not isinstance(asked, dict):
             raise BadRequest("The request body is not a JSON object.")
-        self._folder.create()
-        return json_response(self._service.create_batch(asked))
+        with _written():
+            self._folder.create()
+            return json_response(self._service.create_batch(asked))
 
     def list_batches(self) -> Response:
         return json_response(self._service.list_batches(*_paging()))
@@ -131,7 +134,8 @@ class _BulkView:
         return json_response(self._service.show_batch(batch_id))
 
     def cancel_batch(self, batch_id: str) -> Response:
-        return json_response(self._service.cancel_batch(batch_id))
+        with _written():
+            return json_response(self._service.cancel_batch(batch_id))
 
     def _parse(self, received: "_Received") -> dict[str, str]:
         """Returns the form's values; its file is written to the disk as it arrives."""
@@ -186,6 +190,15 @@ class _Received:
     def close(self) -> None:
         if self.stream is not None:
             self.stream.close()
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"The file cannot be written: {error.strerror} (data_dir)."
+        raise FileNotWritten(why) from error
 
 
 def _expiry(form: dict[str, str]) -> dict[str, Any] | None:

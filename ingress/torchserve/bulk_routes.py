@@ -51,7 +51,7 @@ BULK = (
         "/v1/batches",
         "create_batch",
         "createBatch",
-        ("400", "403", "404", "501"),
+        ("400", "403", "404", "501", "507"),
         body=bulk.NEW_BATCH,
         gives=bulk.BATCH,
     ),
@@ -65,6 +65,13 @@ BULK = (
         gives=bulk.BATCHES,
     ),
     _route("GET", _BATCH, "show_batch", "retrieveBatch", _OF_ONE, gives=bulk.BATCH),
-    _route("POST", f"{_BATCH}/cancel", "cancel_batch", "cancelBatch", _OF_ONE, gives=bulk.BATCH),
+    _route(
+        "POST",
+        f"{_BATCH}/cancel",
+        "cancel_batch",
+        "cancelBatch",
+        (*_OF_ONE, "507"),
+        gives=bulk.BATCH,
+    ),
     _route("GET", f"{_FILE}/content", "download", "downloadFile", _OF_ONE, gives=bulk.CONTENT),
 )

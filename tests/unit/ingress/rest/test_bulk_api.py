@@ -1,11 +1,13 @@
 """On which ports files and batches are, for which clients, and what a folder has to do with it."""
 
+import errno
 import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ingress.bulk import bulk_folder
 from ingress.bulk.bulk_service import Upload
 from ingress.rest.app import create_app
 from ingress.role import Role
@@ -14,6 +16,14 @@ from ingress.role import Role
 def client(ingress, role, **settings):
     services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
     return create_app(services, [role]).test_client()
+
+
+def a_file():
+    return {"purpose": "batch", "file": (io.BytesIO(b"{}"), "a.jsonl")}
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
@@ -38,16 +48,14 @@ def test_without_a_folder_there_is_no_bulk(ingress, method, path):
 
 def test_web_page_cannot_upload(ingress, tmp_path):
     manager = client(ingress, Role.MANAGEMENT, data_dir=tmp_path)
-    form = {"purpose": "batch", "file": (io.BytesIO(b"{}"), "a.jsonl")}
-    answer = manager.post("/v1/files", data=form, headers={"Origin": "https://evil.example"})
+    answer = manager.post("/v1/files", data=a_file(), headers={"Origin": "https://evil.example"})
     assert answer.status_code == 403
     assert not (tmp_path / "bulk").exists()
 
 
 def test_files_are_for_the_user_of_the_server_only(ingress, tmp_path):
     manager = client(ingress, Role.MANAGEMENT, data_dir=tmp_path)
-    form = {"purpose": "batch", "file": (io.BytesIO(b"{}"), "a.jsonl")}
-    assert manager.post("/v1/files", data=form).status_code == 200
+    assert manager.post("/v1/files", data=a_file()).status_code == 200
     made = [path for path in (tmp_path / "bulk").rglob("*")]
     assert len(made) == 4
     assert [path for path in made if path.stat().st_mode & 0o077] == []
@@ -66,6 +74,13 @@ def test_file_that_the_disk_does_not_take_is_refused_and_not_kept(ingress, tmp_p
     assert answer.status_code == 507
     assert "No space left on device" in answer.get_json()["message"]
     assert list((tmp_path / "bulk" / "files").iterdir()) == []
+
+    # And so is a batch
+    monkeypatch.undo()
+    file_id = manager.post("/v1/files", data=a_file()).get_json()["id"]
+    monkeypatch.setattr(bulk_folder, "write_atomically", no_room)
+    asked = {"input_file_id": file_id, "endpoint": "/predictions"}
+    assert manager.post("/v1/batches", json=asked).status_code == 507
 
 
 @pytest.mark.parametrize(
