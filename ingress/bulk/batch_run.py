@@ -169,12 +169,12 @@ class BatchRun:
     async def _resolve(self, raw: RawLine, line: InputLine) -> VersionKey | None:
         """Returns the version that the line is for; None if it has to wait, or is refused."""
         name, catalog = line.model_name, self._queue.catalog
-        now_s = asyncio.get_running_loop().time()
+        time_s = asyncio.get_running_loop().time()
         try:
             spec = catalog.known(name, line.model_version)
             spec = spec or await catalog.resolve(name, line.model_version)
         except (ModelNotFound, VersionNotFound) as error:
-            if now_s >= self._unknown_since_s.setdefault(name, now_s) + UNKNOWN_S:
+            if time_s >= self._unknown_since_s.setdefault(name, time_s) + UNKNOWN_S:
                 self._files.refuse(raw.number, line.custom_id, error.reason, error.message)
             else:
                 self._read_again(raw.number, raw.offset_bytes, error)
