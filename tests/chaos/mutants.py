@@ -442,7 +442,7 @@ MUTANTS = (
         "batching/store/scripts/reclaim.lua",
         "priority == 'low' and KEYS[16] or KEYS[14]",
         "KEYS[14]",
-        JOB_MACHINE,
+        f"{JOBS}::test_line_that_is_given_back_waits_among_the_lines[server]",
     ),
     Mutant(
         "a job that is a suspect runs alone, even if the last worker died with it",

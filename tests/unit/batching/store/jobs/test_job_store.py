@@ -367,6 +367,20 @@ def test_finished_bulk_lines_are_deleted_whole_and_others_stay(harness):
     assert not [name for name in left if name.endswith((":a", ":b", ":b:1-worker-a"))]
 
 
+def test_line_that_is_given_back_waits_among_the_lines(harness):
+    # Given three lines, of which a worker has two
+    for job_id in ("a", "b", "c"):
+        harness.submit_job(job_id, is_bulk=True)
+    harness.worker().claim(2, 0.0)
+
+    # When it leaves, and a job comes
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    harness.submit_job("j")
+
+    # Then the job is first, and the lines are in their old order
+    assert ids_of(harness.worker("worker-b").claim(4, 0.0)) == ["j", "a", "b", "c"]
+
+
 def test_bulk_lines_are_not_listed_and_not_tried_again(harness):
     # Given a job and a bulk line that failed
     harness.submit_job("a")
