@@ -18,14 +18,14 @@ class Answered(Protocol):
 
 
 class Described:
-    """The answers that a document describes; it must name all of their fields."""
+    """Compares answers with what a document says of them; it must name all of their fields."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._paths = document["paths"]
         self._components = document["components"]
 
     def complaints(self, operation_id: str, answer: Answered) -> list[str]:
-        """What is wrong with an answer of this operation; empty if it is as described."""
+        """Returns what is wrong with an answer of this operation; empty if it is as described."""
         responses = self._operation(operation_id)["responses"]
         described = responses.get(str(answer.status_code), responses["default"])
         # Of the answers that have no type, the bytes are the handler's.
@@ -37,7 +37,7 @@ class Described:
         return _problems(answer.json(), described["content"][kind]["schema"], self._components)
 
     def headers(self, operation_id: str, status: int) -> set[str]:
-        """The headers that such an answer may have, in lower case."""
+        """Returns the headers that such an answer may have, in lower case."""
         response = self._operation(operation_id)["responses"][str(status)]
         return {name.lower() for name in response.get("headers", ())}
 
@@ -47,7 +47,7 @@ class Described:
 
 
 def problems_of(value: Any, component: str, document: Mapping[str, Any]) -> list[str]:
-    """What keeps a value from being what a document has under this name."""
+    """Returns what keeps a value from being what a document has under this name."""
     reference = {"$ref": f"#/components/schemas/{component}"}
     return _problems(value, reference, document["components"])
 
@@ -64,7 +64,7 @@ def _operations(paths: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema, but a field that it does not name is an error."""
+    """Returns the schema, but a field that it does not name is an error."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):

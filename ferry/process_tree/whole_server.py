@@ -1,13 +1,10 @@
 """Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
-import errno
-import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 from rich.markup import escape
@@ -23,6 +20,7 @@ from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
 from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
 from ferry.process_tree.embedded_redis import EmbeddedRedis
+from ferry.process_tree.free_addresses import check_free
 from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
@@ -120,42 +118,6 @@ def run_ingresses(settings: Settings) -> None:
             feeder.wait(supervisor)
 
         _serve(supervisor, start, print_report)
-
-
-def check_free(addresses: Iterable[str]) -> None:
-    """Checks that each address is free now, before anything is started.
-
-    Another process may take it before the listener does; this only puts the usual mistake, a second
-    server, into a sentence.
-
-    Raises:
-        ClickException: an address is in use, or is not one of this machine.
-    """
-    for address in dict.fromkeys(addresses):
-        try:
-            parts = urlsplit(address)
-            host, port = parts.hostname, parts.port
-            # A unix socket, or an address without a port: the listener knows its own defaults.
-            if parts.scheme in ("http", "https") and host and port:
-                _bind_once(address, host, port)
-        except ValueError as error:  # UnicodeError too: a name longer than names may be
-            words = f"not an address like http://host:port: {address} ({error})"
-            raise UnusableSettings(words) from error
-
-
-def _bind_once(address: str, host: str, port: int) -> None:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, place = found[0]
-        # As of servers: a socket in TIME_WAIT does not count as in use.
-        socket.create_server(place, family=family).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise click.ClickException(
-                f"{address} is in use: is another server running? Stop it, or choose other ports, "
-                "for example with `ferry up --port-base 18080`"
-            ) from error
-        raise click.ClickException(f"cannot listen on {address}: {error.strerror}") from error
 
 
 def print_report(line: str) -> None:

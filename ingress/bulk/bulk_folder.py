@@ -59,18 +59,14 @@ class BulkFolder:
         Raises:
             FileNotFound: there is none of this id.
         """
-        found = None
-        if FILE_ID.fullmatch(file_id):
-            found = _read(self._files / f"{file_id}.json", BulkFile)
-        if found is None:
+        known = FILE_ID.fullmatch(file_id) and _read(self._files / f"{file_id}.json", BulkFile)
+        if not known:
             raise FileNotFound(f"File not found: {file_id[:64]}")
-        return found
+        return known
 
     def files(self) -> list[BulkFile]:
         """Returns all files, newest first."""
-        found = [_read(path, BulkFile) for path in self._files.glob("*.json")]
-        known = [file for file in found if file is not None]
-        return sorted(known, key=lambda file: (file.created_at, file.file_id), reverse=True)
+        return _newest_first(self._files, BulkFile)
 
     def delete_file(self, file_id: str) -> None:
         # The record first: what has none is not shown, and deleted some time.
@@ -92,18 +88,14 @@ class BulkFolder:
         Raises:
             BatchNotFound: there is none of this id.
         """
-        found = None
-        if BATCH_ID.fullmatch(batch_id):
-            found = _read(self._batches / f"{batch_id}.json", Batch)
-        if found is None:
+        known = BATCH_ID.fullmatch(batch_id) and _read(self._batches / f"{batch_id}.json", Batch)
+        if not known:
             raise BatchNotFound(f"Batch not found: {batch_id[:64]}")
-        return found
+        return known
 
     def batches(self) -> list[Batch]:
         """Returns all batches, newest first."""
-        found = [_read(path, Batch) for path in self._batches.glob("*.json")]
-        known = [batch for batch in found if batch is not None]
-        return sorted(known, key=lambda batch: (batch.created_at, batch.batch_id), reverse=True)
+        return _newest_first(self._batches, Batch)
 
     def batch_ids(self) -> set[str]:
         """Returns the ids of all batches, whose records may be unreadable."""
@@ -125,6 +117,12 @@ class BulkFolder:
 
 def _text(record: Batch | BulkFile) -> str:
     return msgspec.json.encode(record).decode()
+
+
+def _newest_first(folder: Path, kind: type[_Record]) -> list[_Record]:
+    paths = sorted(folder.glob("*.json"))  # those of one second by id
+    known = [record for path in paths if (record := _read(path, kind)) is not None]
+    return sorted(known, key=lambda record: record.created_at)[::-1]
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record | None:

@@ -60,7 +60,7 @@ class BulkFile(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """The lines of a batch: all, those in its output file, and those in its error file."""
+    """Counts the lines of a batch: all, those in its output file, and those in its error file."""
 
     total: int = 0
     completed: int = 0

@@ -20,7 +20,7 @@ _SKIP_BYTES = 1024 * 1024
 
 
 class BadLine(Exception):
-    """The line cannot be run; `code` is a word for machines, `custom_id` what is known of it."""
+    """Says why a line cannot be run; `code` is for machines, `custom_id` what is known of it."""
 
     def __init__(self, code: str, message: str, custom_id: Any = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """What one line asks for. `model_version` is None where the default one is meant."""
+    """Holds what one line asks for. `model_version` is None where the default one is meant."""
 
     custom_id: str
     model_name: str

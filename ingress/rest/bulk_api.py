@@ -161,7 +161,7 @@ class _BulkView:
 
 
 class _Received:
-    """The file of a form while it arrives."""
+    """Holds the file of a form while it arrives."""
 
     def __init__(self, folder: BulkFolder) -> None:
         self._folder = folder

@@ -25,7 +25,7 @@ def is_of_file(method: str, path: str) -> bool:
 
 
 class ArrivingBody(io.RawIOBase):
-    """The body of a request, read by a thread while it arrives; holds the client up meanwhile."""
+    """Lets a thread read the body of a request while it arrives; holds the client up meanwhile."""
 
     def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
         self._pieces = exchange.pieces()

@@ -8,7 +8,7 @@ _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class CrossOrigin(ServeError):
-    """Refuses a web page that would change models."""
+    """Refuses a web page that would change models or files."""
 
     status = 403
     type = "IllegalArgumentException"
@@ -28,4 +28,4 @@ def refuse_web_pages(allowed_origin: str) -> None:
     origin = request.headers.get("Origin")
     is_known = origin is None or origin == allowed_origin
     if request.method not in _HARMLESS_METHODS and not is_known:
-        raise CrossOrigin("Web pages may not change models.")
+        raise CrossOrigin("Web pages may not change models or files.")

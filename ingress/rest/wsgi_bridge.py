@@ -17,10 +17,12 @@ from ingress.torchserve.answers import error_answer
 
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
+# Uploads apart from all others, as each may take minutes; further ones are held up.
+FILES_AT_ONCE = 8
 
 
 class WsgiBridge:
-    """Runs a WSGI application in threads, at most `max_threads` requests at once."""
+    """Runs a WSGI application in threads, at most `max_threads` requests at once, files apart."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class WsgiBridge:
         self._app = app
         self._max_request_size_bytes = max_request_size_bytes
         self._slots = asyncio.Semaphore(max_threads)
+        self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -62,7 +65,7 @@ class WsgiBridge:
             environ.pop("CONTENT_LENGTH")
             if length := exchange.fields.get("content-length"):
                 environ["CONTENT_LENGTH"] = length
-        async with self._slots:
+        async with self._file_slots:
             response = await in_daemon_thread(
                 lambda: PlainResponse.from_app(self._app, environ, buffered=False)
             )

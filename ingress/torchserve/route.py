@@ -12,7 +12,7 @@ ANY = "any"
 
 
 class Target(NamedTuple):
-    """What a prediction's path names and asks for.
+    """Says what a prediction's path names and asks for.
 
     `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
     `takes_query`: the query string belongs to the row, and may name the model where the path does

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 @dataclass
 class KnownJob(Known):
-    """What the model knows of one job. `is_emptied`: its result and input were let go."""
+    """Holds what the model knows of one job. `is_emptied`: its result and input were let go."""
 
     size: int = 0
     is_failing: bool = False
@@ -53,7 +53,7 @@ class KnownJob(Known):
 
     @property
     def has_input(self) -> bool:
-        """Whether it has ended, and could be tried again."""
+        """Returns whether it has ended, and could be tried again."""
         return not self.is_gone and not self.is_emptied and self.status not in {"", "succeeded"}
 
 
@@ -210,7 +210,7 @@ class JobMachine(QueueMachine):
         ]
 
     def waiting_for_retry(self) -> list[str]:
-        """Where such jobs wait as one may try again."""
+        """Returns where such jobs wait as one may try again."""
         return [*self.queue, *self.job_queue, *self.suspects]
 
     @precondition(lambda self: self.jobs)

@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 @dataclass
 class Known:
-    """What the model knows of one request. `owner` may still answer while it waits alone.
+    """Holds what the model knows of one request. `owner` may still answer while it waits alone.
 
     `priority`, of a job only: high, normal or low.
     """
@@ -160,19 +160,19 @@ class QueueMachine(RuleBasedStateMachine):
         return owned
 
     def queues(self) -> list[list[str]]:
-        """All of the queues, those that are claimed from first in front."""
+        """Returns all of the queues, those that are claimed from first in front."""
         return [self.queue]
 
     def queue_of(self, request_id: str) -> list[str]:
-        """Where it waits for its first attempt."""
+        """Returns where it waits for its first attempt."""
         return self.queue
 
     def answer_to(self, request_id: str, worker: str, attempt: int) -> tuple[Reply, int]:
-        """What a worker answers, and the code for it once that has an outcome."""
+        """Returns what a worker answers, and the code for it once that has an outcome."""
         return make_reply("x"), 2 if self.known[request_id].has_reply else 0
 
     def names(self) -> list[str]:
-        """The requests that an ingress knows of."""
+        """Returns the requests that an ingress knows of."""
         return sorted(name for name, one in self.known.items() if not one.priority)
 
     def expire_one(self, request_id: str) -> None:
@@ -287,7 +287,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.leave(request_id, "cancelled")
 
     def leave(self, request_id: str, outcome: str) -> None:
-        """It waits or runs no more."""
+        """Ends the request with this outcome, wherever it waits or runs."""
         self.settle(request_id, outcome)
         places = [*self.queues(), self.suspects, *self.leases.values()]
         next(place for place in places if request_id in place).remove(request_id)

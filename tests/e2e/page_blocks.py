@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def only_block(page: str, kind: str, heading: str = "") -> str:
-    """The one block of this language on a page, or below one of its headings."""
+    """Returns the one block of this language on a page, or below one of its headings."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     if heading:
         text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]

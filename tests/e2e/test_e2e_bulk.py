@@ -1,8 +1,10 @@
 """Files and batches over HTTP, through the client that people know."""
 
+import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from ingress.rest.wsgi_bridge import FILES_AT_ONCE
 from tests.described import Described
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
@@ -297,6 +300,27 @@ def upload(url: str, size_bytes: int, *, is_chunked: bool) -> httpx.Response:
         headers["content-length"] = str(len(head) + size_bytes + len(tail))
     with httpx.Client(trust_env=False, timeout=60) as http:
         return http.post(f"{url}/v1/files", content=pieces(), headers=headers)
+
+
+def test_uploads_that_take_long_hold_up_nothing_else(bulk):
+    # Given more uploads than the server has threads, of which only the beginning has come
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n"
+        b"content-type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+        b'content-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    )
+    folder = bulk.folder / "data" / "bulk" / "files"
+    before = set(folder.iterdir())
+    with contextlib.ExitStack() as uploads:
+        for _ in range(40):
+            address = ("127.0.0.1", bulk.port + 1)
+            uploads.enter_context(socket.create_connection(address)).sendall(head + b"x" * 100_000)
+        eventually(lambda: len(set(folder.iterdir()) - before) >= FILES_AT_ONCE)
+
+        # When / Then
+        assert bulk.http.get(f"{bulk.management}/models", timeout=5).status_code == 200
+        assert bulk.http.get(f"{bulk.inference}/ping", timeout=5).status_code == 200
+    eventually(lambda: set(folder.iterdir()) == before)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

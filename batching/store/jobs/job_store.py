@@ -1,11 +1,8 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
-import asyncio
 import json
 import logging
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +12,8 @@ from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
 from batching.store.ingress_side.ingress_queue import SubmitCode
-from batching.store.jobs.append_only import write_file
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
+from batching.store.jobs.job_servers import JobServers
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
 from batching.store.jobs.webhook_records import Webhook
 from batching.store.keys import VersionKeys, tag_of
@@ -28,17 +25,6 @@ _VERBS = ("retry_job", "cancel_job", "delete_jobs")
 
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
-LOOK_S = 1.0  # between two questions how a server is
-REFUSED_S = 60.0  # between two tries to have it write a file
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """Holds how a Redis was at a moment of the monotonic clock."""
-
-    looked_s: float
-    has_room: bool
-    is_durable: bool
 
 
 class JobStore:
@@ -56,13 +42,9 @@ class JobStore:
         is_writing_file: bool = False,
     ) -> None:
         self._client = client
-        self._is_writing_file = is_writing_file
         self._most_waiting = most_waiting
         self._writer = JobWriter(client, most_waiting)
-        self._memory_share = memory_share
-        self._servers: dict[str, _Server] = {}  # by hash tag
-        self._looking = asyncio.Lock()
-        self._write_file_at_s = 0.0
+        self._servers = JobServers(client, memory_share, is_writing_file=is_writing_file)
         self._scripts = {verb: script(client, verb) for verb in _VERBS}
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
@@ -72,10 +54,9 @@ class JobStore:
         its place, for some minutes: another submit of its id may be accepted (`forget`).
         """
         version_keys = VersionKeys.of(key)
-        if not (server := await self._server(version_keys.tag)).has_room:
+        server = await self._servers.for_submit(version_keys.tag)
+        if not server.has_room:
             return SubmitCode.NO_MEMORY
-        if self._is_writing_file and not server.is_durable:
-            server = await self._with_file(server, version_keys.tag)
         outcome = await self._writer.submit(key, job)
         if outcome.code is SubmitCode.KNOWN:
             if (known := await self.find(job.job_id)) is not None:
@@ -221,37 +202,6 @@ class JobStore:
         client, version_keys = self._of(key)
         return int(await client.llen(version_keys.job_queue))
 
-    async def _server(self, tag: str) -> "_Server":
-        """Returns how the server of this tag is, as of the last second."""
-        server = self._servers.get(tag)
-        if server is None or server.looked_s + LOOK_S < time.monotonic():
-            # Not each of the many that come at the same time asks.
-            async with self._looking:
-                server = self._servers.get(tag)
-                if server is None or server.looked_s + LOOK_S < time.monotonic():
-                    server = self._servers[tag] = await self._look(tag)
-        return server
-
-    async def _with_file(self, server: "_Server", tag: str) -> "_Server":
-        """Has the server write a file, and returns how it is then."""
-        async with self._looking:
-            server = self._servers.get(tag, server)
-            if not server.is_durable and self._write_file_at_s <= time.monotonic():
-                # A server that refuses is not asked for each job.
-                self._write_file_at_s = time.monotonic() + REFUSED_S
-                await write_file(self._client)
-                server = self._servers[tag] = await self._look(tag)
-        return server
-
-    async def _look(self, tag: str) -> "_Server":
-        info = await at(self._client, tag).info("memory", "persistence")
-        limit_bytes = info.get("maxmemory", 0) * self._memory_share
-        return _Server(
-            looked_s=time.monotonic(),
-            has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
-            is_durable=info.get("aof_enabled") == 1,
-        )
-
     async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
         """Returns what the script answers."""
         client, version_keys = self._of(key)
@@ -273,7 +223,7 @@ class JobStore:
             (seconds, micros), *answers = await pipe.execute()
         places = answers[len(job_ids) :] or [None] * len(job_ids)
         now_ms = seconds * 1000 + micros // 1000
-        is_durable = (await self._server(version_keys.tag)).is_durable
+        is_durable = (await self._servers.look(version_keys.tag)).is_durable
         jobs: list[Job | None] = []
         for job_id, values, place in zip(job_ids, answers[: len(job_ids)], places, strict=True):
             found = {
