@@ -229,7 +229,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         model.context.metrics,
         queue.measurements,
         read_metrics_config(settings.metrics_config),
-        is_showing_all=settings.model_metrics_auto_detect,
+        is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
         is_logging=settings.is_logging_metrics,
     )
     if settings.log_files:
@@ -260,6 +260,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     with contextlib.suppress(DeviceBroken):
         worker.serve()
     reporter.stop()
+    model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
         return EXIT_DEVICE_BROKEN
