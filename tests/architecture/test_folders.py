@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("batching", "ingress", "workers", "ferry", "compat")
 # TorchServe chose the names of the modules in compat/ts.
 OWN_NAMES = ("batching", "ingress", "workers", "ferry")
-# Imports nothing: workers run the models that are written with it, as they run those written with ts.
+# Imports nothing; workers run the models that are written with it.
 SHARED = "ferry.modeling"
 MAX_MODULES = 15
 NOT_COUNTED = frozenset({"__init__", "__main__"})

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
-from ts.torch_handler.request_envelope.tensors import BYTES, Tensor
+from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
 
 from batching.errors import BadRequest
 from batching.protocol import Part
@@ -18,6 +18,7 @@ from workers.python_models import arrays
 from workers.python_models.row import Row
 
 IMAGE, ARRAY, TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
+FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 _SPECIAL = frozenset({IMAGE, ARRAY, TENSOR})
 # Of nested types in a schema.
 _MOST_LEVELS = 8
@@ -244,6 +245,9 @@ def _from_tensors(row: Row) -> Any:
 
 
 def _plain(tensor: Tensor) -> Any:
+    if tensor.datatype in FLOATS:
+        # JSON spells 1.0 as 1, too.
+        return Tensor(tensor.datatype, tensor.shape, [float(one) for one in tensor.values]).nested()
     if tensor.datatype != BYTES:
         return tensor.nested()
     texts = [_text_or_bytes(value) for value in tensor.values]
