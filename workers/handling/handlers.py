@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -42,10 +42,14 @@ Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
+    """A handler that is ready: `entry(rows, context)` answers with one element per row.
+
+    `interface` says in JSON what it takes and gives, if that is known.
+    """
 
     entry: Entry
     context: Context
+    interface: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
