@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
 from batching.store.registry.registry import Registry
@@ -18,7 +20,7 @@ _KEPT_S = 1.0  # for all who look
 
 _JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
 # The kind of a model's input -> the content types that it comes in.
-_BODIES: Mapping[Any, Sequence[str]] = {
+_BODIES: Mapping[str, Sequence[str]] = {
     "json": (_JSON,),
     "text": (_TEXT,),
     "image": ("image/jpeg", "image/png"),
@@ -26,18 +28,43 @@ _BODIES: Mapping[Any, Sequence[str]] = {
     "tensor": (_JSON, _BYTES),
     "form": ("multipart/form-data", _JSON),
 }
-_ANSWERS: Mapping[Any, str] = {"str": _TEXT, "bytes": _BYTES, "Image": "image/png"}
+_ANSWERS: Mapping[str, str] = {"str": _TEXT, "bytes": _BYTES, "Image": "image/png"}
 
 
-def interface_of(workers: Iterable[WorkerStatus]) -> Mapping[str, Any]:
-    """Returns what the workers of a version say that it takes and gives; empty if nothing."""
-    return next((one.interface for one in workers if one.interface), {})
+class Side(msgspec.Struct, omit_defaults=True):
+    """What goes into a model, or comes out: `type` as its author wrote it."""
+
+    kind: str = ""
+    type: str = ""
+    schema: dict[str, Any] = {}
 
 
-def tensors_of(interface: Mapping[str, Any], word: str) -> list[Any]:
-    """Returns the tensors of the Open Inference Protocol, its `inputs` or its `outputs`."""
-    found = interface.get(word)
-    return found if isinstance(found, list) else []
+class Tensor(msgspec.Struct):
+    """A tensor of the Open Inference Protocol."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class Interface(msgspec.Struct, omit_defaults=True):
+    """What a worker says of its model; all of it is missing for TorchServe's handlers."""
+
+    summary: str = ""
+    input: Side | None = None
+    output: Side | None = None
+    example: Any = msgspec.UNSET
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+
+def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
+    """Returns what the workers of a version say; nothing where it has the wrong shape."""
+    said = next((one.interface for one in workers if one.interface), {})
+    try:
+        return msgspec.convert(said, Interface)
+    except msgspec.ValidationError:
+        return Interface()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +79,32 @@ class ServedModel:
         """Returns what the page shows. No errors of workers: these are for operators."""
         spec = self.spec
         return {
-            **interface_of(self.workers),
             "name": spec.model_name,
             "version": spec.model_version,
             "versions": list(self.versions),
+            "is_handler": not spec.decodes_itself,
             "batch_size": spec.batch_size,
             "max_batch_delay_ms": spec.max_batch_delay_ms,
             "batch_policy": spec.batch_policy,
             "workers": [{"state": one.state, "device": one.device} for one in self.workers],
+            "interface": msgspec.to_builtins(interface_of(self.workers)),
         }
 
     def to_operation(self) -> dict[str, Any]:
         """Returns OpenAPI's description of a prediction."""
         interface = interface_of(self.workers)
-        given, wanted = _part(interface, "output"), _part(interface, "input")
-        example = {"example": interface["example"]} if "example" in interface else {}
-        body = {
-            kind: {"schema": _schema(kind, wanted), **example}
-            for kind in _BODIES.get(str(wanted.get("kind")), (_JSON, _TEXT, _BYTES))
-        }
-        kind = _ANSWERS.get(str(given.get("type")), _JSON)
+        wanted, given = interface.input or Side(), interface.output or Side()
+        has_example = interface.example is not msgspec.UNSET
+        example = {"example": interface.example} if has_example else {}
+        kinds = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
+        kind = _ANSWERS.get(given.type, _JSON)
         return {
             "tags": ["models"],
             "operationId": f"predict_{self.spec.model_name}",
-            "summary": str(interface.get("summary", "")),
-            "requestBody": {"content": body},
+            "summary": interface.summary,
+            "requestBody": {
+                "content": {one: {"schema": _schema(one, wanted), **example} for one in kinds}
+            },
             "responses": {
                 "200": schemas.answer(_schema(kind, given), "The model's answer", kind),
                 "default": schemas.ERROR,
@@ -114,15 +142,12 @@ class ServedModels:
             f"/predictions/{model.spec.model_name}": {"post": model.to_operation()}
             for model in self.all()
         }
-        return {**document, "tags": [{"name": "models"}], "paths": paths | document["paths"]}
+        info = {**document["info"], "title": "torchferry"}
+        tags = [{"name": "models"}]
+        return {**document, "info": info, "tags": tags, "paths": paths | document["paths"]}
 
 
-def _part(interface: Mapping[str, Any], word: str) -> Mapping[str, Any]:
-    part = interface.get(word)
-    return part if isinstance(part, Mapping) else {}
-
-
-def _schema(content_type: str, part: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(content_type: str, side: Side) -> dict[str, Any]:
     if content_type in (_JSON, "multipart/form-data"):
-        return openapi_schema(part.get("schema"))
+        return openapi_schema(side.schema)
     return schemas.TEXT if content_type == _TEXT else schemas.BYTES

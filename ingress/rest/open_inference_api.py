@@ -4,11 +4,12 @@ Inference itself goes the way of every prediction. Source: KServe Open Inference
 TorchServe 0.12 `OpenInferenceProtocolRequestHandler`.
 """
 
+import msgspec
 from flask import Blueprint, Response
 
 from batching.errors import ServeError
 from batching.models.spec import ModelSpec
-from ingress.page.served_models import interface_of, tensors_of
+from ingress.page.served_models import interface_of
 from ingress.rest.responses import json_response, to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
@@ -56,8 +57,8 @@ class _OpenInferenceView:
                 "name": model_name,
                 "versions": sorted(entry.versions) if entry else [spec.model_version],
                 "platform": "pytorch",
-                "inputs": tensors_of(interface, "inputs"),
-                "outputs": tensors_of(interface, "outputs"),
+                "inputs": msgspec.to_builtins(interface.inputs),
+                "outputs": msgspec.to_builtins(interface.outputs),
             }
         )
 

@@ -84,9 +84,9 @@ class _PageView:
         return json_response(self._models.described_in(self._document))
 
     def docs(self) -> Response:
-        name = "docs.html" if _reader() is not None else "no_docs.html"
-        # Its reader styles some elements by themselves.
-        return _for_browsers((_FILES / name).read_bytes(), _HTML, " 'unsafe-inline'")
+        # Swagger UI, if it is there, styles some elements by themselves.
+        page = (_FILES / "docs.html").read_bytes()
+        return _for_browsers(page, _HTML, " 'unsafe-inline'")
 
     def file(self) -> Response:
         # Only paths of the table come here.
@@ -101,7 +101,6 @@ def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Resp
     response = to_response(typed_answer(body, content_type))
     response.headers["Content-Security-Policy"] = _POLICY.format(more_styles)
     response.headers["Referrer-Policy"] = "no-referrer"
-    response.headers["Vary"] = "Accept"
     return response
 
 

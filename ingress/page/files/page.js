@@ -1,19 +1,22 @@
 // The page of an inference port. All that models say is text here: textContent, never HTML.
 const POLL_MS = 500, MODELS_MS = 2000, KEPT = 256, WINDOW_S = 3, COLUMN_PX = 9;
-const MOST_SHOWN = 200_000, MOST_ZEROS = 1024, MANY = 100;
-const WHY = {
-  full: "full", delay: "max_batch_delay was over", idle: "a worker was free",
-  adaptive: "more was not worth the wait",
-};
-const MODES = {
-  text: ["text", "file"], json: ["json", "file"], tensor: ["json", "file"], image: ["file"],
-  bytes: ["file", "text"], form: ["form", "json"],
-};
+const MOST_SHOWN = 200_000, MOST_ZEROS = 4096, MANY = 100;
+const WHY = { full: "full", delay: "max_batch_delay was over", idle: "a worker was free",
+  adaptive: "more was not worth the wait" };
+const MODES = { text: ["text", "file"], json: ["json", "file"], tensor: ["json", "file"],
+  image: ["file"], bytes: ["file", "text"], form: ["form", "json"] };
 const LABELS = { text: "Text", json: "JSON", file: "File", form: "Form" };
 const IMAGES = [["89504e47", "image/png"], ["ffd8ff", "image/jpeg"], ["47494638", "image/gif"]];
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const say = (selector, text, root) => { $(selector, root).textContent = text; };
+const few = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
+const count = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+const ms = (value) => (value < 1000 ? `${few(value)} ms` : `${few(value / 1000)} s`);
+const sum = (values) => values.reduce((all, one) => all + one, 0);
+const product = (values) => values.reduce((all, one) => all * Math.max(one, 1), 1);
+const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
+const unique = (values) => [...new Set(values)].join(", ");
 
 function make(tag, text = "", properties = {}, children = []) {
   const made = Object.assign(document.createElement(tag), { textContent: text, ...properties });
@@ -21,15 +24,16 @@ function make(tag, text = "", properties = {}, children = []) {
   return made;
 }
 
-const few = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
-const count = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
-const ms = (value) => (value < 1000 ? `${few(value)} ms` : `${few(value / 1000)} s`);
-const sum = (values) => values.reduce((all, one) => all + one, 0);
-const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
+async function ask(path) {
+  const response = await fetch(path);
+  const found = await response.json();
+  if (!response.ok) throw new Error(found.message ?? response.statusText);
+  return found;
+}
 
 // --- batches
 
-let batches = [], after = 0, told = null;
+let batches = [], after = 0, isPointing = false;
 
 function describe(batch) {
   return `${batch.model}: ${batch.size} of ${batch.full_size}, ${WHY[batch.closed_by]}; ` +
@@ -45,68 +49,73 @@ function column(batch, longest_ms) {
   const times = [batch.wait_ms, batch.handler_ms].map((value) => bar(value / longest_ms));
   return make("div", "", {
     className: batch.closed_by,
-    onmouseenter: () => { told = batch; say("#told", describe(batch)); },
-    onmouseleave: () => { told = null; },
+    onmouseenter: () => { isPointing = true; say("#told", describe(batch)); },
+    onmouseleave: () => { isPointing = false; },
   }, [bar(batch.size / batch.full_size, "size"), make("span", "", { className: "times" }, times)]);
+}
+
+function row(batch) {
+  const { model, size, full_size, closed_by, wait_ms, handler_ms } = batch;
+  const cells = [model, `${size} of ${full_size}`, WHY[closed_by], ms(wait_ms), ms(handler_ms)];
+  return make("tr", "", {}, cells.map((text) => make("td", text)));
 }
 
 function showBatches(now_s) {
   const shown = batches.slice(-Math.floor($("#strip").clientWidth / COLUMN_PX));
   if (!shown.length) return;
+  const last = `Last: ${describe(shown.at(-1))}`;
   const longest_ms = Math.max(...shown.map((one) => one.wait_ms + one.handler_ms), 0.001);
-  $("#strip").replaceChildren(...shown.map((one) => column(one, longest_ms)));
-  if (!told) say("#told", `Last: ${describe(shown.at(-1))}`);
-  $("#strip").ariaLabel = `The last ${shown.length} batches. Last: ${describe(shown.at(-1))}`;
+  // One that is pointed at stays under the pointer.
+  if (!isPointing) {
+    $("#strip").replaceChildren(...shown.map((one) => column(one, longest_ms)));
+    say("#told", last);
+  }
+  $("#strip").ariaLabel = `The last ${shown.length} batches. ${last}`;
   $("#strip").dataset.longest = `time, at most ${ms(longest_ms)}`;
-  $("#table").replaceChildren(...shown.slice(-10).reverse().map((one) => {
-    const cells = [one.model, `${one.size} of ${one.full_size}`, WHY[one.closed_by],
-      ms(one.wait_ms), ms(one.handler_ms)];
-    return make("tr", "", {}, cells.map((text) => make("td", text)));
-  }));
+  $("#table").replaceChildren(...shown.slice(-10).reverse().map(row));
   const recent = batches.filter((one) => one.at_s > now_s - WINDOW_S);
   const span_s = recent.length < KEPT ? WINDOW_S : now_s - recent[0].at_s;
-  const rows = sum(recent.map((one) => one.size));
-  say("#rows-rate", count(rows / span_s));
+  const requests = sum(recent.map((one) => one.size));
+  const middle = (word) => (recent.length ? ms(median(recent.map((one) => one[word]))) : "–");
+  say("#request-rate", count(requests / span_s));
   say("#batch-rate", count(recent.length / span_s));
-  say("#mean-size", recent.length ? few(rows / recent.length) : "–");
-  say("#median-wait", recent.length ? ms(median(recent.map((one) => one.wait_ms))) : "–");
-  say("#median-handler", recent.length ? ms(median(recent.map((one) => one.handler_ms))) : "–");
-}
-
-async function ask(path) {
-  const response = await fetch(path);
-  const document = await response.json();
-  if (!response.ok) throw new Error(document.message ?? response.statusText);
-  return document;
+  say("#mean-size", recent.length ? few(requests / recent.length) : "–");
+  say("#median-wait", middle("wait_ms"));
+  say("#median-handler", middle("handler_ms"));
 }
 
 async function pollBatches() {
   const found = await ask(`page/batches?after=${after}`);
   batches = [...batches, ...found.batches].slice(-KEPT);
   after = batches.at(-1)?.at_s ?? 0;
-  if (found.processes > 1) {
-    say("#share", `of one ingress of ${found.processes}: each shows its own share`);
-  }
+  const share = `of one ingress of ${found.processes}: each shows its own share`;
+  say("#share", found.processes > 1 ? share : "");
   showBatches(found.now_s);
 }
 
 // --- models
 
-const cards = new Map();
+const isFile = (schema) => schema?.format === "binary" || schema?.contentEncoding === "base64";
+const quote = (text) => (/^[\w@:.,/=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-function exampleOf(model) {
-  if ("example" in model) return model.example;
-  const shape = model.inputs?.[0]?.shape;
-  return shape ? zeros(shape.slice(1)) : sample(model.input?.schema);
+function exampleOf(known) {
+  if ("example" in known) return known.example;
+  const inputs = known.inputs ?? [];
+  const made = inputs.map((one) => [one.name, zeros(one.shape.slice(1))]);
+  if (made.length > 1) return Object.fromEntries(made);
+  return made.length ? made[0][1] : sample(known.input?.schema);
 }
 
-const zeros = ([first, ...rest]) => (first === undefined ? 0
-  : Array.from({ length: Math.max(1, Math.min(first, MOST_ZEROS)) }, () => zeros(rest)));
+function zeros([first, ...rest]) {
+  if (first === undefined) return 0;
+  const length = product([first, ...rest]) > MOST_ZEROS ? 1 : Math.max(first, 1);
+  return Array.from({ length }, () => zeros(rest));
+}
 
 function sample(schema, levels = 5) {
   const one = schema?.anyOf?.[0] ?? schema ?? {};
-  const known = one.default ?? one.const ?? one.enum?.[0];
-  if (known !== undefined || !levels) return known ?? null;
+  const given = one.default ?? one.const ?? one.enum?.[0];
+  if (given !== undefined || !levels) return given ?? null;
   const inner = ([name, value]) => [name, sample(value, levels - 1)];
   return {
     object: () => Object.fromEntries(Object.entries(one.properties ?? {}).map(inner)),
@@ -115,16 +124,13 @@ function sample(schema, levels = 5) {
   }[one.type]?.() ?? null;
 }
 
-const isFile = (schema) => schema?.format === "binary" || schema?.contentEncoding === "base64";
-const quote = (text) => (/^[\w@:.,/=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-
 class Card {
   constructor(model) {
     this.root = $("#model").content.cloneNode(true).firstElementChild;
     this.url = new URL(`predictions/${encodeURIComponent(model.name)}`, location.href).href;
     this.form = $("form", this.root);
     this.text = $("textarea", this.root);
-    this.file = $("input[type=file]", this.root);
+    this.file = $(".chosen input", this.root);
     say("h3", model.name, this.root);
     this.form.onsubmit = (event) => { event.preventDefault(); this.run(() => this.send()); };
     $(".many", this.root).onclick = () => this.run(() => this.sendMany());
@@ -135,50 +141,45 @@ class Card {
   }
 
   show(model) {
-    const text = JSON.stringify(model);
-    if (text === this.shown) return;
-    const input = JSON.stringify([model.input, model.inputs, model.example, model.version]);
-    Object.assign(this, { shown: text, model, kind: model.input?.kind ?? "" });
     const ready = model.workers.filter((one) => one.state === "READY");
-    const others = model.workers.map((one) => one.state.toLowerCase()).filter((one) => one !== "ready");
-    const states = [ready.length ? `${ready.length} ready` : "", ...new Set(others)].filter(Boolean);
+    const others = model.workers.filter((one) => one.state !== "READY");
+    // What the form is made of stays while the only worker starts again.
+    if (ready.length || !this.known) this.learn(model.interface);
+    const { known } = this;
+    const tensors = (list = []) => list.map((one) => `${one.name} ${one.datatype} [${one.shape}]`);
+    const types = known.input && `${known.input.type || this.kind} → ${known.output?.type || "any"}`;
+    this.isHandler = model.is_handler;
     say(".version", model.version, this.root);
-    const types = model.input && `${model.input.type || this.kind} → ${model.output?.type || "any"}`;
-    say(".kind", types || "TorchServe handler", this.root);
-    say(".state", states.join(", ") || "no worker", this.root);
+    say(".kind", types || (model.is_handler ? "TorchServe handler" : ""), this.root);
+    say(".about", known.summary || "", this.root);
+    const states = [ready.length && `${ready.length} ready`, unique(others.map((one) => one.state.toLowerCase()))];
+    say(".state", states.filter(Boolean).join(", ") || "no worker", this.root);
     $(".state", this.root).classList.toggle("bad", !ready.length);
-    say(".about", model.summary || "", this.root);
-    this.showFacts(model, ready);
-    if (input !== this.input) this.offer(input);
-  }
-
-  showFacts(model, ready) {
-    const tensors = (list) => list.map((one) => `${one.name} ${one.datatype} [${one.shape}]`).join(", ");
-    const devices = [...new Set(ready.map((one) => one.device))].join(", ");
+    const wait = `at most ${model.max_batch_delay_ms} ms`;
     const facts = {
-      Input: tensors(model.inputs ?? []) || (model.input ? `${model.input.type} (${this.kind})` : ""),
-      Output: tensors(model.outputs ?? []) || model.output?.type,
-      Batch: `up to ${model.batch_size}, after ${model.max_batch_delay_ms} ms at the latest, ${model.batch_policy}`,
-      Workers: ready.length ? `${ready.length} on ${devices}` : "none is ready",
+      Input: tensors(known.inputs).join(", ") || (known.input && `${known.input.type} (${this.kind})`),
+      Output: tensors(known.outputs).join(", ") || known.output?.type,
+      Batch: `up to ${model.batch_size}, waits ${wait}, ${model.batch_policy}`,
+      Workers: ready.length ? `${ready.length} on ${unique(ready.map((one) => one.device))}` : "none is ready",
       Versions: model.versions.length > 1 && model.versions.join(", "),
     };
     $(".facts", this.root).replaceChildren(...Object.entries(facts).flatMap(
       ([name, value]) => (value ? [make("dt", name), make("dd", value)] : [])));
+    this.showCommand();
   }
 
-  // Shows the ways in which this kind of input can be sent, and fills in the example.
-  offer(input) {
-    this.input = input;
+  // Takes in what the worker says, shows how such input can be sent, and fills in the example.
+  learn(known) {
+    if (JSON.stringify(known) === JSON.stringify(this.known)) return;
+    Object.assign(this, { known, kind: known.input?.kind ?? "" });
     const modes = MODES[this.kind] ?? ["json", "text", "file"];
-    $(".modes", this.root).replaceChildren(make("legend", "Try it with"), ...modes.map((mode) => {
-      const radio = make("input", "", {
-        type: "radio", checked: mode === modes[0], onchange: () => this.choose(mode),
-        name: `mode-${this.model.name}`,
-      });
+    $(".modes", this.root).replaceChildren(make("legend", "Try it with"), ...modes.map((mode, i) => {
+      const onchange = () => this.choose(mode);
+      const radio = make("input", "", { type: "radio", name: "mode", checked: i === 0, onchange });
       return make("label", "", {}, [radio, ` ${LABELS[mode]}`]);
     }));
-    const fields = Object.entries(this.model.input?.schema?.properties ?? {}).map(([name, schema]) => {
-      const example = this.model.example?.[name] ?? sample(schema) ?? "";
+    const fields = Object.entries(known.input?.schema?.properties ?? {}).map(([name, schema]) => {
+      const example = known.example?.[name] ?? sample(schema) ?? "";
       const value = typeof example === "string" ? example : JSON.stringify(example);
       const field = make("input", "", isFile(schema) ? { name, type: "file" } : { name, value });
       return make("label", "", {}, [make("span", name), field]);
@@ -189,12 +190,11 @@ class Card {
 
   choose(mode) {
     this.mode = mode;
-    const isTyped = mode === "json" || mode === "text";
+    const isTyped = mode === "json" || mode === "text", example = exampleOf(this.known);
     $(".typed", this.root).hidden = !isTyped;
     $(".chosen", this.root).hidden = mode !== "file";
     $(".fields", this.root).hidden = mode !== "form";
-    say(".typed span", mode === "json" ? "JSON" : "Text", this.root);
-    const example = exampleOf(this.model);
+    say(".typed span", LABELS[mode], this.root);
     if (mode === "json") this.text.value = JSON.stringify(example ?? "text");
     if (mode === "text") this.text.value = typeof example === "string" ? example : "text";
     this.showChosen();
@@ -212,28 +212,33 @@ class Card {
     image.src = blob ? URL.createObjectURL(blob) : "";
   }
 
-  body() {
-    if (this.mode === "form") return [new FormData(this.form), {}];
-    if (this.mode === "file") return [this.file.files[0] ?? "", {}];
-    const type = this.mode === "json" ? "application/json" : "text/plain";
-    return [this.text.value, { "Content-Type": type }];
+  request() {
+    if (this.mode === "file") return { method: "POST", body: this.file.files[0] ?? "" };
+    if (this.mode === "form") {
+      const body = new FormData();
+      for (const { name, files, value } of this.root.querySelectorAll(".fields input")) {
+        body.append(name, files ? files[0] ?? "" : value);
+      }
+      return { method: "POST", body };
+    }
+    const headers = { "Content-Type": this.mode === "json" ? "application/json" : "text/plain" };
+    return { method: "POST", body: this.text.value, headers };
   }
 
-  // What a shell sends. Models of a .py file read `-d` as what it is; handlers need a content type.
+  // Models of a .py file read what `-d` sends as what it is; a handler goes by the content type.
   showCommand() {
-    const words = ["curl", quote(this.url)];
-    const isUnknown = !this.kind;
+    const file = this.file.files[0], words = ["curl", quote(this.url)];
+    const type = this.request().headers?.["Content-Type"] ?? (this.mode === "file" && file?.type);
+    const needsType = this.isHandler || (this.kind === "any" && this.mode === "file");
+    if (type && needsType) words.push("-H", quote(`Content-Type: ${type}`));
     if (this.mode === "form") {
-      for (const field of $(".fields", this.root).querySelectorAll("input")) {
-        const file = field.type === "file" && `@${field.files[0]?.name ?? "FILE"}`;
-        words.push(file ? "-F" : "--form-string", quote(`${field.name}=${file || field.value}`));
+      for (const { name, files, value } of this.root.querySelectorAll(".fields input")) {
+        const text = files ? `@${files[0]?.name ?? "FILE"}` : value;
+        words.push(files ? "-F" : "--form-string", quote(`${name}=${text}`));
       }
     } else if (this.mode === "file") {
-      const file = this.file.files[0];
-      if (file?.type && (isUnknown || this.kind === "any")) words.push("-H", quote(`Content-Type: ${file.type}`));
       words.push("-T", quote(file?.name ?? (this.kind === "image" ? "photo.jpg" : "FILE")));
     } else {
-      if (isUnknown) words.push("-H", quote(`Content-Type: ${this.body()[1]["Content-Type"]}`));
       words.push(this.text.value.startsWith("@") ? "--data-raw" : "-d", quote(this.text.value));
     }
     say(".curl code", words.join(" "), this.root);
@@ -249,55 +254,49 @@ class Card {
   async run(act) {
     const buttons = $(".buttons", this.root);
     buttons.inert = true;
-    this.tell("…", false);
+    this.tell("…");
     await act().catch((error) => this.tell(`No answer: ${error.message}`, true));
     buttons.inert = false;
   }
 
-  tell(text, isBad) {
-    const output = $("output", this.root);
-    output.textContent = text;
-    output.classList.toggle("bad", isBad);
+  tell(text, isBad = false) {
+    say("output", text, this.root);
+    $("output", this.root).classList.toggle("bad", isBad);
   }
 
   async send() {
-    const [body, headers] = this.body();
-    const started = performance.now();
-    const response = await fetch(this.url, { method: "POST", body, headers });
-    const pieces = [];
-    for (const reader = response.body.getReader(); ;) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      pieces.push(value);
-      if (response.headers.has("ts_stream_next")) this.showAnswer(new Blob(pieces), "text/plain");
+    const started_ms = performance.now(), pieces = [];
+    const response = await fetch(this.url, this.request());
+    const reader = response.body.getReader();
+    for (let read; !(read = await reader.read()).done;) {
+      pieces.push(read.value);
+      if (response.headers.has("ts_stream_next")) await this.showAnswer(new Blob(pieces));
     }
-    const spent = ms(performance.now() - started);
+    const spent = ms(performance.now() - started_ms);
     this.tell(`${response.status} ${response.statusText} in ${spent}`, !response.ok);
     await this.showAnswer(new Blob(pieces), response.headers.get("content-type") ?? "");
   }
 
   async sendMany() {
-    const [body, headers] = this.body();
-    const started = performance.now();
+    const started_ms = performance.now();
     const answers = await Promise.all(Array.from({ length: MANY }, async () => {
-      const response = await fetch(this.url, { method: "POST", body, headers });
+      const response = await fetch(this.url, this.request());
       await response.arrayBuffer();
       return response.ok;
     }));
-    const spent = performance.now() - started, failed = answers.filter((one) => !one).length;
-    const rate = count((1000 * MANY) / spent);
-    this.tell(`${MANY} answers in ${ms(spent)}, ${rate}/s${failed ? `, ${failed} failed` : ""}`, failed > 0);
+    const spent_ms = performance.now() - started_ms, failed = answers.filter((ok) => !ok).length;
+    const rate = `${MANY} answers in ${ms(spent_ms)}, ${count((1000 * MANY) / spent_ms)}/s`;
+    this.tell(failed ? `${rate}, ${failed} failed` : rate, failed > 0);
   }
 
-  async showAnswer(blob, type) {
-    const start = [...new Uint8Array(await blob.slice(0, 4).arrayBuffer())]
-      .map((byte) => byte.toString(16).padStart(2, "0")).join("");
-    const found = IMAGES.find(([magic]) => start.startsWith(magic))?.[1];
-    const kind = type.startsWith("image/") ? type : found;
+  async showAnswer(blob, type = "text/plain") {
+    const start = new Uint8Array(await blob.slice(0, 4).arrayBuffer());
+    const magic = [...start].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    const image = type.startsWith("image/") ? type : IMAGES.find(([one]) => magic.startsWith(one))?.[1];
     $(".answer", this.root).hidden = false;
-    $(".answer pre", this.root).hidden = Boolean(kind);
-    this.showImage($(".answer img", this.root), kind ? blob.slice(0, blob.size, kind) : null);
-    if (!kind) say(".answer pre", pretty(await blob.text()).slice(0, MOST_SHOWN), this.root);
+    $(".answer pre", this.root).hidden = Boolean(image);
+    this.showImage($(".answer img", this.root), image ? blob.slice(0, blob.size, image) : null);
+    if (!image) say(".answer pre", pretty(await blob.text()).slice(0, MOST_SHOWN), this.root);
   }
 }
 
@@ -312,22 +311,20 @@ function pretty(text) {
   }
 }
 
+const cards = new Map();
+
 async function pollModels() {
   const models = await ask("page/models");
   $("#none").hidden = models.length > 0;
+  const names = models.map((one) => one.name), isNew = names.join() !== [...cards.keys()].join();
+  const known = new Map(cards);
+  cards.clear();
   for (const model of models) {
-    cards.get(model.name)?.show(model);
-    if (cards.has(model.name)) continue;
-    const card = new Card(model);
-    card.root.open = cards.size === 0;
-    cards.set(model.name, card);
-    $("#models").append(card.root);
+    cards.set(model.name, known.get(model.name) ?? new Card(model));
+    known.get(model.name)?.show(model);
   }
-  for (const [name, card] of cards) {
-    if (models.some((one) => one.name === name)) continue;
-    card.root.remove();
-    cards.delete(name);
-  }
+  if (!known.size && models.length) cards.get(names[0]).root.open = true;
+  if (isNew) $("#models").replaceChildren(...[...cards.values()].map((card) => card.root));
 }
 
 const troubles = {};
@@ -337,10 +334,9 @@ async function keepPolling(poll, pause_ms) {
     // Nobody looks at a page in the background.
     if (!document.hidden) {
       const trouble = await poll().then(() => "", (error) => `No answer: ${error.message}`);
-      if (troubles[poll.name] !== trouble) {
-        troubles[poll.name] = trouble;
-        say("#trouble", Object.values(troubles).find(Boolean) ?? "");
-      }
+      troubles[poll.name] = trouble;
+      const told = Object.values(troubles).find(Boolean) ?? "";
+      if (told !== $("#trouble").textContent) say("#trouble", told);
     }
     await new Promise((resolve) => { setTimeout(resolve, pause_ms); });
   }
