@@ -42,8 +42,8 @@ class WorkerStatus(_Record):
     """One worker process as its node last described it.
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
-    the last successful load; `error` is the reason of the last one, for operators only, and
-    `reason` its word for machines, if it has one.
+    the last successful load; `error` is the reason of the last one, for operators only, `traceback`
+    its place in the model's own files, and `reason` its word for machines, if it has one.
     """
 
     worker_id: str
@@ -56,6 +56,7 @@ class WorkerStatus(_Record):
     memory_bytes: int = 0
     failures: int = 0
     error: str = ""
+    traceback: str = ""
     reason: str = ""
     is_out_of_memory: bool = False
     load_ms: int = 0

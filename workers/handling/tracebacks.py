@@ -58,7 +58,7 @@ class _Files:
 
     def __init__(self, root: Path) -> None:
         # Handlers are imported from the folder as it was named, or with its links resolved.
-        self._roots = tuple({f"{root.absolute()}{os.sep}", f"{root.resolve()}{os.sep}"})
+        self._roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
         self._names: dict[str, str] = {}
 
     def own_name(self, path: str) -> str:
@@ -74,6 +74,12 @@ class _Files:
         fitting = [prefix for prefix in (*prefixes, _STANDARD) if path.startswith(prefix)]
         shortened = path[len(max(fitting, key=len)) :] if fitting else Path(path).name
         return self.own_name(path) or shortened
+
+    def with_names(self, text: str) -> str:
+        """Returns the text with the model's files named relative to its folder."""
+        for root in self._roots:
+            text = text.replace(root, "")
+        return text
 
     def _below_root(self, path: str) -> str:
         if path.startswith((*_OWN, _COMPATIBLE, _STANDARD)):
@@ -143,7 +149,8 @@ def _text_lines(error: BaseException, files: _Files) -> list[str]:
     text = TracebackException(type(error), error, None, limit=1, lookup_lines=False, compact=True)
     if isinstance(error, SyntaxError) and isinstance(error.filename, str):
         text.filename = files.any_name(error.filename)
-    return _cut("".join(text.format_exception_only()).rstrip("\n"), MAX_TEXT_CHARS).split("\n")
+    lines = "".join(text.format_exception_only()).rstrip("\n")
+    return _cut(files.with_names(lines), MAX_TEXT_CHARS).split("\n")
 
 
 def _cut(text: str, most_chars: int) -> str:

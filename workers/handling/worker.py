@@ -45,6 +45,7 @@ from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
@@ -202,7 +203,8 @@ def main() -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+            error=_sentence(error)[:MAX_ERROR_CHARS],
+            traceback=user_traceback(error, assignment.model_dir),
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
@@ -296,6 +298,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
     )
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its text is the handler's code, too
+        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:
