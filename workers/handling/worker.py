@@ -40,11 +40,12 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
-from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
@@ -203,7 +204,8 @@ def main() -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+            error=_sentence(error)[:MAX_ERROR_CHARS],
+            traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
@@ -317,6 +319,13 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its text is the handler's code, too
+        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:
