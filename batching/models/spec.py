@@ -17,6 +17,11 @@ VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 DEFAULT_VERSION = "1.0"  # of an archive that names none
 BATCH_POLICIES = ("fixed", "adaptive")
 
+# Handlers that are given requests as they came, and decode them by what their models take.
+DECODING_HANDLERS = frozenset({"python_model", "tensor_model"})
+# The header in which such a handler finds the query string.
+URL_QUERY = "url_query"
+
 INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
 
 # In the place of a name in requests.
@@ -177,6 +182,11 @@ class ModelSpec:
     @cached_property
     def key(self) -> VersionKey:
         return VersionKey(self.model_name, self.model_version)
+
+    @cached_property
+    def decodes_itself(self) -> bool:
+        """Returns whether its handler decodes requests, which it is given as they came."""
+        return self.handler in DECODING_HANDLERS
 
     @property
     def requirements_file(self) -> str:

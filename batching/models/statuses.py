@@ -3,9 +3,9 @@
 import datetime
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -43,7 +43,8 @@ class WorkerStatus(_Record):
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
     the last successful load; `error` is the reason of the last one, for operators only, and
-    `reason` its word for machines, if it has one.
+    `reason` its word for machines, if it has one. `interface` says what its model takes and gives;
+    it is empty for TorchServe's handlers.
     """
 
     worker_id: str
@@ -59,6 +60,7 @@ class WorkerStatus(_Record):
     reason: str = ""
     is_out_of_memory: bool = False
     load_ms: int = 0
+    interface: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HostSample(msgspec.Struct, array_like=True, frozen=True):

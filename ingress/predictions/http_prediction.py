@@ -28,6 +28,7 @@ from ingress.torchserve.payload import (
     read_request,
     read_tensors,
     read_timeout_s,
+    read_undecoded,
     speaks_of_binary,
 )
 from ingress.torchserve.route import Target
@@ -139,7 +140,7 @@ class HttpPrediction(Prediction):
             self._target = await self._named(request)
         name, version = self._target.model_name, self._target.model_version
         self._arrive(self.service.known(name, version) or await self.service.resolve(name, version))
-        if request is None:
+        if request is None or (self.spec is not None and self.spec.decodes_itself):
             request = await asyncio.to_thread(read) if is_long_form else read()
         del read
         self._send(request)
@@ -190,6 +191,10 @@ class HttpPrediction(Prediction):
         self.timeout_s = read_timeout_s(self._headers) or 0.0
 
     def _read(self, target: Target, body: Content) -> Request:
+        if self.spec is not None and self.spec.decodes_itself:
+            if not target.is_v2:
+                return read_undecoded(target, self._headers, body, self._query)
+            self._is_tensors = True
         if self._is_tensors:
             return read_tensors(target, self._headers, body)
         return read_request(target, self._headers, body, self._query if target.takes_query else "")

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 from werkzeug.http import parse_options_header
 
 from batching.errors import BadRequest
+from batching.models.spec import URL_QUERY
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from ingress.http1.exchange import Content
 from ingress.torchserve.route import Target
@@ -33,6 +34,24 @@ _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
+def read_undecoded(
+    target: Target, headers: dict[str, str], body: Content, query: str = ""
+) -> Request:
+    """Makes a request for a model that decodes bodies itself.
+
+    `curl -d` calls any body a form, so one that is urlencoded stays whole. The query string becomes
+    a header.
+
+    Raises:
+        BadRequest: a multipart form that cannot be parsed or has too many parts.
+    """
+    headers[URL_QUERY] = query
+    kind = _mime(headers.get("content-type", ""))
+    whole = [Part("body", kind, body)]
+    parts = whole if kind == _URLENCODED else read_parts(headers.get("content-type", ""), body)
+    return _request(target, headers, parts)
+
+
 def read_request(
     target: Target, headers: dict[str, str], body: Content, query: str = ""
 ) -> Request:
@@ -50,6 +69,10 @@ def read_request(
     parts = read_parts(headers.get("content-type", ""), body)
     if query:
         parts = _last_of_each_name(chain(_urlencoded_parts(query.encode()), parts))
+    return _request(target, headers, parts)
+
+
+def _request(target: Target, headers: dict[str, str], parts: list[Part]) -> Request:
     if target.explain is not None:
         headers["explain"] = target.explain
     if target.url_path is not None:

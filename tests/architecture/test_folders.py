@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("batching", "ingress", "workers", "ferry", "compat")
 # TorchServe chose the names of the modules in compat/ts.
 OWN_NAMES = ("batching", "ingress", "workers", "ferry")
+# Imports nothing; workers run the models that are written with it.
+SHARED = "ferry.modeling"
 MAX_MODULES = 15
 NOT_COUNTED = frozenset({"__init__", "__main__"})
 
@@ -38,6 +40,8 @@ def imports(root: Path) -> dict[str, set[str]]:
         graph[name] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for target in _targets(node):
+                if target == SHARED and name.startswith("workers."):
+                    continue
                 if target in by_import and by_import[target] != name:
                     graph[name].add(by_import[target])
     return graph

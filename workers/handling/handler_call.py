@@ -17,8 +17,8 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
-from workers.handling.open_inference import Inference
 from workers.handling.rows import decode_row, request_headers
+from workers.python_models.open_inference import Inference
 
 # PredictionTime is one number, and what is measured for a batch is sent with its replies. A worker
 # that runs a thousand batches a second need not send it each time.
@@ -41,7 +41,8 @@ class HandlerCall:
     ) -> None:
         self.context = context = model.context
         self.questions: dict[int, Inference] = {}
-        envelope = ENVELOPES.get(settings.service_envelope)
+        self._decodes_itself = model.decodes_itself
+        envelope = None if model.decodes_itself else ENVELOPES.get(settings.service_envelope)
         self._handle = envelope(model.entry).handle if envelope else model.entry
         self._is_decoding = settings.decode_input_request
         # This envelope takes the handler's rows apart itself.
@@ -64,9 +65,7 @@ class HandlerCall:
             BadRequest: a body is no inference request, though its type says so.
         """
         context = self.context
-        # A row has a value per part of a request: bytes, text, or what was JSON.
-        rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
-        self._open_questions(rows)
+        rows = items if self._decodes_itself else self._rows(items)
         ids = {index: item.request_id for index, item in enumerate(items)}
         context.begin_batch(ids, partial(_processors, items))
         self._stream.begin(items)
@@ -89,6 +88,12 @@ class HandlerCall:
             # SIGTERM stops this worker again: libraries take the signal over at their first call,
             # and nothing else would end this process.
             signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _rows(self, items: Sequence[Claimed]) -> list[dict[str, Any]]:
+        """Returns a value per part of each request: bytes, text, or what was JSON."""
+        rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
+        self._open_questions(rows)
+        return rows
 
     def _open_questions(self, rows: list[dict[str, Any]]) -> None:
         """Makes rows of those that came in the Open Inference Protocol."""

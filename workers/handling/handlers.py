@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
 from workers.machine.devices import Device
 from workers.machine.torch_version import require_safe_torch
+from workers.python_models.target_handler import load_target, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -37,15 +38,28 @@ OWN_PACKAGES = ("batching", "workers")
 # GPUs from Ampere on multiply in TF32.
 TF32_CAPABILITY = (8, 0)
 
-Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
+Entry = Callable[[Any, Context], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
+    """A handler that is ready: `entry(rows, context)` answers with one element per row.
+
+    Attributes:
+        entry: is given the claimed requests themselves where it `decodes_itself`.
+        context: of the worker.
+        decodes_itself: whether it does.
+        interface: what the model takes and gives, if that is known.
+        close: gives back what the model took.
+        code_dir: the folder of the model's own code.
+    """
 
     entry: Entry
     context: Context
+    decodes_itself: bool = False
+    interface: Mapping[str, Any] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+    code_dir: Path = Path()
 
 
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
@@ -57,7 +71,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     require_safe_torch()
     defer_compiler()
     model_dir = model_dir.absolute()
-    _enter_folder(model_dir, spec.handler)
+    if not spec.decodes_itself:
+        _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)
     context = Context(
         model_name=spec.model_name,
@@ -70,6 +85,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
     declare(context.metrics, read_metrics_config(settings.metrics_config))
+    if spec.decodes_itself:
+        return _load_target(spec, context, model_dir, device)
     module_name, function_name = split_handler(spec.handler)
     module = _import_handler(module_name)
     _choose_gpu(device)
@@ -81,7 +98,17 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     else:
         entry = _initialise_class(module, context)
         _require_plain(entry)
-    return LoadedModel(entry, context)
+    return LoadedModel(entry, context, code_dir=model_dir)
+
+
+def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Device) -> LoadedModel:
+    target = target_of(spec, model_dir)
+    folder = target.folder or model_dir
+    _enter_folder(folder, "")
+    name = str(context.model_yaml_config.get("device") or device)
+    loaded = load_target(target, spec, context, model_dir, name)
+    _choose_gpu(device)
+    return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from batching.errors import PredictionFailed
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
-from workers.handling.open_inference import Inference
+from workers.python_models.open_inference import Inference
 
 log = logging.getLogger(__name__)
 

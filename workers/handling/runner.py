@@ -25,6 +25,7 @@ from batching.errors import (
 from batching.models.spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.replies import error_reply
+from ferry.modeling import Answer, BadInput
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.failure_log import FailureLog, short_ids
 from workers.handling.handler_call import HandlerCall
@@ -157,14 +158,15 @@ class Runner:
         return body
 
     def _reply(self, index: int, item: Claimed, output: Any) -> Reply:
+        if isinstance(output, Exception):
+            return _error_reply(_as_answer(output))
         context = self._context
         try:
+            if isinstance(output, Answer):
+                self._check_size(output.body)
+                return Reply(output.status, output.body, header_texts(output.headers))
             body = self._encode(index, output) if self._call.questions else encode_output(output)
-            if len(body) > self._most_bytes:
-                raise InternalError(
-                    f"The model's answer has {len(body)} bytes, more than max_response_size "
-                    f"({self._most_bytes})."
-                )
+            self._check_size(body)
             if not context.has_processors:
                 return Reply(200, body)
             status, phrase = context.get_response_status(index)
@@ -174,6 +176,13 @@ class Runner:
             # An output may raise anything when it is encoded; its neighbours are answered.
             self._failures.write(f"answer refused {self._what([item])} row={index}", error)
             return _error_reply(_as_answer(error))
+
+    def _check_size(self, body: bytes) -> None:
+        if len(body) > self._most_bytes:
+            raise InternalError(
+                f"The model's answer has {len(body)} bytes, more than max_response_size "
+                f"({self._most_bytes})."
+            )
 
     def _what(self, items: Sequence[Claimed]) -> str:
         return f"model={self._name} batch={len(items)} requests={short_ids(items)}"
@@ -191,7 +200,7 @@ def _is_special(item: Claimed) -> bool:
 def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
-    if isinstance(error, BadTensor):
+    if isinstance(error, BadTensor | BadInput):
         return BadRequest(str(error))
     if has_too_many_pixels(error):
         return too_many_pixels()

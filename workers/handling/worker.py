@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
@@ -51,6 +51,7 @@ from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOA
 log = logging.getLogger("workers.handling.worker")
 
 MAX_ERROR_CHARS = 4000
+MAX_INTERFACE_CHARS = 32 * 1024
 NOT_TAKEN = InternalError("The request store does not take the model's answer.")
 RETRY_S = 0.1
 # For what a handler has the interpreter do at its end, and for giving a device's memory back.
@@ -229,7 +230,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         model.context.metrics,
         queue.measurements,
         read_metrics_config(settings.metrics_config),
-        is_showing_all=settings.model_metrics_auto_detect,
+        is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
         is_logging=settings.is_logging_metrics,
     )
     if settings.log_files:
@@ -256,10 +257,11 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         # Before it is known to be ready. While Redis is away: with the first claim.
         with contextlib.suppress(*AWAY):
             queue.give_tickets()
-    _report(assignment, state="READY")
+    _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):
         worker.serve()
     reporter.stop()
+    model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
         return EXIT_DEVICE_BROKEN
@@ -296,6 +298,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
     )
+
+
+def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the interface, or an empty one if it is not JSON or too large to be kept in Redis."""
+    try:
+        size = len(json.dumps(interface, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        log.warning("the model's interface is not shown: %s", error)
+        return {}
+    if size > MAX_INTERFACE_CHARS:
+        log.warning("the model's interface is not shown: %d characters of JSON", size)
+        return {}
+    return interface
 
 
 def _report(assignment: Assignment, **status: Any) -> None:

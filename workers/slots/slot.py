@@ -222,11 +222,11 @@ class Slot:
             # The process ends by itself now; the slot decides whether to try again.
             await self.record.set_state(WorkerState.LOADING, **self._why_not_loaded)
         elif report.state is WorkerState.READY:
-            await self._note_success(process)
+            await self._note_success(process, report)
         else:
             await self.record.set_state(report.state)
 
-    async def _note_success(self, process: WorkerProcess) -> None:
+    async def _note_success(self, process: WorkerProcess, report: Report) -> None:
         assert self._ready_at is not None
         load_ms = int((self._ready_at - self._started_at) * 1000)
         if self._context.settings.is_logging_metrics:
@@ -240,6 +240,7 @@ class Slot:
             failures=0,
             memory_bytes=process.resident_bytes,
             load_ms=load_ms,
+            interface=report.interface,
         )
         await self.record.beat(str(self.record.worker_id))
 

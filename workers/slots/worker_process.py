@@ -10,9 +10,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -32,11 +32,15 @@ _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker process says of itself; FAILED, with the error, when it could not load."""
+    """What a worker process says of itself.
+
+    FAILED, with the error, when it could not load; READY, with its model's interface.
+    """
 
     state: WorkerState
     error: str = ""
     is_out_of_memory: bool = False
+    interface: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WorkerProcess:
@@ -227,4 +231,5 @@ def _parse(line: bytes) -> Report:
         WorkerState(record["state"]),
         str(record.get("error", "")),
         bool(record.get("is_out_of_memory")),
+        dict(record.get("interface", {})),
     )

@@ -276,3 +276,20 @@ async def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_
     reply = VersionKeys.of(KEY).reply_prefix + "a"
     assert parts.client.get(reply) == b"a!no_worker"
     assert "refused model=digits version=1.0 requests=1" in caplog.text
+
+
+async def test_what_a_worker_says_of_its_model_is_published_with_ready(tmp_path):
+    # Given a worker that reports an interface
+    report = '{"state": "READY", "interface": {"summary": "Doubles.", "input": {"kind": "json"}}}'
+    parts = Parts(script(tmp_path, f"echo '{report}' > /dev/fd/{REPORTS}\nexec sleep 60"))
+    await join(parts.queue, NODE)
+
+    # When
+    living = asyncio.create_task(parts.slot.run())
+    await eventually_async(lambda: parts.states() == [WorkerState.READY])
+
+    # Then
+    [status] = parts.registry.workers(KEY)
+    assert status.interface == {"summary": "Doubles.", "input": {"kind": "json"}}
+    parts.slot.stop()
+    await living

@@ -1,0 +1,162 @@
+"""What a model in Python is written with: `import ferry`, and a class or a function.
+
+Imports neither torch nor anything else of this project, so that a model's file is cheap to import.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, overload
+
+# What `POST /models` calls them, and the two of an archive's own file.
+SETTINGS = frozenset(
+    {
+        "async_after",
+        "batch_policy",
+        "batch_size",
+        "client_timeout",
+        "device_ids",
+        "device_type",
+        "job_queue_size",
+        "latency_slo_ms",
+        "max_batch_delay",
+        "max_retry_timeout",
+        "max_worker",
+        "min_worker",
+        "queue_timeout",
+        "response_timeout",
+        "startup_timeout",
+    }
+)
+# Attributes that are no settings of the queue.
+NAMES = frozenset({"name", "version", "warm_up"})
+
+# Where a decorated function keeps its settings.
+MARK = "__ferry_settings__"
+
+_SIMILAR = 0.8
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class BadInput(Exception):
+    """Refuses a row: its client gets 400 with this text, and nobody else is harmed.
+
+    Put it in the list that `predict` returns, at the place of the row, or raise it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row's answer with a type, headers or status of its own.
+
+    `body` may be whatever `predict` may return for a row. An empty `content_type` is that of the
+    body's type.
+    """
+
+    body: Any = b""
+    content_type: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What came with the rows of a batch, in their order, for a `predict` that asks for it.
+
+    `headers` have names in lower case. `deadlines_s` are moments of `time.monotonic()`, after which
+    nobody waits for the answer.
+    """
+
+    ids: Sequence[str] = ()
+    headers: Sequence[Mapping[str, str]] = ()
+    queries: Sequence[Mapping[str, str]] = ()
+    deadlines_s: Sequence[float] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Model:
+    """A model with settings and a life of its own; subclasses define `predict`.
+
+    Class attributes are settings, under the names of `POST /models`, such as `batch_size` and
+    `max_batch_delay` in milliseconds; `name` and `version`, and `warm_up`: examples of rows.
+    """
+
+    name: ClassVar[str] = ""
+    version: ClassVar[str] = "1.0"
+    warm_up: ClassVar[Sequence[Any]] = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for attribute, value in vars(cls).items():
+            if attribute.startswith("_") or callable(value) or attribute in SETTINGS | NAMES:
+                continue
+            if nearest := nearest_setting(attribute, _SIMILAR):
+                raise TypeError(
+                    f"{cls.__name__}.{attribute} is no setting; did you mean {nearest}? "
+                    f"(An attribute of your own with such a name may begin with an underscore.)"
+                )
+
+    def load(self, device: str) -> None:
+        """Loads what `predict` needs, once per worker; `device` is what torch calls it."""
+
+    def unload(self) -> None:
+        """Gives back what `load` took, when the worker ends."""
+
+    def predict(self, batch: list[Any]) -> Any:
+        """Returns one output per row of the batch, in their order.
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method predict(self, batch)")
+
+
+@overload
+def model(function: F, /) -> F: ...
+
+
+@overload
+def model(**settings: Any) -> Callable[[F], F]: ...
+
+
+def model(function: Any = None, /, **settings: Any) -> Any:
+    """Marks a function as a model: `@ferry.model(batch_size=8)` or `@ferry.model`.
+
+    Raises:
+        TypeError: a keyword is no setting.
+    """
+    for keyword in settings:
+        if keyword not in SETTINGS | NAMES:
+            nearest = nearest_setting(keyword, 0.0)
+            raise TypeError(f"{keyword} is no setting; did you mean {nearest}?")
+
+    def mark(marked: F) -> F:
+        setattr(marked, MARK, settings)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def nearest_setting(word: str, likeness: float) -> str:
+    """Returns the setting with the most similar name; empty if none is so similar, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, SETTINGS | NAMES, 1, likeness)), "")
+
+
+# Takes kind, name and value of a measurement. A worker puts its own in; elsewhere there is none.
+Measure = Callable[[str, str, float], None]
+MEASURES: list[Measure] = []
+
+
+def count(name: str, number: float = 1) -> None:
+    """Adds to a counter, which /metrics shows with the model's name and version."""
+    for measure in MEASURES:
+        measure("counter", name, number)
+
+
+def observe(name: str, value: float) -> None:
+    """Adds a value to a histogram, which /metrics shows with the model's name and version."""
+    for measure in MEASURES:
+        measure("histogram", name, value)

@@ -1,0 +1,150 @@
+"""Finds what a target names: a class or function in a Python file, or a file without code."""
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ferry.modeling
+from ferry.modeling import MARK, Model
+
+SOURCES = "sources"
+HUGGING_FACE = "hf:"
+TENSOR_SUFFIXES = frozenset({".onnx", ".pt", ".pts", ".pth", ".ts", ".pt2"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is served. `path` is absolute; of `hf:NAME` it is None. `name` may be empty."""
+
+    text: str
+    path: Path | None
+    name: str = ""
+
+    @classmethod
+    def of(cls, text: str, model_dir: Path) -> "Target":
+        """Reads `FILE.py:NAME`, `FILE.onnx` or `hf:NAME`; files are in the folder, or absolute."""
+        if text.startswith(HUGGING_FACE):
+            return cls(text, None, text.removeprefix(HUGGING_FACE))
+        file, _, name = text.partition(".py:")
+        return cls(text, (model_dir / (f"{file}.py" if name else text)).absolute(), name)
+
+    @property
+    def folder(self) -> Path | None:
+        """Returns the folder whose modules the file imports."""
+        return None if self.path is None else self.path.parent
+
+
+def load_module(target: Target, model_dir: Path) -> ModuleType:
+    """Imports a target's Python file, and what lies beside it, from the folder that is served.
+
+    With `sources` in the model's folder, code is what was there when the version was registered; it
+    still goes by its own path, which errors and `__file__` have.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Exception: whatever the file raises.
+    """
+    path = target.path
+    assert path is not None
+    copies = model_dir / SOURCES
+    if copies.is_dir():
+        sys.meta_path.insert(0, _Registered(path.parent, copies))
+    elif not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    name = path.stem
+    loader = _Loader(name, str(path), path.parent, copies)
+    spec = spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # as an import does: dataclasses look there for their types
+    loader.exec_module(module)
+    return module
+
+
+def find_model(module: ModuleType, name: str) -> Model:
+    """Returns the model of this name: the class' object, or one around the function.
+
+    Raises:
+        LookupError: the module has none of that name.
+        TypeError: it can be no model.
+    """
+    found = getattr(module, name or "predict", None)
+    if inspect.isclass(found) and issubclass(found, Model):
+        model: Model = found()
+    elif callable(found) and not inspect.isclass(found):
+        model = _OfFunction(found)
+    else:
+        raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
+    if inspect.iscoroutinefunction(model.predict):
+        raise TypeError(
+            f"{name or 'predict'} must not be async: it is given a whole batch at once, which is "
+            "the concurrency. Write `def predict`."
+        )
+    return model
+
+
+def settings_of(model: Model) -> Mapping[str, Any]:
+    """Returns the settings that the model's class or decorator has set."""
+    if isinstance(model, _OfFunction):
+        return model.settings
+    return {
+        setting: getattr(model, setting)
+        for setting in ferry.modeling.SETTINGS
+        if hasattr(type(model), setting)
+    }
+
+
+class _OfFunction(Model):
+    """A model that is only a function."""
+
+    def __init__(self, function: Any) -> None:
+        self.settings: Mapping[str, Any] = getattr(function, MARK, {})
+        self.predict = function  # type: ignore[method-assign]
+        self.__doc__ = function.__doc__
+        self.warm_up = self.settings.get("warm_up", ())  # type: ignore[misc]
+
+
+class _Loader(SourceFileLoader):
+    """Compiles the registered copy of a file, if there is one, under the file's own path.
+
+    Without Python's cache, which would keep the copy's code for the file.
+    """
+
+    def __init__(self, name: str, path: str, folder: Path, copies: Path) -> None:
+        super().__init__(name, path)
+        self._copy = copies / Path(path).relative_to(folder)
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(str(self._copy) if self._copy.is_file() else path)
+
+
+class _Registered(MetaPathFinder):
+    """Finds the modules beside the target's file, and has them compiled from their copies."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self._folder = folder
+        self._copies = copies
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        place = Path(*name.split("."))
+        for file, folders in (
+            (place / "__init__.py", [str(self._folder / place)]),
+            (place.with_suffix(".py"), None),
+        ):
+            if (self._copies / file).is_file():
+                original = self._folder / file
+                loader = _Loader(name, str(original), self._folder, self._copies)
+                return spec_from_file_location(
+                    name, original, loader=loader, submodule_search_locations=folders
+                )
+        return None
