@@ -18,6 +18,7 @@ from ferry.commands.jobs import jobs
 from ferry.commands.models import models
 from ferry.commands.predict import predict
 from ferry.commands.roles import ingress, node, webhooks
+from ferry.commands.serve import serve
 from ferry.commands.shadow import shadow
 from ferry.commands.status import status
 from ferry.commands.torchserve import torchserve
@@ -86,6 +87,7 @@ def _open_missing_streams() -> None:
 
 
 for command in (
+    serve,
     up,
     ingress,
     node,

@@ -160,7 +160,7 @@ def _configured(one: Parameter, config: Mapping[str, Any], default: Any) -> Any:
     One of the wrong type counts as missing, as in TorchServe.
     """
     value: Any = config.get(one.word)
-    if not one.is_in_files or not has_type(value, one.kind):
+    if not has_type(value, one.kind):
         return default
     if one.kind is list:
         return _checked_integers(value, one.word)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import click
 from rich.markup import escape
@@ -38,12 +39,23 @@ _CHILD_SHARE = 0.9
 _END_S = 2.0
 
 
+class Occupant(Protocol):
+    """What a server is started for, by a command that brings its own models."""
+
+    def begin(self, settings: Settings) -> None:
+        """Is called once Redis answers, while the others start."""
+
+    def announce(self, supervisor: Supervisor) -> None:
+        """Is called once all parts are ready, in the place of the server's own announcement."""
+
+
 def run_server(
     settings: Settings,
     *,
     redis_memory: str = "0",
     redis_fsync: str = FSYNC_EVERY_SECOND,
     is_restoring: bool = True,
+    occupant: Occupant | None = None,
 ) -> None:
     """Serves until a signal asks to stop.
 
@@ -52,6 +64,7 @@ def run_server(
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
+        occupant: brings models, and announces them.
 
     Raises:
         ClickException: the server cannot start; all of its processes have ended.
@@ -83,6 +96,7 @@ def run_server(
             settings = replace(settings, redis_url=redis.url)
         keeps_models = is_restoring and settings.snapshot_file is None
         server = cleanup.enter_context(_prepared(settings, redis, logs, keeps_models=keeps_models))
+        server = replace(server, occupant=occupant)
         report = print_report if logs is None else logs.say
         if redis is not None and (saved := _saved_models(settings)):
             models, place = ", ".join(saved), settings.snapshot_file
@@ -164,6 +178,9 @@ def _serve(
         is_unusable = error.exit_code == EXIT_UNUSABLE
         failure = UnusableSettings if is_unusable else click.ClickException
         raise failure(f"{error}; the lines above say why") from error
+    except click.ClickException:
+        supervisor.stop()
+        raise
     except (TimeoutError, OSError) as error:
         supervisor.stop()
         raise click.ClickException(f"cannot start: {error}") from error
@@ -182,6 +199,7 @@ class _Server:
     feeder: BulkFeeder
     # Whether models that an embedded Redis remembers stay: nothing else brings them back.
     keeps_models: bool
+    occupant: Occupant | None = None
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
@@ -197,13 +215,18 @@ class _Server:
             start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
         supervisor.start("node")
         self.feeder.start(supervisor)
+        if self.occupant is not None:
+            self.occupant.begin(self.settings)
         named = self.settings.load_models
         with spinner(f"Starting and loading {named}" if named else "Starting"):
             self.ingresses.start(supervisor)
             # Registering a model takes a node, so the server has started only when there is one.
             supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
             self.feeder.wait(supervisor)
-        self._announce()
+        if self.occupant is None:
+            self._announce()
+        else:
+            self.occupant.announce(supervisor)
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""

@@ -1,7 +1,6 @@
 """Finds what a Python file serves, and with which settings, without running it."""
 
 import ast
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,32 +11,29 @@ from batching.errors import BadRequest
 from batching.models.config_keys import has_type
 from batching.models.parameters import Parameter
 from batching.models.spec import DEFAULT_VERSION, PARAMETERS
+from ferry.modeling import NAMES, SETTINGS, nearest_setting
 from ferry.serving.python_source import Module, TargetError, assignments, module_files, shown
 
-_BASES = frozenset({"ferry.Model", "ferry.model.Model"})
-_DECORATORS = frozenset({"ferry.model", "ferry.model.model"})
+_BASES = frozenset({"ferry.Model", "ferry.modeling.Model"})
+_DECORATORS = frozenset({"ferry.model", "ferry.modeling.model"})
 _FUNCTION = "predict"
-# Not settings of the server, but read by it: a slip in them is found as well.
+# Those that are read here; `warm_up` is the worker's.
 _TEXTS = ("name", "version")
-_KNOWN = (*_TEXTS, "warm_up")
-# Attributes that are this close to a setting's name are taken for slips.
-_ALIKE = 0.85
+_READ = frozenset({*SETTINGS, *_TEXTS})
+# An attribute of a class whose name is this close to a setting's is taken for a slip.
+_SIMILAR = 0.8
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Name -> where its value stands, and in which file.
 _Values = dict[str, tuple[Module, ast.expr]]
 
-
-def _names() -> dict[str, Parameter]:
-    """Returns the parameters by their names in Python: those of `POST /models` where it has one."""
-    found = {}
-    for one in PARAMETERS:
-        name = one.name.removesuffix(f"_{one.unit_suffix}") if one.unit_suffix else one.name
-        found[name if one.name == "min_worker" else one.rest or name] = one
-    return found
-
-
-SETTINGS: Mapping[str, Parameter] = _names()
+_BY_NAME: Mapping[str, Parameter] = {
+    name: one
+    for one in PARAMETERS
+    for name in (one.rest, one.name, one.name.removesuffix(f"_{one.name.rpartition('_')[2]}"))
+    if name in SETTINGS
+}
+_KINDS = {int: "a whole number", str: "a text", bool: "True or False", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,7 @@ def _served(module: Module) -> Iterator[ServedObject]:
         elif isinstance(statement, ast.ClassDef) and _is_served(module, statement):
             values = {}
             for owner, ancestor in reversed(list(_ancestors(module, statement))):
+                values.pop("name", None)  # of a base, which has its own
                 values |= _attributes(owner, ancestor)
             yield _object(module, statement.name, values)
         elif _FUNCTION in _bound_names(statement):
@@ -105,7 +102,7 @@ def _refuse_async(module: Module, function: ast.stmt) -> None:
     if isinstance(function, ast.AsyncFunctionDef):
         raise module.error(
             function,
-            f"{function.name} must be written without async: a batch is what runs concurrently here",
+            f"{function.name} must not be async: the batch is the concurrency. Write `def`",
         )
 
 
@@ -154,10 +151,12 @@ def _module_beside(module: Module, name: str) -> Module | None:
 def _attributes(module: Module, definition: ast.ClassDef) -> _Values:
     found: _Values = {}
     for name, value in assignments(definition.body):
-        if name in SETTINGS or name in _TEXTS:
+        if name in _READ:
             found[name] = (module, value)
-        elif alike := _nearest(name, _ALIKE):
-            raise module.error(value, f"{name} is no setting; did you mean {alike}?")
+        elif name in NAMES or name.startswith("_"):
+            continue
+        elif nearest := nearest_setting(name, _SIMILAR):
+            raise module.error(value, f"{name} is no setting; did you mean {nearest}?")
     return found
 
 
@@ -165,19 +164,12 @@ def _keywords(module: Module, decorator: ast.expr) -> _Values:
     found: _Values = {}
     for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
         name = keyword.arg or "**"
-        if name in SETTINGS or name in _TEXTS:
+        if name in _READ:
             found[name] = (module, keyword.value)
-        elif name not in _KNOWN:
-            alike = _nearest(name, 0.5)
-            hint = f"; did you mean {alike}?" if alike else ""
-            raise module.error(keyword, f"{name} is no setting of @ferry.model{hint}")
+        elif name not in NAMES:
+            nearest = nearest_setting(name, 0.0)
+            raise module.error(keyword.value, f"{name} is no setting; did you mean {nearest}?")
     return found
-
-
-def _nearest(name: str, cutoff: float) -> str:
-    if name in _KNOWN:
-        return ""
-    return "".join(difflib.get_close_matches(name, (*SETTINGS, *_KNOWN), n=1, cutoff=cutoff))
 
 
 def _object(module: Module, label: str, values: _Values) -> ServedObject:
@@ -187,7 +179,7 @@ def _object(module: Module, label: str, values: _Values) -> ServedObject:
         label,
         texts.get("name", own_name),
         texts.get("version", DEFAULT_VERSION),
-        {SETTINGS[name].word: _setting(name, *where) for name, where in values.items()},
+        {_BY_NAME[name].word: _setting(name, *where) for name, where in values.items()},
     )
 
 
@@ -201,12 +193,11 @@ def _text(name: str, module: Module, expression: ast.expr) -> str:
 def _setting(name: str, module: Module, expression: ast.expr) -> Any:
     value = module.value(expression, name)
     value = list(value) if isinstance(value, tuple) else value
-    kind = SETTINGS[name].kind
+    kind = _BY_NAME[name].kind
     if not has_type(value, kind):
-        kinds = {int: "a whole number", str: "a text", bool: "True or False", list: "a list"}
-        raise module.error(expression, f"{name} must be {kinds[kind]}, not {value!r}")
+        raise module.error(expression, f"{name} must be {_KINDS[kind]}, not {value!r}")
     try:
-        SETTINGS[name].check(value)
+        _BY_NAME[name].check(value)
     except BadRequest as error:
         raise module.error(expression, error.message) from error
     return value

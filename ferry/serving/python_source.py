@@ -102,13 +102,14 @@ def shown(path: Path) -> str:
 def assignments(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
     """Yields the name and the value of each plain assignment."""
     for statement in statements:
+        targets: list[ast.expr] = []
         if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, statement.value
+            targets = statement.targets
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            if isinstance(statement.target, ast.Name):
-                yield statement.target.id, statement.value
+            targets = [statement.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, statement.value
 
 
 def sources_of(file: Path) -> dict[str, Path]:
