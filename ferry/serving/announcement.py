@@ -98,18 +98,16 @@ def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _sample(schema: Mapping[str, Any], levels: int = _MOST_LEVELS) -> Any:
     """Returns a small value that the schema allows."""
     schema = _object_schema(schema)
-    for known in ("default", "const"):
-        if known in schema:
-            return schema[known]
-    if choices := schema.get("enum"):
-        return choices[0]
+    known = [schema[word] for word in ("default", "const") if word in schema]
+    if known or schema.get("enum"):
+        return [*known, *schema.get("enum", [])][0]
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return _sample(options[0], levels)
-    if levels and schema.get("type") == "object":
+    kind = schema.get("type")
+    if kind == "object":
         fields, required = schema.get("properties", {}), schema.get("required", [])
-        return {name: _sample(fields[name], levels - 1) for name in fields if name in required}
-    if levels and schema.get("type") == "array":
-        return [_sample(schema.get("items") or {"type": "integer"}, levels - 1)]
-    if schema.get("type") in ("object", "array"):
-        return {} if schema["type"] == "object" else []
-    return _SAMPLES.get(str(schema.get("type")), "some text")
+        wanted = [name for name in fields if name in required and levels]
+        return {name: _sample(fields[name], levels - 1) for name in wanted}
+    if kind == "array":
+        return [_sample(schema.get("items") or {}, levels - 1)] if levels else []
+    return _SAMPLES.get(str(kind), "some text")

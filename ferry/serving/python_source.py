@@ -102,14 +102,15 @@ def shown(path: Path) -> str:
 def assignments(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
     """Yields the name and the value of each plain assignment."""
     for statement in statements:
-        targets: list[ast.expr] = []
         if isinstance(statement, ast.Assign):
-            targets = statement.targets
+            targets, value = statement.targets, statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets = [statement.target]
+            targets, value = [statement.target], statement.value
+        else:
+            continue
         for target in targets:
             if isinstance(target, ast.Name):
-                yield target.id, statement.value
+                yield target.id, value
 
 
 def sources_of(file: Path) -> dict[str, Path]:

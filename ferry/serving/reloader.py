@@ -6,7 +6,7 @@ version is then given up. What cannot be read or loaded is shown, and changes no
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from watchfiles import watch
@@ -32,6 +32,7 @@ class Reloader:
         models: the running server's.
         texts: the targets as the command was given them.
         targets: what they are; what serves is in `models` already.
+        prints: the fingerprints of their files when they were registered.
         on_served: is told of each version that has taken over, and after how many seconds.
         on_broken: is told what cannot be read or loaded.
     """
@@ -41,6 +42,7 @@ class Reloader:
         models: LiveModels,
         texts: Sequence[str],
         targets: Sequence[ServedTarget],
+        prints: Mapping[str, str],
         *,
         on_served: Callable[[LiveModel, float], None],
         on_broken: Callable[[str], None],
@@ -51,7 +53,7 @@ class Reloader:
         self._on_served = on_served
         self._on_broken = on_broken
         # Model -> fingerprint of the files that were loaded last, whatever came of it.
-        self._tried = {one.name: one.fingerprint() for one in targets}
+        self._tried = dict(prints)
         self._complaint = ""
         self._changes: Iterator[object] = iter(())
         self._folders: frozenset[Path] = frozenset()

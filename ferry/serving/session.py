@@ -41,6 +41,7 @@ class Session:
     is_opening: bool
     _models: LiveModels = field(init=False)
     _specs: list[ModelSpec] = field(default_factory=list)
+    _prints: Mapping[str, str] = field(default_factory=dict)
     _base_url: str = ""
     # Names of the models that were introduced at length.
     _said: set[str] = field(default_factory=set)
@@ -50,6 +51,8 @@ class Session:
         registry = Registry(connect(settings.redis_url))
         self._models = LiveModels(registry, settings, self.changed_fields)
         self._base_url = settings.inference_address.replace("127.0.0.1", "localhost")
+        # Before: a save from now on is one to load.
+        self._prints = {target.name: target.fingerprint() for target in self.targets}
         self._specs = [self._models.register(target) for target in self.targets]
 
     def announce(self, supervisor: Supervisor) -> None:
@@ -66,6 +69,7 @@ class Session:
                 self._models,
                 self.texts,
                 self.targets,
+                self._prints,
                 on_served=self._say_served,
                 on_broken=self._say_broken,
             ).start()
@@ -106,15 +110,9 @@ class Session:
         _say(f"{text}\n{self._what_serves()}", is_error=True)
 
     def _what_serves(self) -> str:
-        names = ", ".join(
-            f"{one.spec.model_name} {one.spec.model_version}"
-            for one in self._models.serving.values()
-        )
-        return (
-            f"Still served: {names}. Waiting for the next save."
-            if names
-            else "Waiting for the next save."
-        )
+        specs = [one.spec for one in self._models.serving.values()]
+        names = ", ".join(f"{spec.model_name} {spec.model_version}" for spec in specs)
+        return f"{f'Still served: {names}. ' if names else ''}Waiting for the next save."
 
 
 def _say(text: str, *, is_error: bool = False) -> None:
