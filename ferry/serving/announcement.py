@@ -7,7 +7,6 @@ from typing import Any
 
 from ferry.serving.live_models import LiveModel
 
-_MOST_LEVELS = 6
 _SAMPLES: Mapping[str, Any] = {
     "string": "some text",
     "integer": 1,
@@ -47,7 +46,7 @@ def curl_line(live: LiveModel, base_url: str) -> str:
     if kind == "text":
         return f"curl {url} -d {shlex.quote(example if isinstance(example, str) else 'some text')}"
     if kind == "form":
-        fields = _object_schema(takes.get("schema", {})).get("properties", {})
+        fields = takes.get("schema", {}).get("properties", {})
         return " ".join([f"curl {url}", *(_form_field(name, fields[name]) for name in fields)])
     if example is None:
         example = _example(kind, takes.get("schema", {}), live.interface.get("inputs", []))
@@ -88,26 +87,17 @@ def _zeros(shape: list[Any]) -> Any:
     return [_zeros(shape[1:])] * min(count, 4096)
 
 
-def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema behind a reference to its own definitions."""
-    name = str(schema.get("$ref", "")).rpartition("/")[2]
-    found: Mapping[str, Any] = schema.get("$defs", {}).get(name, schema)
-    return found
-
-
-def _sample(schema: Mapping[str, Any], levels: int = _MOST_LEVELS) -> Any:
+def _sample(schema: Mapping[str, Any]) -> Any:
     """Returns a small value that the schema allows."""
-    schema = _object_schema(schema)
     known = [schema[word] for word in ("default", "const") if word in schema]
     if known or schema.get("enum"):
         return [*known, *schema.get("enum", [])][0]
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return _sample(options[0], levels)
+        return _sample(options[0])
     kind = schema.get("type")
     if kind == "object":
         fields, required = schema.get("properties", {}), schema.get("required", [])
-        wanted = [name for name in fields if name in required and levels]
-        return {name: _sample(fields[name], levels - 1) for name in wanted}
+        return {name: _sample(fields[name]) for name in fields if name in required}
     if kind == "array":
-        return [_sample(schema.get("items") or {}, levels - 1)] if levels else []
+        return [_sample(schema.get("items") or {})]
     return _SAMPLES.get(str(kind), "some text")

@@ -25,9 +25,9 @@ DEFAULTS: Mapping[str, Any] = {
     "minWorkers": 1,
     "maxWorkers": 1,
 }
-_HANDLER = "python_model"
-_CONFIG = "model-config.yaml"
-_MANIFEST = "MAR-INF/MANIFEST.json"
+HANDLER = "python_model"
+CONFIG_FILE = "model-config.yaml"
+MANIFEST_NAME = "MAR-INF/MANIFEST.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +63,43 @@ class ServedTarget:
                 digest.update(f"{place} {found.st_mtime_ns} {found.st_size}".encode())
         return digest.hexdigest()
 
-    def files(self) -> dict[str, str]:
-        """Returns the text files that make an archive of the sources, by their places."""
-        if self.path is None:
-            return self._described(f"{HUGGING_FACE}{self.label}")
-        return self._described(f"{self.path.name}:{self.label}".rstrip(":"))
+    @property
+    def text(self) -> str:
+        """Returns what a manifest says of it, beside the sources."""
+        return self._text("" if self.path is None else self.path.name)
+
+    def config(self) -> str:
+        """Returns model-config.yaml."""
+        settings = {**DEFAULTS, **self.settings}
+        settings["maxWorkers"] = max(settings["minWorkers"], settings["maxWorkers"])
+        return "".join(f"{word}: {json.dumps(value)}\n" for word, value in settings.items())
 
     def write_folder(self, folder: Path, version: str) -> None:
         """Writes an archive in which the target stays where it is.
 
         Of its code there is a copy: a worker that starts later runs what was registered.
         """
-        text = f"{HUGGING_FACE}{self.label}" if self.path is None else str(self.path)
-        if self.path is not None and self.label:
-            text += f":{self.label}"
-        for place, content in self._described(text, version).items():
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            (folder / place).write_text(content, encoding="utf-8")
+        model = {
+            "modelName": self.name,
+            "modelVersion": version,
+            "handler": HANDLER,
+            "target": self._text(str(self.path)),
+            "configFile": CONFIG_FILE,
+        }
+        manifest = folder / MANIFEST_NAME
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"runtime": "python", "model": model}), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self.config(), encoding="utf-8")
         for place, path in self.sources.items():
             if path.suffix == ".py":
                 copy = folder / "sources" / place
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
 
-    def _described(self, text: str, version: str = "") -> dict[str, str]:
-        model = {
-            "modelName": self.name,
-            "modelVersion": version or self.version,
-            "handler": _HANDLER,
-            "target": text,
-            "configFile": _CONFIG,
-        }
-        settings = {**DEFAULTS, **self.settings}
-        settings["maxWorkers"] = max(settings["minWorkers"], settings["maxWorkers"])
-        lines = [f"{word}: {json.dumps(value)}\n" for word, value in settings.items()]
-        manifest = {"runtime": "python", "model": model}
-        return {_MANIFEST: json.dumps(manifest, indent=2), _CONFIG: "".join(lines)}
+    def _text(self, path: str) -> str:
+        if self.path is None:
+            return f"{HUGGING_FACE}{self.label}"
+        return f"{path}:{self.label}" if self.label else path
 
 
 def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
