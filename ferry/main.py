@@ -16,6 +16,7 @@ from ferry.commands.container import container
 from ferry.commands.doctor import doctor
 from ferry.commands.jobs import jobs
 from ferry.commands.models import models
+from ferry.commands.new import new
 from ferry.commands.predict import predict
 from ferry.commands.roles import ingress, node, webhooks
 from ferry.commands.serve import serve
@@ -88,6 +89,7 @@ def _open_missing_streams() -> None:
 
 for command in (
     serve,
+    new,
     up,
     ingress,
     node,
