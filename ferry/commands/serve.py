@@ -52,7 +52,7 @@ def serve(  # noqa: PLR0917 - click passes them by name
     # Only this command needs a client of Redis.
     from ferry.serving.live_models import device_fields  # noqa: PLC0415 - see above
     from ferry.serving.session import Session  # noqa: PLC0415 - see above
-    from ferry.serving.targets import read_targets  # noqa: PLC0415 - see above
+    from ferry.serving.served_targets import read_targets  # noqa: PLC0415 - see above
 
     texts = (target, *more)
     targets = read_targets(texts)

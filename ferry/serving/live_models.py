@@ -13,7 +13,7 @@ from batching.models.statuses import WorkerState, WorkerStatus
 from batching.settings.settings import Settings
 from batching.store.registry.registry import Registry
 from ferry.serving.python_source import TargetError
-from ferry.serving.targets import DEFAULTS, ServedTarget
+from ferry.serving.served_targets import DEFAULTS, ServedTarget
 from workers.archives.model_archive import inspect_archive
 from workers.archives.model_files import work_dir_of
 

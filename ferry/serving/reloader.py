@@ -15,7 +15,7 @@ from batching.errors import ServeError
 from batching.models.spec import ModelSpec
 from ferry.serving.live_models import LiveModel, LiveModels, LoadFailed, Superseded
 from ferry.serving.python_source import TargetError
-from ferry.serving.targets import WITHOUT_CODE, ServedTarget, read_targets
+from ferry.serving.served_targets import WITHOUT_CODE, ServedTarget, read_targets
 
 # Editors write a file in several steps; a quiet moment ends a save.
 _QUIET_MS = 60

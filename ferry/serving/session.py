@@ -19,7 +19,7 @@ from ferry.process_tree.supervisor import Supervisor
 from ferry.serving.announcement import announcement
 from ferry.serving.live_models import LiveModel, LiveModels, LoadFailed
 from ferry.serving.reloader import Reloader
-from ferry.serving.targets import ServedTarget
+from ferry.serving.served_targets import ServedTarget
 
 
 @dataclass(slots=True)
