@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from batching.settings.settings import Settings
-from ferry.options import settings_options
+from ferry.options import ServerCommand, settings_options
 from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, FSYNCS
 from ferry.process_tree.whole_server import run_server
 
 _ADDRESSES = ("inference_address", "management_address", "metrics_address")
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @settings_options
 @click.option(
     "--port-base",

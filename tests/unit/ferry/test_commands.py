@@ -449,8 +449,9 @@ def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
 
 def options_of(command, words=()):
     """Each command below this one and each of its options."""
-    for name, child in getattr(command, "commands", {}).items():
-        yield from options_of(child, (*words, name))
+    context = click.Context(command)
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        yield from options_of(command.get_command(context, name), (*words, name))
     yield from ((words, one) for one in command.params if isinstance(one, click.Option))
 
 
