@@ -87,7 +87,7 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
                 time.sleep(_RETRY_S)
                 continue
             why = _greeting(url) or str(error) or type(error).__name__
-            return f"no Redis can be used at {url.without_secrets()}: {why}"
+            return f"no Redis can be used at {url.without_secrets()}: {why.rstrip('.')}"
         return ""
 
 

@@ -42,7 +42,8 @@ def up(settings: Settings, port_base: int | None, redis_memory: str, redis_fsync
     if port_base is not None:
         _refuse_addresses(click.get_current_context().params)
         settings = _with_ports(settings, port_base)
-    run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync)
+    # Somebody waits at the terminal. Containers start in any order: other commands wait for it.
+    run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync, needs_redis=True)
 
 
 def _refuse_addresses(given: Mapping[str, Any]) -> None:

@@ -26,7 +26,13 @@ from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
-from ferry.process_tree.redis_part import NAME, prepared_redis, start_redis, words_of
+from ferry.process_tree.redis_part import (
+    NAME,
+    prepared_redis,
+    require_redis,
+    start_redis,
+    words_of,
+)
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -34,8 +40,6 @@ from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Superv
 INGRESS_SHARE, FEEDER_SHARE, NODE_SHARE, REDIS_SHARE = 0.55, 0.05, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
-# A Redis may start at the same time. With the last try, a start without one fails within 5 s.
-_REDIS_WAIT_S = 2.0
 # After its drain, an ingress closes its connections and ends.
 _END_S = 2.0
 
@@ -46,6 +50,7 @@ def run_server(
     redis_memory: str = "0",
     redis_fsync: str = FSYNC_EVERY_SECOND,
     is_restoring: bool = True,
+    needs_redis: bool = False,
 ) -> None:
     """Serves until a signal asks to stop.
 
@@ -54,6 +59,7 @@ def run_server(
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
+        needs_redis: does not wait for the Redis of `redis_url`.
 
     Raises:
         ClickException: the server cannot start; all of its processes have ended.
@@ -63,8 +69,8 @@ def run_server(
     settings = replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
-    if settings.redis_url:
-        _require_redis(settings)
+    if settings.redis_url and needs_redis:
+        require_redis(settings)
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
@@ -96,19 +102,6 @@ def run_server(
         )
         cleanup.enter_context(supervisor)
         _serve(supervisor, lambda: server.start(supervisor, report), report)
-
-
-def _require_redis(settings: Settings) -> None:
-    # Only here: a server with a Redis of its own needs no client in this process.
-    from batching.store.server_check import why_away  # noqa: PLC0415 - see above
-
-    try:
-        why = why_away(settings, wait_s=_REDIS_WAIT_S)
-    except SettingsError as error:
-        raise UnusableSettings(str(error)) from error
-    if why:
-        hint = "Start it first, or leave redis_url out: this command has a Redis of its own"
-        raise click.ClickException(f"{why}. {hint}")
 
 
 def run_ingresses(settings: Settings) -> None:
