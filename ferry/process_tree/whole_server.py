@@ -15,7 +15,7 @@ from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snapshot
-from ferry.console import err, out, spinner, warn
+from ferry.console import err, out, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
 from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
@@ -208,11 +208,13 @@ class _Server:
         supervisor.start("node")
         self.feeder.start(supervisor)
         named = self.settings.load_models
-        with spinner(f"Starting and loading {named}" if named else "Starting"):
-            self.ingresses.start(supervisor)
-            # Registering a model takes a node, so the server has started only when there is one.
-            supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-            self.feeder.wait(supervisor)
+        if (console := err()).is_terminal:
+            # No spinner: the parts write their log lines to the same terminal.
+            console.print(escape(f"Starting and loading {named}" if named else "Starting"))
+        self.ingresses.start(supervisor)
+        # Registering a model takes a node, so the server has started only when there is one.
+        supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
+        self.feeder.wait(supervisor)
         self._announce()
 
     def _announce(self) -> None:
