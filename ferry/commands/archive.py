@@ -18,7 +18,13 @@ from typing import Any
 import click
 
 from batching.models.spec import VERSION_PATTERN
-from ferry.serving.served_targets import CONFIG_FILE, HANDLER, MANIFEST_NAME, ServedTarget, read_target
+from ferry.serving.served_targets import (
+    CONFIG_FILE,
+    HANDLER,
+    MANIFEST_NAME,
+    ServedTarget,
+    read_target,
+)
 
 BUILT_IN_HANDLERS = (
     "base_handler",

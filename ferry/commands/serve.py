@@ -11,6 +11,9 @@ import click
 
 from ferry.options import settings_from_flags
 from ferry.process_tree.whole_server import run_server
+from ferry.serving.live_models import device_fields
+from ferry.serving.served_targets import read_targets
+from ferry.serving.session import Session
 
 
 @click.command()
@@ -49,11 +52,6 @@ def serve(  # noqa: PLR0917 - click passes them by name
     A file serves its function `predict`, functions under @ferry.model, and classes of ferry.Model;
     FILE.py:NAME picks one.
     """
-    # Only this command needs a client of Redis.
-    from ferry.serving.live_models import device_fields  # noqa: PLC0415 - see above
-    from ferry.serving.session import Session  # noqa: PLC0415 - see above
-    from ferry.serving.served_targets import read_targets  # noqa: PLC0415 - see above
-
     texts = (target, *more)
     targets = read_targets(texts)
     fields = device_fields(device) if device else {}

@@ -16,7 +16,7 @@ from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snapshot
-from ferry.console import err, out, spinner, warn
+from ferry.console import err, out, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
 from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
@@ -27,7 +27,13 @@ from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
-from ferry.process_tree.redis_part import NAME, prepared_redis, start_redis, words_of
+from ferry.process_tree.redis_part import (
+    NAME,
+    prepared_redis,
+    require_redis,
+    start_redis,
+    words_of,
+)
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -55,6 +61,7 @@ def run_server(
     redis_memory: str = "0",
     redis_fsync: str = FSYNC_EVERY_SECOND,
     is_restoring: bool = True,
+    needs_redis: bool = False,
     occupant: Occupant | None = None,
 ) -> None:
     """Serves until a signal asks to stop.
@@ -64,6 +71,7 @@ def run_server(
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
+        needs_redis: does not wait for the Redis of `redis_url`.
         occupant: brings models, and announces them.
 
     Raises:
@@ -74,6 +82,8 @@ def run_server(
     settings = replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
+    if settings.redis_url and needs_redis:
+        require_redis(settings)
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
@@ -218,11 +228,13 @@ class _Server:
         if self.occupant is not None:
             self.occupant.begin(self.settings)
         named = self.settings.load_models
-        with spinner(f"Starting and loading {named}" if named else "Starting"):
-            self.ingresses.start(supervisor)
-            # Registering a model takes a node, so the server has started only when there is one.
-            supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-            self.feeder.wait(supervisor)
+        if (console := err()).is_terminal and self.occupant is None:
+            # No spinner: the parts write their log lines to the same terminal.
+            console.print(escape(f"Starting and loading {named}" if named else "Starting"))
+        self.ingresses.start(supervisor)
+        # Registering a model takes a node, so the server has started only when there is one.
+        supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
+        self.feeder.wait(supervisor)
         if self.occupant is None:
             self._announce()
         else:
