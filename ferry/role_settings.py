@@ -76,6 +76,7 @@ OF_NODE = frozenset(
         "number_of_gpu",
         "probe_dir",
         "service_envelope",
+        "show_tracebacks",
         "unused_files_kept_s",
         "work_dir",
     }

@@ -239,7 +239,13 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     send = partial(queue.send, patience_s=spec.response_timeout_s)
     stream = BatchStream(model.context, send, timer, outage, JobReporter(queue.tell, outage))
     call = HandlerCall(model, settings, stream, timer)
-    runner = Runner(call, stream, queue.read_again, settings.max_response_size_bytes)
+    runner = Runner(
+        call,
+        stream,
+        queue.read_again,
+        settings.max_response_size_bytes,
+        shown_dir=model.code_dir if settings.show_tracebacks else None,
+    )
     worker = Worker(
         Batcher(queue, policy_of(spec)),
         queue,
