@@ -70,7 +70,12 @@ def _settings(port: int, folder: Path, log_level: str) -> Any:
     addresses = {
         f"{name}_address": f"http://127.0.0.1:{port + place}" for place, name in enumerate(names)
     }
-    flags = {"config_snapshots": False, "log_level": log_level, **addresses}
+    flags = {
+        "config_snapshots": False,
+        "log_level": log_level,
+        "show_tracebacks": True,  # only this machine asks
+        **addresses,
+    }
     settings = settings_from_flags(None, flags)
     store = folder / "store"
     store.mkdir()

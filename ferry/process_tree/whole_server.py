@@ -1,6 +1,7 @@
 """Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -286,7 +287,20 @@ def models_words(settings: Settings, *, is_new: bool) -> str:
     """Says which models the server begins with; `is_new`: Redis brings none."""
     words = _saved_models(settings) if is_new else ["those that Redis remembers"]
     words += [settings.load_models] if settings.load_models else []
-    return ", ".join(words) or "none yet: `ferry models register`"
+    return ", ".join(words) or f"none yet: {_first_step(settings)}"
+
+
+def _first_step(settings: Settings) -> str:
+    """Returns how the first model gets here."""
+    store = settings.model_store
+    if store is None:
+        return "start with --model-store FOLDER, for the archives in it"
+    archive = min((path.name for path in store.glob("*.mar")), default="ARCHIVE.mar")
+    words = ["ferry", "models", "register", archive]
+    address = settings.management_address
+    if address.startswith("http") and address != Settings().management_address:
+        words += ["--management-url", address]
+    return f"`{shlex.join(words)}`"
 
 
 def _saved_models(settings: Settings) -> list[str]:

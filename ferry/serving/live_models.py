@@ -105,7 +105,7 @@ class LiveModels:
         try:
             while True:
                 workers = self._registry.workers(spec.key)
-                if error := next((one.error for one in workers if one.error), ""):
+                if error := next((one.traceback or one.error for one in workers if one.error), ""):
                     raise LoadFailed(error)
                 ready = [one for one in workers if one.state is WorkerState.READY]
                 if ready and len(ready) >= spec.min_worker:

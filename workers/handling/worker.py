@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -45,6 +46,8 @@ from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.tracebacks import user_traceback
+from workers.python_models.target_handler import target_of
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
@@ -198,12 +201,15 @@ def main() -> int:
     try:
         model = _load(assignment, settings)
     except BaseException as error:  # a handler may raise anything, SystemExit too
-        log.exception("model=%s version=%s failed to load", *spec.key)
+        # Where tracebacks are shown, whoever waits for the model shows this one.
+        level = logging.INFO if settings.show_tracebacks else logging.ERROR
+        log.log(level, "model=%s version=%s failed to load", *spec.key, exc_info=True)
         _report(
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+            error=_sentence(error)[:MAX_ERROR_CHARS],
+            traceback=user_traceback(error, _code_dir(assignment)),
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
@@ -317,6 +323,22 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
+
+
+def _code_dir(assignment: Assignment) -> Path:
+    """Returns the folder of the model's own code, which need not lie in its archive."""
+    target = None
+    if assignment.spec.decodes_itself:
+        with contextlib.suppress(ValueError):
+            target = target_of(assignment.spec, assignment.model_dir).folder
+    return target or assignment.model_dir
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its text is the handler's code, too
+        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:

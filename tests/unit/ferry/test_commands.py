@@ -218,6 +218,19 @@ def test_command_says_where_it_is_told_why_workers_did_not_start(
     )
 
 
+def test_traceback_of_workers_that_did_not_start_is_printed(server, ferry):
+    # Given
+    cause = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: x'
+    answer = {"code": 500, "message": f"{failed_text('m', '1.0')}\n{cause}"}
+    server.answers["POST", "/models"] = (500, answer)
+    # When
+    result = ferry("models", "register", "m.mar")
+    # Then
+    assert result.stderr == (
+        f"Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n{cause}\n"
+    )
+
+
 def test_command_sends_the_token_of_the_environment(server, ferry, monkeypatch):
     # Given
     server.answers["GET", "/models"] = (200, {"models": []})
