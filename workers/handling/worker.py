@@ -199,7 +199,9 @@ def main() -> int:
     try:
         model = _load(assignment, settings)
     except BaseException as error:  # a handler may raise anything, SystemExit too
-        log.exception("model=%s version=%s failed to load", *spec.key)
+        # Where tracebacks are shown, whoever waits for the model shows this one.
+        level = logging.INFO if settings.show_tracebacks else logging.ERROR
+        log.log(level, "model=%s version=%s failed to load", *spec.key, exc_info=True)
         _report(
             assignment,
             state="FAILED",
