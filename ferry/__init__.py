@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ferry.client.job_state import JobError, JobProgress, JobState
     from ferry.client.prediction import Prediction
     from ferry.client.sync_client import Client, Job
+    from ferry.local_model import local
     from ferry.modeling import Answer, BadInput, Model, Requests, count, model, observe
 
 _ERRORS = "ferry.client.answer_errors"
@@ -52,6 +53,7 @@ _PLACES = {
     "Unauthorized": _ERRORS,
     "WaitTimeout": _ERRORS,
     "count": _MODEL,
+    "local": "ferry.local_model",
     "model": _MODEL,
     "observe": _MODEL,
 }
@@ -81,6 +83,7 @@ __all__ = [
     "Unauthorized",
     "WaitTimeout",
     "count",
+    "local",
     "model",
     "observe",
 ]

@@ -24,7 +24,7 @@ INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 # The type of a server's refusal where it asks for tokens.
 INVALID_KEY = "InvalidKeyException"
 
-# Only operators may see what a handler raised, so the server's answer does not tell it.
+# Where others can ask, the server's answer does not tell what a handler raised.
 NOT_STARTED = "Failed to start workers"
 WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
 
@@ -33,8 +33,10 @@ class ApiError(click.ClickException):
     """Says in the server's own words why it refused."""
 
     def __init__(self, status: int, message: str) -> None:
-        hint = f"\n{WHERE_TO_LOOK}" if message.startswith(NOT_STARTED) else ""
-        super().__init__(f"{message} (HTTP {status}){hint}")
+        sentence, _, cause = message.partition("\n")
+        if sentence.startswith(NOT_STARTED):
+            cause = cause or WHERE_TO_LOOK
+        super().__init__("\n".join(filter(None, (f"{sentence} (HTTP {status})", cause))))
         self.status = status
 
 

@@ -1,10 +1,16 @@
 """Where commands print their results, and where progress and complaints."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 
+import click
 from rich.console import Console
 from rich.markup import escape
+
+# As shells have it of a program that Ctrl-C has ended.
+_EXIT_INTERRUPTED = 130
 
 # Wider than any result.
 _WHOLE = 10_000
@@ -35,3 +41,14 @@ def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
     show = console.is_terminal and not is_quiet
     with console.status(escape(text)) if show else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def ending_at_interrupt(what_goes_on: Callable[[], str]) -> Iterator[None]:
+    """Ends the process at Ctrl-C with a sentence, and does not wait for threads or connections."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\n{what_goes_on()}", err=True)
+        sys.stdout.flush()
+        os._exit(_EXIT_INTERRUPTED)

@@ -1,7 +1,6 @@
 """The `ferry` command."""
 
 import errno
-import importlib.metadata
 import io
 import os
 import re
@@ -10,18 +9,7 @@ from typing import Any
 
 import click
 
-from ferry.commands.archive import archive
-from ferry.commands.bench import bench
-from ferry.commands.container import container
-from ferry.commands.doctor import doctor
-from ferry.commands.jobs import jobs
-from ferry.commands.models import models
-from ferry.commands.predict import predict
-from ferry.commands.roles import ingress, node, webhooks
-from ferry.commands.shadow import shadow
-from ferry.commands.status import status
-from ferry.commands.torchserve import torchserve
-from ferry.commands.up import up
+from ferry.lazy_commands import LazyGroup
 
 # Python reads bytes that are not UTF-8, in arguments and names of files, as surrogates.
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -29,7 +17,7 @@ _STDERR = 2
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
-class _Ferry(click.Group):
+class _Ferry(LazyGroup):
     """Says in one sentence what may keep any command from its work."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,9 +50,18 @@ def _is_nowhere() -> bool:
 
 
 @click.group(cls=_Ferry, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(importlib.metadata.version("torchferry"), prog_name="ferry")
+@click.version_option(package_name="torchferry", prog_name="ferry")
 def main() -> None:
-    """Serve PyTorch models in batches from a Redis queue."""
+    """Serve PyTorch models in batches from a Redis queue.
+
+    \b
+    For example, in two terminals:
+      ferry up --model-store model_store
+      ferry models register digits.mar
+      ferry predict digits picture.png
+
+    `ferry COMMAND --help` tells more of each.
+    """  # noqa: D301 - click's mark of lines that stay as they are
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Escapes characters that standard output cannot encode, as standard error does.
@@ -83,25 +80,6 @@ def _open_missing_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(_STDERR, "w")
-
-
-for command in (
-    up,
-    ingress,
-    node,
-    webhooks,
-    status,
-    models,
-    predict,
-    jobs,
-    archive,
-    doctor,
-    torchserve,
-    bench,
-    container,
-    shadow,
-):
-    main.add_command(command)
 
 
 if __name__ == "__main__":

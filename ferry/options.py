@@ -25,6 +25,7 @@ from batching.settings.sources import read_properties, switches_read_as_false
 from batching.settings.torchserve_keys import why_without_effect
 from ferry.client.reaching import TOKEN_VARIABLE
 from ferry.console import warn
+from ferry.role_settings import MOST_USED, SECTIONS
 
 Command = Callable[..., Any]
 
@@ -33,6 +34,10 @@ _ALIASES = {
     "load_models": ("--models",),
     "disable_token_authorization": ("--disable-token-auth",),
 }
+
+
+_MOST_USED = "Most used"
+_OTHERS = "Options"
 
 
 class UnusableSettings(click.ClickException):
@@ -61,6 +66,24 @@ def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], 
         return command
 
     return give
+
+
+class ServerCommand(click.Command):
+    """A command with all settings, which its help lists in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options: first those most used, last those that are no settings."""
+        sections: dict[str, list[tuple[str, str]]] = {_MOST_USED: []}
+        section = _MOST_USED
+        for one in self.get_params(ctx):
+            name = one.name or ""
+            section = SECTIONS.get(name, section) if name in Settings.fields() else _OTHERS
+            if (record := one.get_help_record(ctx)) is not None:
+                heading = _MOST_USED if name in MOST_USED else section
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def require_store(settings: Settings) -> None:

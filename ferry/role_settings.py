@@ -1,7 +1,28 @@
-"""Settings that concern one role only; the other one's help leaves them out.
+"""Settings that concern one role only, and the sections in which a help lists them all.
 
 Both roles accept all settings, so that one file or environment serves for both.
 """
+
+# What most starts name, whatever their place in `Settings`.
+MOST_USED = ("config", "model_store", "load_models", "port_base", "token_auth", "redis_url")
+# The setting that a section begins with; it goes on, in the order of `Settings`, to the next one.
+# Options that are no settings come last.
+SECTIONS = {
+    "redis_ca_file": "Redis",
+    "inference_address": "Addresses and TLS",
+    "work_dir": "Archives and models",
+    "job_queue_size": "Queues and jobs",
+    "default_workers_per_model": "Workers and timeouts",
+    "max_request_size_bytes": "Requests and answers",
+    "number_of_gpu": "Devices and handlers",
+    "unregister_model_timeout_s": "Management and tokens",
+    "cors_allowed_origin": "Web pages of other origins",
+    "enable_metrics_api": "Metrics and logs",
+    "config_snapshots": "What outlives a restart",
+    "webhook_secrets": "Webhooks and batches of files",
+    "drain_timeout_s": "Stopping and probes",
+    "log_level": "Metrics and logs",
+}
 
 OF_INGRESS = frozenset(
     {
@@ -56,6 +77,7 @@ OF_NODE = frozenset(
         "number_of_gpu",
         "probe_dir",
         "service_envelope",
+        "show_tracebacks",
         "unused_files_kept_s",
         "work_dir",
     }

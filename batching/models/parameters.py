@@ -33,7 +33,6 @@ class Parameter:
         lowest: the lowest number allowed.
         choices: the texts allowed; empty: any.
         refusal: the error for another value, instead of one made of name and range.
-        is_in_files: whether model-config.yaml, and `models` of config.properties, may have it.
         is_archives: whether model-config.yaml wins over the request, not the request over it.
         is_described: whether describe shows it.
         shown_with: the field that must differ from its default for describe to show this one.
@@ -49,7 +48,6 @@ class Parameter:
     lowest: int = MIN_INTEGER
     choices: tuple[str, ...] = ()
     refusal: str = ""
-    is_in_files: bool = True
     is_archives: bool = False
     is_described: bool = True
     shown_with: str = ""

@@ -23,6 +23,10 @@ _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 RUNTIMES = ("python", "python3")
 MAX_WORKERS_PER_NODE = 1024
 
+# TorchServe's defaults neither serve nor batch. `defaults=serving` asks for these in their place.
+SERVING = "serving"
+SERVING_DEFAULTS = {"min_worker": 1, "batch_size": 8, "batch_policy": "adaptive"}
+
 # Stands for the archive in `check_parameters`, before it is fetched. With it, only those parameters
 # are refused that every archive would make invalid.
 _ANY_CONFIG = {one.word: 1 for one in PARAMETERS if one.is_archives} | {
@@ -71,7 +75,8 @@ def spec_from_registration(
 
     Most values: parameter over model-config.yaml over `models` of config.properties over default.
     Timeouts and workers: model-config.yaml over `models` over parameter over default; unlike in
-    TorchServe, a model-config.yaml without a timeout leaves the parameter be.
+    TorchServe, a model-config.yaml without a timeout leaves the parameter be. The parameter
+    `defaults=serving` changes nothing but the defaults.
     Source: torchserve 0.12 ModelManager.registerModel, documented under "Register a model".
 
     Raises:
@@ -98,7 +103,7 @@ def spec_from_registration(
         archive_sha256=archive.sha256,
         manifest=archive.manifest,
         config=archive.config,
-        **_values(parameters, config, defaults.parameters),
+        **_values(parameters, config, _defaults(parameters, defaults.parameters)),
     )
 
 
@@ -115,6 +120,15 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         BadRequest: none could, so none has to be fetched.
     """
     spec_from_registration(parameters, _ANY_ARCHIVE, ModelDefaults())
+
+
+def _defaults(parameters: Mapping[str, Any], configured: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "defaults" not in parameters:
+        return configured
+    if parameters["defaults"] != SERVING:
+        raise BadRequest(f"defaults must be {SERVING}.")
+    # A default of 0 workers is nobody's choice.
+    return {**SERVING_DEFAULTS, **{name: value for name, value in configured.items() if value}}
 
 
 def _values(
@@ -160,7 +174,7 @@ def _configured(one: Parameter, config: Mapping[str, Any], default: Any) -> Any:
     One of the wrong type counts as missing, as in TorchServe.
     """
     value: Any = config.get(one.word)
-    if not one.is_in_files or not has_type(value, one.kind):
+    if not has_type(value, one.kind):
         return default
     if one.kind is list:
         return _checked_integers(value, one.word)

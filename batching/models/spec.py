@@ -164,7 +164,6 @@ class ModelSpec:
         "queueTimeout",
         lowest=0,
         refusal=_QUEUE_REFUSAL,
-        is_in_files=False,
         is_described=False,
         is_unset_by_zero=True,
         doc="How long a request may wait, on top of `response_timeout`.",

@@ -128,6 +128,9 @@ class Settings:
         "on", doc="off: the built-in image handlers run models as they came, without what is faster"
     )
     limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
+    show_tracebacks: bool = _setting(
+        False, doc="tell clients where predictions failed: the last lines of a model's own code"
+    )
     blacklist_env_vars: str = _setting(
         "", doc="regular expression of environment variables that workers do not get"
     )

@@ -49,6 +49,7 @@ OWN_SWITCHES = frozenset(
         "log_files",
         "open_inference_rows",
         "redis_append_only",
+        "show_tracebacks",
         "token_authorization",
         "webhook_allow_http",
     }

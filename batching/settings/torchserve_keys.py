@@ -16,7 +16,7 @@ UNDERSTOOD: frozenset[str] = (
 )
 
 _NO_JVM = "there is no Java virtual machine"
-_NO_GRPC = "there is no gRPC"
+_NO_GRPC = "there is no gRPC: its clients have to use HTTP, which streams answers, too"
 _NO_KEYSTORE = "TLS takes certificate_file and private_key_file"
 _NO_SEQUENCES = "there is no sequence batching"
 
@@ -59,8 +59,8 @@ IGNORED: Mapping[str, str] = {
 }
 
 
-# Of those, the keys that an operator has to write otherwise.
-REPLACED = frozenset(key for key, reason in IGNORED.items() if reason == _NO_KEYSTORE)
+# Of those, the keys behind which an operator or a client has to change something.
+REPLACED = frozenset(key for key, reason in IGNORED.items() if reason in (_NO_KEYSTORE, _NO_GRPC))
 
 # Key of TorchServe's -> what it does here that it does not there.
 BETTER: Mapping[str, str] = {

@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 
 import redis
@@ -28,6 +29,7 @@ MIN_VERSION = (7, 0)
 SAFE_POLICY = "noeviction"
 _TIMEOUT_S = 1.0
 _GREETING_S = 0.3
+_RETRY_S = 0.2
 _GREETING_BYTES = 1024
 
 
@@ -48,10 +50,45 @@ def check_server(settings: Settings) -> None:
         check_client(client)
         check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
-        why = _greeting(RedisUrl.parse(settings.redis_url)) or str(error) or type(error).__name__
-        log.warning("Redis could not be checked: %s", why)
+        url = RedisUrl.parse(settings.redis_url)
+        why = _greeting(url) or str(error) or type(error).__name__
+        log.warning(
+            "Redis could not be checked, and this waits for it redis=%s: %s",
+            url.without_secrets(),
+            why,
+        )
     finally:
         client.close()
+
+
+def why_away(settings: Settings, *, wait_s: float) -> str:
+    """Returns why the Redis that the settings name cannot be used; empty: it answers.
+
+    Args:
+        settings: with a `redis_url`.
+        wait_s: how long to try again, as it may start at the same time.
+
+    Raises:
+        SettingsError: files for TLS cannot be used.
+    """
+    _check_tls_files(settings)
+    url = RedisUrl.parse(settings.redis_url)
+    give_up_s = time.monotonic() + wait_s
+    while True:
+        try:
+            with contextlib.closing(
+                connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
+            ) as client:
+                client.ping()
+        except (redis.ResponseError, redis.BusyLoadingError):
+            return ""  # it is there, be it that this user may not ask, or that it reads its file
+        except AWAY as error:
+            if time.monotonic() < give_up_s:
+                time.sleep(_RETRY_S)
+                continue
+            why = _greeting(url) or str(error) or type(error).__name__
+            return f"no Redis can be used at {url.without_secrets()}: {why.rstrip('.')}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

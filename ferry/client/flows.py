@@ -4,6 +4,7 @@ A flow is a generator: it yields each call, gets the answer sent or the `ServerU
 in, and returns what came of it. So the blocking client and the other one share every decision.
 """
 
+import logging
 import math
 import re
 import time
@@ -20,12 +21,15 @@ from ferry.client.job_state import JobState
 from ferry.client.prediction import Prediction
 from ferry.client.submission import MARGIN_S, Call, Data, Options, prediction_call
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Call, httpx.Response, T]
 
 # As long as one request waits for a job; proxies cut off silent ones after a minute.
 LONGEST_WAIT_S = 30.0
 _JOB_PLACE = re.compile(r"/jobs/[0-9a-f]{32}$")
+_NO_WORKER = "no_worker"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 
 
@@ -103,6 +107,7 @@ def _persist(
     """
     end_s = time.monotonic() + patience_s
     delay_s = _FIRST_DELAY_S
+    has_told = False
     while True:
         try:
             response = yield call
@@ -116,6 +121,10 @@ def _persist(
             retry_s = None if _is_result(response, job_id) else _retry_after_s(response)
             if retry_s is None or time.monotonic() + retry_s > end_s:
                 return response
+            if not has_told and response.headers.get("x-ferry-reason") == _NO_WORKER:
+                # Without this, a program is silent for a minute where a model does not load.
+                log.warning("%s; trying again for %g s", error_of(response).message, patience_s)
+                has_told = True
             call = replace(call, delay_s=retry_s)
 
 

@@ -1,4 +1,4 @@
-"""`ferry archive`: packs a model the way torch-model-archiver does, with its flags."""
+"""`ferry archive`: packs a target of `ferry serve`, or a model as torch-model-archiver does."""
 
 import glob
 import importlib.metadata
@@ -13,10 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from batching.models.spec import VERSION_PATTERN
+from ferry.serving.served_targets import (
+    CONFIG_FILE,
+    HANDLER,
+    MANIFEST_NAME,
+    ServedTarget,
+    read_target,
+)
 
 BUILT_IN_HANDLERS = (
     "base_handler",
@@ -29,7 +37,6 @@ BUILT_IN_HANDLERS = (
     "trt_llm_handler",
 )
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-MANIFEST_NAME = "MAR-INF/MANIFEST.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -47,6 +54,7 @@ class Recipe:
     requirements_file: Path | None
     config_file: Path | None
     extra_files: str
+    target: ServedTarget | None = None
 
     def manifest(self) -> str:
         """Returns MANIFEST.json, with torch-model-archiver's keys in its order."""
@@ -59,10 +67,13 @@ class Recipe:
             "requirementsFile": self.requirements_file,
             "configFile": self.config_file,
         }
+        named = {key: Path(value).name for key, value in model.items() if value}
+        if self.target is not None:
+            named["target"] = self.target.text
         manifest = {
             "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
             "runtime": self.runtime,
-            "model": {key: Path(value).name for key, value in model.items() if value},
+            "model": named,
             "archiverVersion": importlib.metadata.version("torchferry"),
         }
         return json.dumps(manifest, indent=2)
@@ -76,6 +87,7 @@ class Recipe:
         named = (self.model_file, self.serialized_file, self._handler_file())
         settings = (self.requirements_file, self.config_file)
         sources = [(file.name, file) for file in (*named, *settings) if file is not None]
+        sources += self.target.sources.items() if self.target is not None else ()
         files: dict[str, Path] = {}
         for place, source in (*sources, *_extra_files(self.extra_files)):
             if not files.setdefault(place, source).samefile(source):
@@ -85,7 +97,7 @@ class Recipe:
         return files
 
     def _handler_file(self) -> Path | None:
-        if self.handler in BUILT_IN_HANDLERS:
+        if self.target is not None or self.handler in BUILT_IN_HANDLERS:
             return None
         name = self.handler.partition(":")[0]
         path = Path(name if name.endswith(".py") else f"{name}.py")
@@ -102,7 +114,7 @@ def _matching(
     pattern: re.Pattern[str], hint: str
 ) -> Callable[[click.Context, click.Parameter, str], str]:
     def check(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-        if not pattern.fullmatch(value):
+        if value and not pattern.fullmatch(value):
             raise click.BadParameter(f"{value!r}: {hint}")
         return value
 
@@ -118,29 +130,31 @@ class _Command(click.Command):
 
 
 @click.command(cls=_Command)
+@click.argument("target", default="")
 @click.option(
     "--model-name",
-    required=True,
+    default="",
     callback=_matching(
         _NAME, "use letters, digits, '_', '-' and '.', beginning with a letter or digit."
     ),
-    help="Name to serve under.",
+    help="Name to serve under.  [required without TARGET]",
 )
 @click.option(
     "-v",
     "--version",
-    required=True,
+    default="",
     callback=_matching(
         VERSION_PATTERN,
         "no server would register it. Use letters, digits, '.', '_', '+' and '-', "
         "at most 128 of them, beginning with a letter, digit or '_'.",
     ),
-    help="Version of the model.",
+    help="Version of the model.  [required without TARGET]",
 )
 @click.option(
     "--handler",
-    required=True,
-    help="Python file, file.py:function, or a built-in handler such as image_classifier.",
+    default="",
+    help="Python file, file.py:function, or a built-in handler such as image_classifier.  "
+    "[required without TARGET]",
 )
 @click.option("--serialized-file", type=_FILE, help="Weights: TorchScript, or a state dict.")
 @click.option("--model-file", type=_FILE, help="Python file with the model's class.")
@@ -168,22 +182,62 @@ class _Command(click.Command):
 @click.option("-f", "--force", is_flag=True, help="Overwrite an existing archive.")
 @click.option("-r", "--requirements-file", type=_FILE, help="requirements.txt of the handler.")
 @click.option("-c", "--config-file", type=_FILE, help="model-config.yaml.")
-def archive(export_path: Path, archive_format: str, *, force: bool, **recipe: str) -> None:
-    """Pack a model for serving: weights, handler and extra files in one archive.
+def archive(
+    target: str, export_path: Path, archive_format: str, *, force: bool, **recipe: Any
+) -> None:
+    """Pack a model for serving: code, weights and extra files in one archive.
 
-    Takes torch-model-archiver's flags and makes the same archives.
+    TARGET is what `ferry serve` takes: FILE.py[:NAME], .onnx, .pt2, .pt or hf:NAME. Without it,
+    torch-model-archiver's flags make its archives.
     """
-    packed = Recipe(**recipe)  # type: ignore[arg-type]
-    files = packed.files()
-    target = export_path / f"{packed.model_name}{SUFFIXES[archive_format]}"
-    if target.exists() and not force:
-        raise click.ClickException(f"{target} already exists. Use --force to overwrite it.")
-    try:
-        export_path.mkdir(parents=True, exist_ok=True)
-        _write(target, archive_format, packed, files)
-    except OSError as error:
-        raise click.ClickException(f"Cannot write {target}: {error.strerror or error}") from error
-    click.echo(f"Wrote {target} with {', '.join(files) or 'no files'}.")
+    with tempfile.TemporaryDirectory(prefix="ferry-archive-") as folder:
+        for packed in _recipes(target, recipe, Path(folder)):
+            path = export_path / f"{packed.model_name}{SUFFIXES[archive_format]}"
+            if path.exists() and not force:
+                raise click.ClickException(f"{path} already exists. Use --force to overwrite it.")
+            files = packed.files()
+            try:
+                export_path.mkdir(parents=True, exist_ok=True)
+                _write(path, archive_format, packed, files)
+            except OSError as error:
+                why = error.strerror or error
+                raise click.ClickException(f"Cannot write {path}: {why}") from error
+            click.echo(f"Wrote {path} with {', '.join(files) or 'no files'}.")
+
+
+def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Recipe]:
+    """Yields an archive's recipe for each model of the target, or the one of the options alone."""
+    context = click.get_current_context()
+    parameters = {one.name: one for one in context.command.params}
+    wanted = () if target else ("model_name", "version", "handler")
+    refused = ("handler", "serialized_file", "model_file", "config_file") if target else ()
+    for name in wanted:
+        if not options[name]:
+            raise click.MissingParameter(ctx=context, param=parameters[name])
+    for name in refused:
+        if options[name]:
+            raise click.UsageError(f"{parameters[name].opts[-1]} does not go with a TARGET.")
+    if not target:
+        yield Recipe(**options)
+        return
+    models = read_target(target)
+    if len(models) > 1 and options["model_name"]:
+        raise click.UsageError("--model-name is for one model: FILE.py:NAME picks one.")
+    for model in models:
+        yield _recipe_of(model, options, folder / model.name)
+
+
+def _recipe_of(model: ServedTarget, options: dict[str, Any], folder: Path) -> Recipe:
+    if model.is_archive:
+        raise click.UsageError(f"{model.path} is an archive already.")
+    folder.mkdir()
+    config = folder / CONFIG_FILE
+    config.write_text(model.config(), encoding="utf-8")
+    own = {"model_name": model.name, "version": model.version}
+    named = {name: options[name] or value for name, value in own.items()}
+    return Recipe(
+        **{**options, **named, "handler": HANDLER, "config_file": config, "target": model}
+    )
 
 
 def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:

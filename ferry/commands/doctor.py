@@ -57,6 +57,9 @@ def doctor(context: click.Context, target: str, config: Path | None, as_json: bo
     of its management API, such as http://localhost:8081, to which FERRY_TOKEN is the key. Or it is
     the URL of a Redis, redis://HOST:6379: whether it keeps jobs, and drops nothing.
 
+    A config.properties is judged for two commands, `ferry torchserve --ts-config` and `ferry up
+    --config`, on this machine: `starts`, or why not.
+
     Exit status: 0 it can run as it is, 1 something must change, 2 TARGET cannot be read.
     """
     try:
@@ -98,9 +101,10 @@ def _moving_rows(target: str) -> "list[Row] | None":
     """
     # Only here, as above.
     from ferry.moving.compose_file import compose_rows  # noqa: PLC0415
-    from ferry.moving.configuration import Start, properties_rows  # noqa: PLC0415
+    from ferry.moving.configuration import properties_rows  # noqa: PLC0415
     from ferry.moving.live_server import server_rows  # noqa: PLC0415
     from ferry.moving.redis_server import redis_rows  # noqa: PLC0415
+    from ferry.moving.starts import Start  # noqa: PLC0415
 
     if target.startswith(_REDIS):
         return list(redis_rows(target))
@@ -108,12 +112,15 @@ def _moving_rows(target: str) -> "list[Row] | None":
         return list(_asking(target, server_rows))
     path = Path(target)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_SERVER_VARIABLES)}
-    start = Start(DEFAULTS, completed, environment)
+    as_torchserve = Start(
+        "ferry torchserve --ts-config", DEFAULTS, completed, environment, needs_model_store=True
+    )
     if path.is_file() and path.suffix.lower() in _PROPERTIES:
-        return list(properties_rows(path, start))
+        as_up = Start("ferry up --config", environment=environment)
+        return list(properties_rows(path, [as_torchserve, as_up]))
     if path.is_file() and path.suffix.lower() in _COMPOSE:
         flags = {name: one.help or "" for one in torchserve.params for name in one.opts}
-        return list(compose_rows(path, start, flags))
+        return list(compose_rows(path, dataclasses.replace(as_torchserve, is_here=False), flags))
     return None
 
 

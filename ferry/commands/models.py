@@ -13,10 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
 from ferry.api import Api, ApiError
-from ferry.console import err, out, spinner
-from ferry.options import json_option, management_option, version_option
+from ferry.console import ending_at_interrupt, err, out, spinner
+from ferry.next_step import next_step, registering_goes_on
+from ferry.options import inference_option, json_option, management_option, version_option
 
 POLL_S = 0.3
 # GET /models answers at most this many names at a time.
@@ -53,13 +55,33 @@ def models() -> None:
 @parameter_options
 @wait_option
 @management_option
+@inference_option
 @json_option
-def register(url: str, wait: bool, management_url: str, as_json: bool, **parameters: Any) -> None:
-    """Register the archive URL: a file in the model store, or an https address."""
+def register(
+    url: str,
+    wait: bool,
+    management_url: str,
+    inference_url: str,
+    as_json: bool,
+    **parameters: Any,
+) -> None:
+    """Register the archive URL: a file in the model store, or an https address.
+
+    Unless the archive or an option says otherwise, it gets one worker, and batches of up to 8
+    under the adaptive policy.
+    """
+    query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
+
+    def what_goes_on() -> str:
+        asked = parameters["model_name"]
+        return registering_goes_on(url, asked, management_url, lambda: _name_of(api, url))
+
     with Api(management_url) as api:
-        query = {"url": url, "synchronous": str(wait).lower(), **parameters}
-        answer = _watched(api, url, query, is_quiet=as_json)
-    _print_status(answer, as_json)
+        with ending_at_interrupt(what_goes_on):
+            answer = _watched(api, url, query, is_quiet=as_json)
+        _print_status(answer, as_json)
+        if not as_json:
+            click.echo(next_step(api, answer["status"], management_url, inference_url), nl=False)
 
 
 @models.command()
@@ -200,16 +222,19 @@ def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> An
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
     )
-    with (
-        concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        answer = pool.submit(api.call, "POST", "models", **query)
+    pool = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+    answer = pool.submit(api.call, "POST", "models", **query)
+    pool.shutdown(wait=False)  # Ctrl-C does not wait for the answer
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None, amount="")
         while not answer.done():
             progress.update(task, **registration_stage(api, url))
             concurrent.futures.wait([answer], timeout=POLL_S)
         return answer.result()
+
+
+def _name_of(api: Api, url: str) -> str:
+    return next((one["modelName"] for one in all_models(api) if one["modelUrl"] == url), "")
 
 
 def registration_stage(api: Api, url: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ferry.api import Api, error_text
 from ferry.client.submission import guessed_type
-from ferry.console import err, out
+from ferry.console import ending_at_interrupt, err, out
 from ferry.options import check_header_value, inference_option, json_option, version_option
 
 # More at once only lengthen the queue; a batch is filled long before.
@@ -68,24 +68,7 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
         with click.open_file(name, "rb") as file:
             bodies.append((name, file.read()))
     path = [segment for segment in ("predictions", model, version) if segment]
-    with (
-        Api(inference_url) as api,
-        concurrent.futures.ThreadPoolExecutor(min(len(bodies), MAX_CONCURRENT)) as pool,
-    ):
-
-        def send(body: tuple[str, bytes]) -> Prediction:
-            name, content = body
-            kind = content_type or guessed_type(name)
-            try:
-                response = api.send("POST", *path, content=content, content_type=kind)
-            except click.ClickException as error:
-                return Prediction(name, None, error.message)
-            if response.is_error:
-                return Prediction(name, response.status_code, error_text(response))
-            answer = answer_value(response.content, response.headers.get("content-type", ""))
-            return Prediction(name, response.status_code, answer, is_ok=True)
-
-        predictions = list(pool.map(send, bodies))
+    predictions = _sent(bodies, inference_url, path, content_type)
     if all(prediction.status is None for prediction in predictions):
         raise click.ClickException(predictions[0].answer)
     if as_json:
@@ -96,6 +79,39 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
         print_predictions(predictions)
     if not all(prediction.is_ok for prediction in predictions):
         sys.exit(1)
+
+
+def _sent(
+    bodies: list[tuple[str, bytes]], inference_url: str, path: list[str], content_type: str
+) -> list[Prediction]:
+    answered: list[str] = []
+
+    def what_goes_on() -> str:
+        return (
+            f"Stopped after {len(answered)} of {len(bodies)} answers. The server finishes the "
+            "batches that it has begun, and drops the other files."
+        )
+
+    with (
+        Api(inference_url) as api,
+        concurrent.futures.ThreadPoolExecutor(min(len(bodies), MAX_CONCURRENT)) as pool,
+        ending_at_interrupt(what_goes_on),
+    ):
+
+        def send(body: tuple[str, bytes]) -> Prediction:
+            name, content = body
+            kind = content_type or guessed_type(name)
+            try:
+                response = api.send("POST", *path, content=content, content_type=kind)
+            except click.ClickException as error:
+                return Prediction(name, None, error.message)
+            answered.append(name)
+            if response.is_error:
+                return Prediction(name, response.status_code, error_text(response))
+            answer = answer_value(response.content, response.headers.get("content-type", ""))
+            return Prediction(name, response.status_code, answer, is_ok=True)
+
+        return list(pool.map(send, bodies))
 
 
 def answer_value(content: bytes, content_type: str) -> Any:

@@ -12,11 +12,11 @@ import click
 from batching.process.entry_point import run_part
 from batching.settings.settings import Settings
 from ferry.open_files import allow_many_files
-from ferry.options import require_store, settings_options
+from ferry.options import ServerCommand, require_store, settings_options
 from ferry.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @partial(settings_options, unlisted=OF_NODE | OF_WHOLE_SERVERS)
 def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
@@ -33,7 +33,7 @@ def ingress(settings: Settings) -> None:
     sys.exit(run_part(run, settings))
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
@@ -45,7 +45,7 @@ def node(settings: Settings) -> None:
     sys.exit(run_part(run, settings))
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
 def webhooks(settings: Settings) -> None:
     """Tell receivers of jobs only. Needs a Redis and webhook_secrets.

@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from batching.settings.settings import Settings
-from ferry.options import settings_options
+from ferry.options import ServerCommand, settings_options
 from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, FSYNCS
 from ferry.process_tree.whole_server import run_server
 
 _ADDRESSES = ("inference_address", "management_address", "metrics_address")
 
 
-@click.command()
+@click.command(cls=ServerCommand)
 @settings_options
 @click.option(
     "--port-base",
@@ -42,7 +42,8 @@ def up(settings: Settings, port_base: int | None, redis_memory: str, redis_fsync
     if port_base is not None:
         _refuse_addresses(click.get_current_context().params)
         settings = _with_ports(settings, port_base)
-    run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync)
+    # Somebody waits at the terminal. Containers start in any order: other commands wait for it.
+    run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync, needs_redis=True)
 
 
 def _refuse_addresses(given: Mapping[str, Any]) -> None:

@@ -11,8 +11,9 @@ from batching.settings.safe_yaml import load_yaml
 from batching.settings.settings import SettingsError
 from batching.settings.sources import ENABLE_ENVIRONMENT, TS_PREFIX, read_properties
 from batching.settings.torchserve_keys import IGNORED
-from ferry.moving.configuration import Start, properties_rows, variable_row
+from ferry.moving.configuration import properties_rows, variable_row
 from ferry.moving.effects import Effect, Row
+from ferry.moving.starts import Start
 
 # The places of TorchServe's image.
 _CONFIG = "/home/model-server/config.properties"
@@ -122,7 +123,7 @@ class _Service:
         for source, target in self._mounts():
             yield Row("volumes", Effect.SAME, f"{source} at {target}")
         if config is not None:
-            yield from properties_rows(config, self._start)
+            yield from properties_rows(config, [self._start])
         elif self._named_config() != _CONFIG:
             text = f"{self._named_config()} is not among the volumes: give it to ferry doctor, too"
             yield Row("config", Effect.NOTE, text)
@@ -187,8 +188,8 @@ class _Service:
         for port in ports if isinstance(ports, list) else []:
             inner = _text(port.get("target") if isinstance(port, dict) else port).rpartition(":")[2]
             reason = IGNORED.get(_GRPC_PORTS.get(inner.partition("/")[0], ""))
-            text = f"{inner}: {reason}, so its clients have to use HTTP" if reason else inner
-            yield Row("ports", Effect.NOTE if reason else Effect.SAME, text)
+            text = f"{inner}: {reason}" if reason else inner
+            yield Row("ports", Effect.CHANGE if reason else Effect.SAME, text)
 
     def _mounts(self) -> list[tuple[str, str]]:
         volumes = self._service.get("volumes")

@@ -2,16 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from batching.models.spec import PARAMETERS
 from batching.settings.checks import doubts
-from batching.settings.loading import load_settings
 from batching.settings.per_model import model_settings
-from batching.settings.settings import Settings, SettingsError, UnusableNow
+from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import read_snapshot
 from batching.settings.sources import (
     ENABLE_ENVIRONMENT,
@@ -30,26 +27,13 @@ from batching.settings.torchserve_keys import (
     why_without_effect,
 )
 from ferry.moving.effects import Effect, Row, url_rows, version_rows
-from ingress.listeners import certificate_of, listener_table
+from ferry.moving.starts import Start, start_rows
 
 _MODELS = "models"
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Says how the server will be started.
-
-    `defaults` are those of its command, and `complete` what the command makes of the settings;
-    `environment` has the variables that it will find.
-    """
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    complete: Callable[[Settings], Settings] = lambda settings: settings
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def properties_rows(path: Path, start: Start) -> Iterator[Row]:
-    """Yields what becomes of each key of the file, of its models, and of the start as a whole.
+def properties_rows(path: Path, starts: Sequence[Start]) -> Iterator[Row]:
+    """Yields what becomes of each key of the file, of its models, and of each start as a whole.
 
     Raises:
         SettingsError: the file cannot be read.
@@ -66,16 +50,14 @@ def properties_rows(path: Path, start: Start) -> Iterator[Row]:
             "not set: TorchServe starts a worker "
             "per GPU or core for a model of load_models, this server one",
         )
-    try:
-        yield from _model_rows(path, properties)
-        settings = start.complete(load_settings(path, start.environment, None, start.defaults)[0])
+    yield from _model_rows(path, properties)
+    with contextlib.suppress(SettingsError):  # which the rows of the start have
+        settings = starts[0].settings(path)
         yield from (Row("", Effect.NOTE, doubt) for doubt in doubts(settings))
         for archive in settings.load_models.split(","):
             url = re.sub(r"^[\w.-]+=", "", archive.strip())
             yield from url_rows("load_models", url, settings.allowed_urls)
-        _check_listeners(settings)
-    except SettingsError as error:
-        yield Row("start", Effect.CHANGE, str(error))
+    yield from start_rows(path, starts)
 
 
 def key_row(key: str) -> Row:
@@ -112,25 +94,23 @@ def variable_row(variable: str, *, is_enabled: bool) -> Row:
 
 
 def _model_rows(path: Path, properties: Mapping[str, str]) -> Iterator[Row]:
-    for name, versions in model_settings(properties.get(_MODELS, "")).items():
-        for version, words in versions.items():
-            yield from version_rows(name, version, words, str(words.get("marName", "")))
-    if SNAPSHOT not in properties:
+    with contextlib.suppress(SettingsError):  # as above
+        for name, versions in model_settings(properties.get(_MODELS, "")).items():
+            for version, words in versions.items():
+                yield from version_rows(name, version, words, str(words.get("marName", "")))
+    if SNAPSHOT in properties:
+        yield from _saved_rows(path)
+
+
+def _saved_rows(path: Path) -> Iterator[Row]:
+    try:
+        versions = read_snapshot(path)
+    except SettingsError as error:
+        # The server starts all the same, without these models.
+        yield Row(SNAPSHOT, Effect.CHANGE, str(error))
         return
-    for saved in read_snapshot(path):
+    for saved in versions:
         given = saved.parameters
         words = {one.word: given[one.rest] for one in PARAMETERS if one.rest in given}
         words |= {"minWorkers": saved.min_worker, "maxWorkers": saved.max_worker}
         yield from version_rows(saved.model_name, saved.model_version, words, str(given["url"]))
-
-
-def _check_listeners(settings: Settings) -> None:
-    """Checks what listening would, as far as another machine can.
-
-    Raises:
-        SettingsError: the server would not start.
-    """
-    with contextlib.suppress(UnusableNow):  # a host that only the other machine knows
-        listener_table(settings)
-    if settings.certificate_file is None or settings.private_key_file is None:
-        certificate_of(settings)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import click
 
-from batching.settings.settings import Settings
+from batching.settings.settings import Settings, SettingsError
 from ferry.console import warn
+from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import (
     START_TIMEOUT_S,
     EmbeddedRedis,
@@ -18,6 +19,8 @@ from ferry.process_tree.redis_data import DataFolderError, lock_data
 from ferry.process_tree.supervisor import StartFailed, Supervisor
 
 NAME = "redis"
+# With the last try, a start without a Redis fails within 5 s.
+_WAIT_S = 2.0
 
 
 def prepared_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRedis:
@@ -33,6 +36,24 @@ def prepared_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRe
         raise click.ClickException(str(error)) from error
     except DataFolderError as error:
         raise click.ClickException(f"{error}. --data-dir chooses another folder") from error
+
+
+def require_redis(settings: Settings) -> None:
+    """Checks that the Redis of `redis_url` answers; it may be starting at the same time.
+
+    Raises:
+        ClickException: it does not, or files for TLS cannot be used.
+    """
+    # Only here: a server whose Redis is new needs no client in this process.
+    from batching.store.server_check import why_away  # noqa: PLC0415 - see above
+
+    try:
+        why = why_away(settings, wait_s=_WAIT_S)
+    except SettingsError as error:
+        raise UnusableSettings(str(error)) from error
+    if why:
+        hint = "Start it first, or leave --redis-url out: `ferry up` has a Redis of its own"
+        raise click.ClickException(f"{why}. {hint}")
 
 
 def start_redis(
@@ -79,8 +100,8 @@ def words_of(redis: EmbeddedRedis) -> str:
 
 def _forget_models(url: str) -> None:
     """Has Redis forget what is registered, and not the jobs, before any node looks."""
-    # Only here: a server whose Redis is new needs no client in this process.
-    from batching.store.clients import connect  # noqa: PLC0415 - see above
+    # Only here, as above.
+    from batching.store.clients import connect  # noqa: PLC0415
     from batching.store.registry.registry import Registry  # noqa: PLC0415
 
     with contextlib.closing(connect(url)) as client:

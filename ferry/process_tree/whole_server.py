@@ -1,10 +1,12 @@
 """Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import click
 from rich.markup import escape
@@ -15,7 +17,7 @@ from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snapshot
-from ferry.console import err, out, spinner, warn
+from ferry.console import err, out, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
 from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
@@ -26,7 +28,13 @@ from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
-from ferry.process_tree.redis_part import NAME, prepared_redis, start_redis, words_of
+from ferry.process_tree.redis_part import (
+    NAME,
+    prepared_redis,
+    require_redis,
+    start_redis,
+    words_of,
+)
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -38,12 +46,24 @@ _CHILD_SHARE = 0.9
 _END_S = 2.0
 
 
+class Occupant(Protocol):
+    """What a server is started for, by a command that brings its own models."""
+
+    def begin(self, settings: Settings) -> None:
+        """Is called once Redis answers, while the others start."""
+
+    def announce(self, supervisor: Supervisor) -> None:
+        """Is called once all parts are ready, in the place of the server's own announcement."""
+
+
 def run_server(
     settings: Settings,
     *,
     redis_memory: str = "0",
     redis_fsync: str = FSYNC_EVERY_SECOND,
     is_restoring: bool = True,
+    needs_redis: bool = False,
+    occupant: Occupant | None = None,
 ) -> None:
     """Serves until a signal asks to stop.
 
@@ -52,6 +72,8 @@ def run_server(
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
+        needs_redis: does not wait for the Redis of `redis_url`.
+        occupant: brings models, and announces them.
 
     Raises:
         ClickException: the server cannot start; all of its processes have ended.
@@ -61,6 +83,8 @@ def run_server(
     settings = replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
+    if settings.redis_url and needs_redis:
+        require_redis(settings)
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
@@ -83,6 +107,7 @@ def run_server(
             settings = replace(settings, redis_url=redis.url)
         keeps_models = is_restoring and settings.snapshot_file is None
         server = cleanup.enter_context(_prepared(settings, redis, logs, keeps_models=keeps_models))
+        server = replace(server, occupant=occupant)
         report = print_report if logs is None else logs.say
         if redis is not None and (saved := _saved_models(settings)):
             models, place = ", ".join(saved), settings.snapshot_file
@@ -164,6 +189,9 @@ def _serve(
         is_unusable = error.exit_code == EXIT_UNUSABLE
         failure = UnusableSettings if is_unusable else click.ClickException
         raise failure(f"{error}; the lines above say why") from error
+    except click.ClickException:
+        supervisor.stop()
+        raise
     except (TimeoutError, OSError) as error:
         supervisor.stop()
         raise click.ClickException(f"cannot start: {error}") from error
@@ -182,6 +210,7 @@ class _Server:
     feeder: BulkFeeder
     # Whether models that an embedded Redis remembers stay: nothing else brings them back.
     keeps_models: bool
+    occupant: Occupant | None = None
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
@@ -197,13 +226,20 @@ class _Server:
             start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
         supervisor.start("node")
         self.feeder.start(supervisor)
+        if self.occupant is not None:
+            self.occupant.begin(self.settings)
         named = self.settings.load_models
-        with spinner(f"Starting and loading {named}" if named else "Starting"):
-            self.ingresses.start(supervisor)
-            # Registering a model takes a node, so the server has started only when there is one.
-            supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-            self.feeder.wait(supervisor)
-        self._announce()
+        if (console := err()).is_terminal and self.occupant is None:
+            # No spinner: the parts write their log lines to the same terminal.
+            console.print(escape(f"Starting and loading {named}" if named else "Starting"))
+        self.ingresses.start(supervisor)
+        # Registering a model takes a node, so the server has started only when there is one.
+        supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
+        self.feeder.wait(supervisor)
+        if self.occupant is None:
+            self._announce()
+        else:
+            self.occupant.announce(supervisor)
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
@@ -251,7 +287,20 @@ def models_words(settings: Settings, *, is_new: bool) -> str:
     """Says which models the server begins with; `is_new`: Redis brings none."""
     words = _saved_models(settings) if is_new else ["those that Redis remembers"]
     words += [settings.load_models] if settings.load_models else []
-    return ", ".join(words) or "none yet: `ferry models register`"
+    return ", ".join(words) or f"none yet: {_first_step(settings)}"
+
+
+def _first_step(settings: Settings) -> str:
+    """Returns how the first model gets here."""
+    store = settings.model_store
+    if store is None:
+        return "start with --model-store FOLDER, for the archives in it"
+    archive = min((path.name for path in store.glob("*.mar")), default="ARCHIVE.mar")
+    words = ["ferry", "models", "register", archive]
+    address = settings.management_address
+    if address.startswith("http") and address != Settings().management_address:
+        words += ["--management-url", address]
+    return f"`{shlex.join(words)}`"
 
 
 def _saved_models(settings: Settings) -> list[str]:

@@ -6,6 +6,7 @@ renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -82,23 +83,28 @@ class KeyFile:
         Raises:
             SettingsError: the file can be neither read nor made, or is no key file.
         """
-        try:
-            with self._locked():
-                if not self._path.exists():
-                    self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
-                    log.info("made key_file=%s", self._path)
-                self._read()
-                expired = [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]
-                if expired:
-                    self._replace(expired)
-        except OSError as error:
-            raise SettingsError(f"key_file={self._path}: {error}") from error
-        except ValueError as error:
-            raise SettingsError(
-                f"key_file={self._path}: {error}. A start makes a new one where there is none"
-            ) from error
+        with self._explained(), self._locked():
+            if not self._path.exists():
+                self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
+                log.info("made key_file=%s", self._path)
+            self._read()
+            expired = [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]
+            if expired:
+                self._replace(expired)
         if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
             log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
+
+    def check(self) -> None:
+        """Checks that `open` can do its work, and changes nothing.
+
+        Raises:
+            SettingsError: as `open`.
+        """
+        with self._explained(), self._locked():
+            if self._path.exists():
+                self._read()
+            elif not os.access(self._path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
 
     def accepts(self, scope: KeyScope, token: str) -> bool:
         """Returns whether the token is this scope's key now."""
@@ -165,6 +171,17 @@ class KeyFile:
         write_atomically(self._path, json.dumps(document, indent=2) + "\n")
 
     @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SettingsError(f"key_file={self._path}: {error}") from error
+        except ValueError as error:
+            raise SettingsError(
+                f"key_file={self._path}: {error}. A start makes a new one where there is none"
+            ) from error
+
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # On the folder: a renewal renames a new file into place, without the old one's lock.
         number = os.open(self._path.parent, os.O_RDONLY)
@@ -181,12 +198,26 @@ def open_keys(settings: Settings) -> KeyFile | None:
     Raises:
         SettingsError: the file cannot be used.
     """
+    if (keys := _keys_of(settings)) is not None:
+        keys.open()
+    return keys
+
+
+def check_keys(settings: Settings) -> None:
+    """Checks that the key file, if tokens are asked for, can be read or made; makes none.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    if (keys := _keys_of(settings)) is not None:
+        keys.check()
+
+
+def _keys_of(settings: Settings) -> KeyFile | None:
     path = settings.keys_path()
     if path is None:
         return None
-    keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
-    keys.open()
-    return keys
+    return KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
 
 
 def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:

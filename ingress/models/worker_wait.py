@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _SLICE_S = 1.0
 _RETRY_S = 0.2
 
+_MOST_CAUSES = 3  # that an answer has; as a rule all workers fail alike
+
 _LOOK_FOR_NODE_S = 0.25  # a node that comes is not announced
 
 Slot = tuple[str, int]
@@ -248,4 +250,7 @@ def _why_failed(failed: Sequence[WorkerStatus], key: VersionKey, version_text: s
     log.error("not started model=%s version=%s: %s", *key, errors)
     is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
     kind = OutOfResources if is_out_of_memory else InternalError
-    return kind(failed_text(key.model_name, version_text))
+    error = kind(failed_text(key.model_name, version_text))
+    causes = sorted({worker.traceback or worker.error for worker in failed} - {""})
+    error.operators_text = "\n\n".join(causes[:_MOST_CAUSES])
+    return error

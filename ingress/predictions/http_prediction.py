@@ -21,7 +21,13 @@ from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
 from ingress.predictions.prediction_service import Prediction, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
-from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
+from ingress.torchserve.answers import (
+    error_answer,
+    how_to_get_a_worker,
+    reply_answer,
+    stream_head,
+    with_error_key,
+)
 from ingress.torchserve.payload import (
     first_in_query,
     is_form,
@@ -245,6 +251,11 @@ class HttpPrediction(Prediction):
     def _refuse(self, error: ServeError) -> None:
         if isinstance(error, NoWorker):
             error.message = _no_worker_text(self._target)
+            if self.spec is not None:
+                version = self._target.model_version
+                error.message += f". {how_to_get_a_worker(self.spec, version)}"
+                if self.spec.min_worker == 0:
+                    error.retry_after_s = None  # nobody has asked for one
         answer = error_answer(error, self.request_id)
         self.service.end(self, answer.status, None, error.reason)
         self._respond(*(with_error_key(answer) if self._is_tensors else answer))

@@ -32,7 +32,7 @@ from ingress.rest.responses import (
 from ingress.rest.rules import add_routes
 from ingress.rest.web_pages import refuse_web_pages
 from ingress.services import Services
-from ingress.torchserve.answers import reply_answer, wrong_method
+from ingress.torchserve.answers import how_to_get_a_worker, reply_answer, wrong_method
 from ingress.torchserve.descriptions import describe_node, describe_version, list_page
 from ingress.torchserve.openapi import model_management_document
 from ingress.torchserve.routes import MANAGEMENT
@@ -78,7 +78,7 @@ class _ManagementView:
         spec = pick_version(entry, model_name, model_version)
         [document] = self._describe([spec], entry)
         if bool_parameter(request.args, "customized", default=False):
-            reply = self._ask_handler(spec)
+            reply = self._ask_handler(spec, model_version)
             if reply.error_type:
                 return to_response(reply_answer(reply))
             document["customizedMetadata"] = _metadata(reply)
@@ -185,13 +185,13 @@ class _ManagementView:
             for spec in specs
         ]
 
-    def _ask_handler(self, spec: ModelSpec) -> Reply:
+    def _ask_handler(self, spec: ModelSpec, asked_version: str | None) -> Reply:
         try:
             return self._services.on_loop(self._services.predictor.describe(spec))
         except NoWorker as error:
             raise NoWorker(
                 f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
-                "scale workers API to add workers."
+                f"scale workers API to add workers. {how_to_get_a_worker(spec, asked_version)}"
             ) from error
 
 

@@ -20,6 +20,7 @@ from batching.errors import (
     PayloadTooLarge,
     ServeError,
 )
+from batching.models.spec import ModelSpec
 from batching.protocol import Reply, ReplyChunk
 from batching.request_ids import fresh_request_id
 from ingress.http1.exchange import Answer
@@ -101,6 +102,19 @@ def error_answer(error: ServeError, request_id: str = "") -> Answer:
         # Whole seconds, rounded up: "0" would invite an immediate retry.
         answer.headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     return answer
+
+
+def how_to_get_a_worker(spec: ModelSpec, model_version: str | None) -> str:
+    """Returns the sentence that follows TorchServe's refusal for want of a worker.
+
+    Args:
+        spec: of the version that has none.
+        model_version: as the request named it, if it did.
+    """
+    if spec.min_worker > 0:
+        return f"Its workers are starting, or could not: ferry models describe {spec.model_name}"
+    version = "" if model_version is None else f" --version {model_version}"
+    return f"Start one: ferry models scale {spec.model_name} --min-worker 1{version}"
 
 
 def reply_answer(reply: Reply, request_id: str = "") -> Answer:

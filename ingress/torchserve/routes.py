@@ -10,6 +10,7 @@ Source: TorchServe 0.12 inference, management and metrics API.
 
 from collections.abc import Mapping
 
+from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
 from ingress.role import Role
 from ingress.torchserve import schemas
@@ -166,6 +167,7 @@ _REGISTER = {
     "runtime": TEXT,
     **{one.rest: KINDS[one.kind] for one in PARAMETERS if one.rest},
     "synchronous": FLAG,
+    "defaults": schemas.one_of(SERVING),
 }
 
 MANAGEMENT = (

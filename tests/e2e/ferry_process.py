@@ -64,6 +64,7 @@ class FerryProcess:
         program: str | Path = FERRY,
         environment: Mapping[str, str] | None = None,
         terminal: int | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.log_path = folder / f"{Path(program).name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
@@ -88,6 +89,7 @@ class FerryProcess:
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=log,
                 stderr=log,
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509
             )

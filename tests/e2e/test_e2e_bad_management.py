@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.archives import make_scripted, manifest
+from tests.e2e.archives import HANDLER, make_scripted, manifest
 from tests.e2e.clients import innocent_traffic
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
+
+RAISES = '    raise RuntimeError(Path("load_error").read_text(encoding="utf-8"))'
 
 
 @pytest.mark.parametrize("entry", ["../evil.py", "a/../../evil.py", "/tmp/ferry-evil.py"])
@@ -49,9 +51,16 @@ def test_handler_that_cannot_be_loaded_fails_its_registration(
             "POST", "models", url=archive, initial_workers=1, synchronous="true"
         )
 
-    # Then the registration fails and leaves nothing
-    text = f"Failed to start workers for model {name} version: 1.0"
-    assert_error(response.status_code, response.content, (500, "InternalServerException", text))
+    # Then the registration fails in TorchServe's words, and tells this machine's operator where
+    told = response.json()["message"].splitlines()
+    assert response.status_code == 500
+    assert told[0] == f"Failed to start workers for model {name} version: 1.0"
+    line = HANDLER.read_text(encoding="utf-8").splitlines().index(RAISES) + 1
+    assert told[2] == f'  File "handler.py", line {line}, in <module>'
+    assert told[4].startswith("RuntimeError: secret of the handler")
+    assert len(response.content) < 8_000
+
+    # And it leaves nothing
     assert server.manage("GET", f"models/{name}").status_code == 404
     assert server.predict(name).status_code == 404
 

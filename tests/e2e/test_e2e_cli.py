@@ -1,6 +1,8 @@
 """`ferry`'s own commands against a running server."""
 
 import json
+import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.ferry_process import FERRY, FerryServer
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +91,25 @@ def test_second_server_on_the_same_ports_is_refused(server: FerryServer, tmp_pat
     assert done.returncode == 1
     assert "is in use" in done.stderr.decode()
     assert server.http.get(f"{server.inference}/ping", timeout=5).status_code == 200
+
+
+def test_start_on_a_terminal_keeps_its_own_lines_and_those_of_the_log_apart(tmp_path: Path) -> None:
+    # Given
+    reader, terminal = os.openpty()
+    words = ["up", "--port-base", str(free_ports(3)), "--log-location", str(tmp_path)]
+    with subprocess.Popen([FERRY, *words], stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        try:
+            # When
+            with os.fdopen(reader, errors="replace") as screen:
+                lines = []
+                while not lines or "Model server started." not in lines[-1]:
+                    lines.append(screen.readline().rstrip())
+        finally:
+            process.terminate()
+    # Then
+    logged = [line for line in lines if " INFO " in line]
+    assert "Starting" in lines
+    assert len(logged) >= 4
+    assert all(re.match(r"\d{4}-\d\d-\d\dT", line) for line in logged)
+    assert "\x1b[" not in "".join(logged)

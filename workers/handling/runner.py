@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.failure_log import FailureLog, short_ids
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
+from workers.handling.tracebacks import user_traceback
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +49,21 @@ class Runner:
     """One loaded model, one batch at a time."""
 
     def __init__(
-        self, call: HandlerCall, stream: BatchStream, read_again: ReadAgain, most_bytes: int
+        self,
+        call: HandlerCall,
+        stream: BatchStream,
+        read_again: ReadAgain,
+        most_bytes: int,
+        *,
+        shown_dir: Path | None = None,
     ) -> None:
         self._call = call
         self._context = call.context
         self._stream = stream
         self._read_again = read_again
         self._most_bytes = most_bytes  # of an answer
+        # The folder of code whose lines clients may see in tracebacks.
+        self._shown_dir = shown_dir
         self._failures = FailureLog(log)
         self.is_device_broken = False
 
@@ -116,7 +126,7 @@ class Runner:
             # A handler may raise anything; the worker has to live on.
             self._failures.write(f"handler failed {self._what(items)}", error)
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
-            return self._all_or_none(items, _as_answer(error))
+            return self._all_or_none(items, self._as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
             wanted = f"a list of {len(items)}, one answer for each request,"
             shape, what = _shape(outputs), self._what(items)
@@ -159,7 +169,7 @@ class Runner:
 
     def _reply(self, index: int, item: Claimed, output: Any) -> Reply:
         if isinstance(output, Exception):
-            return _error_reply(_as_answer(output))
+            return _error_reply(self._as_answer(output))
         context = self._context
         try:
             if isinstance(output, Answer):
@@ -175,7 +185,13 @@ class Runner:
         except Exception as error:
             # An output may raise anything when it is encoded; its neighbours are answered.
             self._failures.write(f"answer refused {self._what([item])} row={index}", error)
-            return _error_reply(_as_answer(error))
+            return _error_reply(self._as_answer(error))
+
+    def _as_answer(self, error: Exception) -> ServeError | PredictionException:
+        answer = _as_answer(error)
+        if self._shown_dir is None or answer is error or type(answer) is not PredictionFailed:
+            return answer
+        return PredictionFailed(f"{answer.message}\n{user_traceback(error, self._shown_dir)}")
 
     def _check_size(self, body: bytes) -> None:
         if len(body) > self._most_bytes:

@@ -40,11 +40,12 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
-from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
@@ -198,12 +199,15 @@ def main() -> int:
     try:
         model = _load(assignment, settings)
     except BaseException as error:  # a handler may raise anything, SystemExit too
-        log.exception("model=%s version=%s failed to load", *spec.key)
+        # Where tracebacks are shown, whoever waits for the model shows this one.
+        level = logging.INFO if settings.show_tracebacks else logging.ERROR
+        log.log(level, "model=%s version=%s failed to load", *spec.key, exc_info=True)
         _report(
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+            error=_sentence(error)[:MAX_ERROR_CHARS],
+            traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
@@ -239,7 +243,13 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     send = partial(queue.send, patience_s=spec.response_timeout_s)
     stream = BatchStream(model.context, send, timer, outage, JobReporter(queue.tell, outage))
     call = HandlerCall(model, settings, stream, timer)
-    runner = Runner(call, stream, queue.read_again, settings.max_response_size_bytes)
+    runner = Runner(
+        call,
+        stream,
+        queue.read_again,
+        settings.max_response_size_bytes,
+        shown_dir=model.code_dir if settings.show_tracebacks else None,
+    )
     worker = Worker(
         Batcher(queue, policy_of(spec)),
         queue,
@@ -311,6 +321,13 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its text is the handler's code, too
+        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:

@@ -49,7 +49,7 @@ def read_npy(content: bytes | bytearray) -> Any:
             else np.lib.format.read_array_header_2_0
         )
         shape, is_fortran, dtype = read_head(stream)
-    except ValueError as error:
+    except Exception as error:  # of Python's own parser, too, which reads the head
         raise BadRequest(f"The .npy file has no readable head: {error}") from error
     if dtype.hasobject:
         raise BadRequest("The .npy file holds Python objects: save numbers, or text as bytes.")

@@ -160,6 +160,7 @@ class Slot:
             started_at=utc_now(),
             failures=self._backoff.failures,
             error=previous.error if previous else "",
+            traceback=previous.traceback if previous else "",
             is_out_of_memory=previous.is_out_of_memory if previous else False,
         )
 
@@ -210,6 +211,7 @@ class Slot:
         elif report.state is WorkerState.FAILED:
             self._why_not_loaded = {
                 "error": report.error,
+                "traceback": report.traceback,
                 "is_out_of_memory": report.is_out_of_memory,
             }
 
@@ -235,6 +237,7 @@ class Slot:
         await self.record.set_state(
             WorkerState.READY,
             error="",
+            traceback="",
             reason="",
             is_out_of_memory=False,
             failures=0,
@@ -303,13 +306,19 @@ class Slot:
         await self._note_failure(**{**seen, **self._why_not_loaded})
 
     async def _note_failure(
-        self, *, error: str, reason: str = "", is_out_of_memory: bool = False
+        self,
+        *,
+        error: str,
+        traceback: str = "",
+        reason: str = "",
+        is_out_of_memory: bool = False,
     ) -> None:
         self._backoff.fail(time.monotonic())
         await self.record.set_state(
             WorkerState.STARTING,
             pid=0,
             error=error,
+            traceback=traceback,
             reason=reason,
             failures=self._backoff.failures if error else 0,
             is_out_of_memory=is_out_of_memory,

@@ -27,6 +27,8 @@ ORPHANS_POLL_S = 0.01
 LOOK_S = 2.0
 # A worker reports three times. Model code may write more, and waits then.
 MOST_UNHANDLED = 16
+# Of one report, which may have a traceback.
+MOST_REPORT_BYTES = 2**20
 _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
@@ -39,6 +41,7 @@ class Report:
 
     state: WorkerState
     error: str = ""
+    traceback: str = ""
     is_out_of_memory: bool = False
     interface: Mapping[str, Any] = field(default_factory=dict)
 
@@ -140,7 +143,7 @@ class WorkerProcess:
     async def _watch(
         self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
     ) -> ExitStatus:
-        reader = asyncio.StreamReader()
+        reader = asyncio.StreamReader(MOST_REPORT_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
@@ -230,6 +233,7 @@ def _parse(line: bytes) -> Report:
     return Report(
         WorkerState(record["state"]),
         str(record.get("error", "")),
+        str(record.get("traceback", "")),
         bool(record.get("is_out_of_memory")),
         dict(record.get("interface", {})),
     )

@@ -6,8 +6,10 @@ A small HTTP server stands in for the real one and answers with TorchServe's doc
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -213,6 +215,19 @@ def test_command_says_where_it_is_told_why_workers_did_not_start(
     assert result.stderr == (
         "Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n"
         "Why is in the ingress's log, in its line `not started model=`.\n"
+    )
+
+
+def test_traceback_of_workers_that_did_not_start_is_printed(server, ferry):
+    # Given
+    cause = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: x'
+    answer = {"code": 500, "message": f"{failed_text('m', '1.0')}\n{cause}"}
+    server.answers["POST", "/models"] = (500, answer)
+    # When
+    result = ferry("models", "register", "m.mar")
+    # Then
+    assert result.stderr == (
+        f"Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n{cause}\n"
     )
 
 
@@ -449,8 +464,9 @@ def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
 
 def options_of(command, words=()):
     """Each command below this one and each of its options."""
-    for name, child in getattr(command, "commands", {}).items():
-        yield from options_of(child, (*words, name))
+    context = click.Context(command)
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        yield from options_of(command.get_command(context, name), (*words, name))
     yield from ((words, one) for one in command.params if isinstance(one, click.Option))
 
 
@@ -476,6 +492,61 @@ def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option,
     # A setting has a name of its own, which environment and files have, too.
     assert option in line or option[2:].replace("-", "_").removesuffix("_s") in line
     assert text in line
+
+
+def lines_until(process, text):
+    """The lines of standard error up to the one with this text, and when that one came."""
+    started = time.monotonic()
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            break
+    return lines, time.monotonic() - started
+
+
+@pytest.fixture
+def silent_redis():
+    """A port at which connections are taken, and never a word is said."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_up_says_in_one_line_that_redis_is_away(silent_redis, is_silent):
+    # Given
+    address = silent_redis if is_silent else f"127.0.0.1:{free_ports(1)}"
+    words = ["up", "--port-base", str(free_ports(3)), "--redis-url", f"redis://:secret@{address}"]
+    # When
+    started = time.monotonic()
+    result = CliRunner().invoke(main, words)
+    # Then
+    assert time.monotonic() - started <= 5
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"Error: no Redis can be used at redis://{address}: ")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("command", ["ingress", "node"])
+def test_part_says_in_one_line_which_redis_it_waits_for(command, silent_redis):
+    # Given
+    port = free_ports(3)
+    roles = ("inference", "management", "metrics")
+    addresses = [f"--{role}-address=http://127.0.0.1:{port + n}" for n, role in enumerate(roles)]
+    words = [command, *addresses, "--redis-url", f"redis://:secret@{silent_redis}"]
+    # When
+    with subprocess.Popen(
+        [sys.executable, "-m", "ferry.main", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        lines, seconds = lines_until(process, f"redis=redis://{silent_redis}")
+        is_waiting = process.poll() is None
+        process.terminate()
+    # Then
+    assert is_waiting
+    assert seconds <= 5
+    assert len(lines) == 1
+    assert "this waits for it" in lines[0]
 
 
 def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):

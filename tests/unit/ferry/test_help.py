@@ -2,14 +2,24 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from batching.settings.settings import Settings
+from ferry.lazy_commands import COMMANDS
 from ferry.main import main
-from ferry.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
+from ferry.role_settings import (
+    MOST_USED,
+    OF_INGRESS,
+    OF_NODE,
+    OF_WHOLE_SERVERS,
+    SECTIONS,
+)
 
 ROOT = Path(__file__).parents[3]
 NAMES = {spec.name for spec in dataclasses.fields(Settings)}
@@ -47,3 +57,43 @@ def test_help_leaves_out_only_what_the_role_does_not_read(
 def test_role_takes_the_settings_of_the_other_one_all_the_same() -> None:
     result = CliRunner().invoke(main, ["node", "--job-queue-size", "0"])
     assert "job_queue_size must be from 1 to" in result.stderr
+
+
+def test_help_begins_with_an_example_and_has_sections() -> None:
+    text = CliRunner().invoke(main, ["--help"]).stdout
+    assert text.index("ferry up --model-store") < text.index("Options:") < text.index("Serve:")
+    for one in COMMANDS:
+        assert (f"  {one.name} " in text) == bool(one.section)
+    assert "..." not in text.partition("Options:")[2]  # no sentence is cut
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("one", COMMANDS, ids=[one.name for one in COMMANDS])
+def test_each_command_is_found_under_its_name(one) -> None:
+    result = CliRunner().invoke(main, [one.name, "--help"])
+    assert (result.exit_code, result.stdout.split()[:3]) == (0, ["Usage:", "main", one.name])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nosuch"]])
+def test_ferry_itself_answers_at_once(words: list[str]) -> None:
+    # The best of some: other tests run beside this one.
+    seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "ferry.main", *words], check=False, capture_output=True
+        )
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) <= 0.2
+
+
+def test_help_of_a_server_is_in_sections() -> None:
+    text = help_of("up")
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert headings == list(dict.fromkeys(["Most used", *SECTIONS.values(), "Options"]))
+    most_used = text.partition("Most used:")[2].partition("Redis:")[0]
+    for name in MOST_USED:
+        assert f"--{name.replace('_', '-')}" in most_used
+    # Each option once, the hidden ones of a role left out with their sections
+    assert len(re.findall(r"^  --redis-url ", text, re.MULTILINE)) == 1
+    assert "Web pages of other origins" not in help_of("node")

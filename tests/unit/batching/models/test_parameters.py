@@ -36,7 +36,7 @@ def register(parameters, config):
 def row_of(one):
     """The line that the document has for a parameter."""
     rest = f"`{one.rest}`" if one.rest else ""
-    word = f"`{one.word}`" if one.is_in_files else ""
+    word = f"`{one.word}`"
     default = "" if one.default in ("", ()) else str(one.kind(one.default)).lower()
     wins = ("file" if one.is_archives else "request") if rest and word else ""
     return f"| {rest} | {word} | {f'{default} {one.unit}'.strip()} | {wins} | {one.doc} |"
@@ -66,7 +66,7 @@ def test_parameter_of_a_request_counts_and_outlives_a_snapshot(one, tmp_path):
     assert register(saved.parameters, {}) == spec
 
 
-@pytest.mark.parametrize("one", named(one for one in PARAMETERS if one.is_in_files))
+@pytest.mark.parametrize("one", named(PARAMETERS))
 def test_parameter_in_a_file_counts_if_its_type_is_right(one):
     # Given
     value = other_value(one)

@@ -4,6 +4,7 @@ The configurations are TorchServe's own examples; the answers of its API were re
 """
 
 import json
+import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
 from ferry.main import main
 from ferry.moving.configuration import key_row
 from ferry.moving.effects import Effect, version_rows
+from tests.configurations import MISTAKES, on_this_machine
 from tests.http_server import serving
 from tests.ports import free_ports
 
@@ -39,12 +41,73 @@ def changes(rows):
 # --- config.properties
 
 
-@pytest.mark.parametrize(
-    "name", ["docker", "kserve", "aks", "benchmarks", "video", "stateful", "nmt"]
-)
-def test_torchserves_examples_start_as_they_are(name):
-    exit_code, rows = doctor(CONFIGS / f"{name}.properties")
+def starts(rows):
+    """What is said of each command's start; of both, under `start`."""
+    commands = ("start", "ferry torchserve --ts-config", "ferry up --config")
+    return {(part, effect) for part, effect, _ in rows if part in commands}
+
+
+@pytest.fixture
+def example(tmp_path):
+    """Copies one of TorchServe's examples, with a model store and ports that there are."""
+
+    def make(name):
+        (tmp_path / "store").mkdir(exist_ok=True)
+        path = tmp_path / f"{name}.properties"
+        path.write_text(on_this_machine((CONFIGS / path.name).read_text(), tmp_path / "store"))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["docker", "aks", "benchmarks"])
+def test_open_management_starts_as_torchserve_and_not_as_up(name, example):
+    exit_code, rows = doctor(example(name))
+    [(part, text)] = changes(rows)
+    assert (exit_code, part) == (1, "ferry up --config")
+    assert "is reachable from other machines" in text
+    is_given = name != "benchmarks"  # its model store comes from the command line
+    assert ("ferry torchserve --ts-config", "same" if is_given else "note") in starts(rows)
+
+
+@pytest.mark.parametrize("name", ["video", "nmt"])
+def test_torchserves_examples_start_as_they_are(name, example):
+    exit_code, rows = doctor(example(name))
     assert (exit_code, changes(rows)) == (0, set())
+    assert starts(rows) == {("ferry torchserve --ts-config", "note"), ("ferry up --config", "same")}
+
+
+@pytest.mark.parametrize("name", ["kserve", "stateful"])
+def test_clients_of_grpc_must_change(name, example):
+    exit_code, rows = doctor(example(name))
+    assert exit_code == 1
+    assert {part for part, _ in changes(rows)} == {"grpc_inference_port", "grpc_management_port"}
+    assert all("use HTTP" in text for _, text in changes(rows))
+    assert ("ferry up --config" if name == "stateful" else "start", "same") in starts(rows)
+
+
+def test_model_store_of_another_machine_is_named():
+    _, rows = doctor(CONFIGS / "docker.properties")
+    words = "the model store is not a folder: /home/model-server/model-store"
+    assert ("start", words) in changes(rows)
+
+
+def test_start_that_fails_only_now_is_a_note(tmp_path):
+    # Given
+    port = free_ports(3)
+    (tmp_path / "c.properties").write_text(
+        f"model_store={tmp_path}\ninference_address=http://127.0.0.1:{port}\n"
+        f"redis_url=redis://:secret@127.0.0.1:{free_ports(1)}\n"
+    )
+    with socket.create_server(("127.0.0.1", port)):
+        # When
+        exit_code, rows = doctor(tmp_path / "c.properties")
+    # Then
+    assert (exit_code, starts(rows)) == (0, {("start", "note")})
+    texts = " ".join(text for part, _, text in rows if part == "start")
+    assert f"not now: http://127.0.0.1:{port} is in use" in texts
+    assert "not now: no Redis can be used at redis://127.0.0.1:" in texts
+    assert "secret" not in texts
 
 
 def test_each_key_of_an_example_has_its_row():
@@ -87,6 +150,7 @@ def test_what_must_change_says_how():
         ),
         ("start", "https:// needs certificate_file and private_key_file"),
     }
+    assert starts(rows) == {("start", "must change")}
     assert (
         "job_queue_sizes",
         "note",
@@ -94,24 +158,9 @@ def test_what_must_change_says_how():
     ) in rows
 
 
-@pytest.mark.parametrize(
-    ("lines", "part", "words"),
-    [
-        ("job_queue_size=many", "start", "job_queue_size='many' is no whole number"),
-        ('models={"m": 1}', "start", "models: write"),
-        ('models={"m": {"1.0": {"batchSize": 0}}}', "model m 1.0", "batch_size must be 1 or more"),
-        ("model_snapshot={}{", "start", "model_snapshot cannot be understood"),
-        (
-            "disable_token_authorization=true\nenable_model_api=true\nmanagement_address=http://0.0.0.0:8081",
-            "start",
-            "can run code here",
-        ),
-        ("max_request_size=$$NOT_SET$$", "start", "NOT_SET is not set"),
-        ("service_envelope=xml", "start", "service_envelope='xml' is none of"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "part", "words"), MISTAKES)
 def test_configuration_that_would_not_start_says_why(tmp_path, lines, part, words):
-    (tmp_path / "config.properties").write_text(lines)
+    (tmp_path / "config.properties").write_text(on_this_machine(lines, tmp_path))
     exit_code, rows = doctor(tmp_path / "config.properties")
     assert exit_code == 1
     [(found, text)] = changes(rows)
@@ -165,6 +214,9 @@ def test_compose_file_has_rows_for_each_service_of_torchserve():
     assert {part.partition(":")[0] for part, _ in found} == {"torchserve", "scripted", "plain"}
     assert {part for part, _ in changes(rows)} == {
         *(f"{name}: image" for name in ("torchserve", "scripted", "plain")),
+        "torchserve: ports",
+        "torchserve: grpc_inference_port",
+        "torchserve: grpc_management_port",
         "scripted: --lsp",
     }
     assert {
@@ -178,8 +230,8 @@ def test_compose_file_has_rows_for_each_service_of_torchserve():
         ("scripted: config", "note"),
         ("plain: command", "same"),
     } <= found
-    grpc = [text for part, effect, text in rows if (part, effect) == ("torchserve: ports", "note")]
-    assert all(text.startswith("7070: ") for text in grpc)
+    [grpc] = [text for part, text in changes(rows) if part == "torchserve: ports"]
+    assert grpc.startswith("7070: there is no gRPC")
 
 
 def compose(folder, text):
@@ -328,9 +380,9 @@ def test_server_that_is_away_and_a_file_that_is_missing_are_named(tmp_path):
         assert complaint in error
 
 
-def test_table_is_for_people():
-    words = ["doctor", str(CONFIGS / "docker.properties")]
+def test_table_is_for_people(example):
+    words = ["doctor", str(example("docker"))]
     done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
-    assert done.exit_code == 0
-    assert "docker.properties: nothing must change." in done.stdout
+    assert done.exit_code == 1
+    assert "docker.properties: 1 of 9 rows must change." in done.stdout
     assert Settings.fields()["job_queue_size"].metadata["doc"] in done.stdout

@@ -75,6 +75,21 @@ def test_node_that_cannot_start_its_worker_keeps_nothing_from_the_others(nodes, 
     assert "not started model=digits version=1.0: OSError: no space" in caplog.text
 
 
+def test_causes_of_a_failure_are_told_once_each_and_tracebacks_first(nodes):
+    # Given
+    nodes.have("a", STARTING, **FAILED, traceback="Traceback\nOSError: no space")
+    nodes.have("b", STARTING, **FAILED, traceback="Traceback\nOSError: no space")
+    nodes.have("c", STARTING, failures=1, error="did not load within startup_timeout of 2 s")
+    # When
+    with pytest.raises(InternalError) as caught:
+        nodes.wait()
+    # Then
+    assert "\n" not in caught.value.message
+    assert caught.value.operators_text == (
+        "Traceback\nOSError: no space\n\ndid not load within startup_timeout of 2 s"
+    )
+
+
 @pytest.mark.parametrize("state", [LOADING, None])
 def test_workers_of_other_nodes_are_waited_for_when_those_of_one_have_failed(nodes, state):
     # Given

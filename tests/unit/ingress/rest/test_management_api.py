@@ -8,6 +8,8 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.clients import connect
 from ingress.models.worker_wait import Progress, WorkerWait
+from ingress.rest.app import create_app
+from ingress.role import Role
 from ingress.services import Patience
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
@@ -130,6 +132,21 @@ def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
     )
     assert sorted(manager.registry.snapshot()) == []
     assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
+
+
+def test_only_a_private_listener_tells_what_the_handler_raised(manager, node):
+    # Given
+    node.behaviour = "failed"
+    apps = [
+        create_app(manager.services, [Role.MANAGEMENT], is_private=is_private).test_client()
+        for is_private in (True, False)
+    ]
+    # When
+    answers = [app.post("/models?url=echo.mar&initial_workers=1") for app in apps]
+    # Then
+    text = "Failed to start workers for model echo version: 1.0"
+    assert [answer.json["message"] for answer in answers] == [f"{text}\n{ERROR}", text]
+    assert [answer.status_code for answer in answers] == [500, 500]
 
 
 class PendingCall(threading.Thread):

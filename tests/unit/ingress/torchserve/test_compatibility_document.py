@@ -61,6 +61,7 @@ OWN_KEYS = {
     "redis_cert_file",
     "redis_key_file",
     "redis_url",
+    "show_tracebacks",
     "snapshot_dir",
     "snapshot_file",
     "token_authorization",

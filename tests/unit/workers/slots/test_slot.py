@@ -238,8 +238,8 @@ async def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tm
     text = f"""exec {sys.executable} - <<END
 import json, os
 reports = json.loads(os.environ["{ENV_NAME}"])["status_fd"]
-failure = {{"state": "FAILED", "error": "no weights"}}
-os.write(reports, b"x" * 400_000 + b"\\n" + {garbage.encode()!r} + b"\\n")
+failure = {{"state": "FAILED", "error": "no weights", "traceback": "z" * 90_000}}
+os.write(reports, b"x" * 3_000_000 + b"\\n" + {garbage.encode()!r} + b"\\n")
 os.write(reports, json.dumps(failure).encode() + b"\\n")
 os._exit(3)
 END"""
@@ -248,6 +248,7 @@ END"""
     worker = await parts.fail_often()
     # Then
     assert worker.error == "no weights"
+    assert worker.traceback == "z" * 90_000
 
 
 @pytest.mark.parametrize("is_in_files", [True, False])

@@ -1,0 +1,75 @@
+"""The commands of `ferry`, each with the module that is loaded only when the command is used."""
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class LazyCommand(NamedTuple):
+    """One command: `module` has it under its own name. Without a `section` no help lists it."""
+
+    name: str
+    module: str
+    section: str
+    short_help: str
+
+
+_SERVE = "Serve"
+_ASK = "Use a server that runs"
+_PREPARE = "Prepare archives"
+_COMPARE = "Move and measure"
+
+# The help lists sections and commands in this order.
+COMMANDS = (
+    LazyCommand("serve", "ferry.commands.serve", _SERVE, "A model from its file, at once."),
+    LazyCommand("up", "ferry.commands.up", _SERVE, "Redis, ingress and one node, here."),
+    LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
+    LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
+    LazyCommand("webhooks", "ferry.commands.roles", _SERVE, "The sender of webhooks only."),
+    LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
+    LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
+    LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Predictions that are done later."),
+    LazyCommand("status", "ferry.commands.status", _ASK, "Nodes, models, workers and queues."),
+    LazyCommand("new", "ferry.commands.new", _PREPARE, "A model to begin with, and its test."),
+    LazyCommand("archive", "ferry.commands.archive", _PREPARE, "Pack a model for serving."),
+    LazyCommand(
+        "doctor",
+        "ferry.commands.doctor",
+        _PREPARE,
+        "What of an archive, or of a TorchServe, will run here.",
+    ),
+    LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "TorchServe's command line."),
+    LazyCommand("shadow", "ferry.commands.shadow", _COMPARE, "Compare two servers' answers."),
+    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "Throughput and latency under load."),
+    LazyCommand("container", "ferry.commands.container", "", "The entry point of the image."),
+)
+
+
+class LazyGroup(click.Group):
+    """Finds its commands in `COMMANDS`, and loads the module of the one that is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names, those that are not listed included."""
+        return [one.name for one in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command; None if there is none of this name."""
+        for one in COMMANDS:
+            if one.name == cmd_name:
+                command = getattr(importlib.import_module(one.module), one.name)
+                assert isinstance(command, click.Command)
+                return command
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands, section by section, without loading any."""
+        width = max(len(one.name) for one in COMMANDS)
+        for section in dict.fromkeys(one.section for one in COMMANDS if one.section):
+            rows = [
+                (one.name.ljust(width), one.short_help)
+                for one in COMMANDS
+                if one.section == section
+            ]
+            with formatter.section(section):
+                formatter.write_dl(rows)

@@ -1,0 +1,110 @@
+"""`ferry.local`: runs a model in Python in this process, as a server would, for tests."""
+
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from batching.errors import BadRequest
+from batching.protocol import Part
+from ferry.modeling import BadInput, Requests
+from workers.machine.ts_folder import ts_folder
+
+_DEFAULT_BATCH_SIZE = 32
+# Encoders read tensors as handlers do, with the package `ts`.
+if str(ts_folder()) not in sys.path:
+    sys.path.append(str(ts_folder()))
+
+from workers.python_models.encoding import encode  # noqa: E402 - needs the path
+from workers.python_models.python_model import PythonModel  # noqa: E402
+from workers.python_models.row import Row  # noqa: E402
+from workers.python_models.targets import find_model, settings_of  # noqa: E402
+
+
+def local(target: Callable[..., Any], *, device: str = "cpu") -> "LocalModel":
+    """Loads a class of `ferry.Model`, or a function that takes batches, and warms it up here.
+
+    Returns:
+        What takes a list of rows, as clients would send them, and returns the list of answers.
+
+    Raises:
+        TypeError: it is no model.
+        Exception: whatever its `load` raises.
+    """
+    module = ModuleType(target.__module__)
+    setattr(module, target.__name__, target)
+    model = find_model(module, target.__name__)
+    batch_size = int(settings_of(model).get("batch_size", _DEFAULT_BATCH_SIZE))
+    python_model = PythonModel(model, target.__name__, model.version)
+    model.load(device)
+    python_model.warm_up(batch_size)
+    return LocalModel(python_model, batch_size)
+
+
+class LocalModel:
+    """A loaded model: decodes, batches and encodes as the server does."""
+
+    def __init__(self, model: PythonModel, batch_size: int) -> None:
+        self._model = model
+        self._batch_size = batch_size
+
+    def __call__(self, rows: Iterable[Any]) -> list[Any]:
+        """Returns the answer to each row; in the place of one that is refused, `ferry.BadInput`.
+
+        Args:
+            rows: bytes of a file, text, an image, what becomes JSON, or the fields of a form: a
+                dict with such values.
+
+        Raises:
+            Exception: whatever `predict` raises.
+        """
+        waiting = iter(rows)
+        answers: list[Any] = []
+        while batch := list(itertools.islice(waiting, self._batch_size)):
+            answers += self._answers([_row(value) for value in batch])
+        return answers
+
+    def _answers(self, rows: list[Row]) -> list[Any]:
+        size = len(rows)
+        pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
+
+        def send(some: Mapping[int, tuple[bytes, str]]) -> None:
+            for place, piece in some.items():
+                pieces[place].append(piece)
+
+        nothing: list[Mapping[str, str]] = [{}] * size
+        requests = Requests(["local"] * size, nothing, nothing, [float("inf")] * size)
+        outcomes = self._model.answer(rows, requests, send)
+        return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
+
+
+def _row(value: Any) -> Row:
+    if isinstance(value, dict) and any(_is_file(field) for field in value.values()):
+        return Row({name: _part(name, field) for name, field in value.items()})
+    return Row({"body": _part("body", value)})
+
+
+def _is_file(value: Any) -> bool:
+    return not isinstance(value, str) and encode(value)[1] != "application/json"
+
+
+def _part(name: str, value: Any) -> Part:
+    body, kind = encode(value)
+    return Part(name, kind, bytearray(body))
+
+
+def _value(outcome: Any, pieces: list[tuple[bytes, str]]) -> Any:
+    """Returns what a client reads in an answer."""
+    if isinstance(outcome, BadRequest):
+        return BadInput(outcome.message)
+    if isinstance(outcome, Exception):
+        return outcome
+    body = b"".join([*(piece for piece, _ in pieces), outcome.body])
+    kind = pieces[0][1] if pieces else outcome.headers.get("content-type", "")
+    if kind.startswith("text/"):
+        return body.decode(errors="replace")
+    return msgspec.json.decode(body) if kind == "application/json" and not pieces else body

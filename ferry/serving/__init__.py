@@ -1,0 +1,1 @@
+"""Serves models from files as people write them: `ferry serve`, `ferry archive`, `ferry.local`."""

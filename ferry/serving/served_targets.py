@@ -1,0 +1,176 @@
+"""Reads what is to be served: a Python file, a file without code, an archive, or `hf:NAME`."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batching.models.registration import name_of_archive
+from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, VERSION_PATTERN
+from ferry.serving.python_file import read_python_file
+from ferry.serving.python_source import TargetError, shown, sources_of
+
+HUGGING_FACE = "hf:"
+WITHOUT_CODE = frozenset({".onnx", ".pt", ".pts", ".pt2"})
+# What `ferry serve` and `ferry archive` give a model in Python that says nothing itself.
+DEFAULTS: Mapping[str, Any] = {
+    "batchSize": 32,
+    "maxBatchDelay": 10,
+    "batchPolicy": "adaptive",
+    "minWorkers": 1,
+    "maxWorkers": 1,
+}
+HANDLER = "python_model"
+CONFIG_FILE = "model-config.yaml"
+MANIFEST_NAME = "MAR-INF/MANIFEST.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTarget:
+    """One model to serve.
+
+    Attributes:
+        name: of the model; of an archive the manifest may say another.
+        version: of the model.
+        path: the file or folder; None for `hf:NAME`.
+        label: what a Python file calls it; `NAME` of `hf:NAME`.
+        settings: in the words of archives.
+        sources: files to watch and to keep a copy of, by their places in an archive.
+        is_archive: whether it is served as it is.
+    """
+
+    name: str
+    version: str
+    path: Path | None
+    label: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    is_archive: bool = False
+
+    def fingerprint(self) -> str:
+        """Returns a text that differs once the model, or a file of it, is another."""
+        digest = hashlib.sha256(repr((self.label, sorted(self.settings.items()))).encode())
+        for place, path in sorted(self.sources.items()):
+            if path.suffix == ".py":
+                digest.update(place.encode() + path.read_bytes())
+            else:  # may be large
+                found = path.stat()
+                digest.update(f"{place} {found.st_mtime_ns} {found.st_size}".encode())
+        return digest.hexdigest()
+
+    @property
+    def text(self) -> str:
+        """Returns what a manifest says of it, beside the sources."""
+        return self._text("" if self.path is None else self.path.name)
+
+    def config(self) -> str:
+        """Returns model-config.yaml."""
+        settings = {**DEFAULTS, **self.settings}
+        settings["maxWorkers"] = max(settings["minWorkers"], settings["maxWorkers"])
+        return "".join(f"{word}: {json.dumps(value)}\n" for word, value in settings.items())
+
+    def write_folder(self, folder: Path, version: str) -> None:
+        """Writes an archive in which the target stays where it is.
+
+        Of its code there is a copy: a worker that starts later runs what was registered.
+        """
+        model = {
+            "modelName": self.name,
+            "modelVersion": version,
+            "handler": HANDLER,
+            "target": self._text(str(self.path)),
+            "configFile": CONFIG_FILE,
+        }
+        manifest = folder / MANIFEST_NAME
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"runtime": "python", "model": model}), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self.config(), encoding="utf-8")
+        for place, path in self.sources.items():
+            if path.suffix == ".py":
+                copy = folder / "sources" / place
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+
+    def _text(self, path: str) -> str:
+        if self.path is None:
+            return f"{HUGGING_FACE}{self.label}"
+        return f"{path}:{self.label}" if self.label else path
+
+
+def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
+    """Returns the models of all these targets.
+
+    Raises:
+        TargetError: one cannot be served, or two have one name.
+    """
+    found = [one for text in texts for one in read_target(text)]
+    [(name, count)] = Counter(one.name for one in found).most_common(1)
+    if count > 1:
+        raise TargetError(
+            f'{count} models are called {name}: give one of them another name, with name = "..."'
+        )
+    return found
+
+
+def read_target(text: str) -> list[ServedTarget]:
+    """Returns the models of one target.
+
+    Raises:
+        TargetError: there is no such target, or it serves nothing; the text says why.
+    """
+    if text.startswith(HUGGING_FACE):
+        return [_hugging_face(text.removeprefix(HUGGING_FACE))]
+    file, _, label = text.partition(".py:")
+    path = Path(f"{file}.py" if label else text).absolute()
+    if not path.exists():
+        raise TargetError(f"there is no file {shown(path)}")
+    if path.suffix == ".py":
+        sources = sources_of(path)
+        return [
+            _checked(ServedTarget(one.name, one.version, path, one.label, one.settings, sources))
+            for one in read_python_file(path, label)
+        ]
+    if path.suffix in WITHOUT_CODE:
+        return [_without_code(path)]
+    if path.is_dir() or path.name.endswith((".mar", ".tar.gz", ".tgz")):
+        return [ServedTarget(name_of_archive(path.name), "", path, is_archive=True)]
+    raise TargetError(
+        f"{shown(path)} is no target: FILE.py, FILE.py:NAME, .onnx, .pt2, .pt (TorchScript), .mar, "
+        "a folder of an archive, or hf:NAME"
+    )
+
+
+def _without_code(path: Path) -> ServedTarget:
+    # Weights of an ONNX file may lie beside it.
+    files = [path, path.with_name(f"{path.name}.data")]
+    sources = {one.name: one for one in files if one.is_file()}
+    return ServedTarget(_as_name(path.stem), DEFAULT_VERSION, path, sources=sources)
+
+
+def _hugging_face(name: str) -> ServedTarget:
+    if not name:
+        raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
+    local = Path(name)
+    label = str(local.absolute()) if local.is_dir() else name
+    return ServedTarget(_as_name(Path(name).name), DEFAULT_VERSION, None, label)
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text) or "model"
+
+
+def _checked(target: ServedTarget) -> ServedTarget:
+    where = shown(target.path) if target.path else target.label
+    if not NAME_PATTERN.fullmatch(target.name):
+        raise TargetError(
+            f'{where}: {target.name!r} can be no model\'s name: choose one with name = "...", of '
+            "letters, digits, '.', '_' and '-', beginning with a letter, digit or '_'"
+        )
+    if not VERSION_PATTERN.fullmatch(target.version):
+        raise TargetError(f"{where}: {target.version!r} can be no version: write it like 1.0")
+    return target

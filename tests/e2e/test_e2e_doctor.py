@@ -1,0 +1,76 @@
+"""What `ferry doctor` says of a configuration is what the two commands do that start with it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.configurations import all_configurations, on_this_machine
+from tests.e2e.ferry_process import FERRY, FerryProcess
+from tests.support import came_true
+
+CONFIGURATIONS = all_configurations()
+STARTED = "Model server started."
+STARTS, NOT_NOW, MUST_CHANGE = "starts", "not now", "must change"
+# As many as the examples of TorchServe, the conformance scenes, the images', a page's and mistakes.
+FEWEST = 25
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def verdict(rows, command):
+    """Returns what the doctor says of this command's start."""
+    said = [row for row in rows if row["part"] in ("start", command)]
+    assert said, f"nothing is said of {command}"
+    effects = {row["effect"] for row in said}
+    if MUST_CHANGE in effects:
+        return MUST_CHANGE
+    return STARTS if all(row["text"].startswith("starts") for row in said) else NOT_NOW
+
+
+def outcome(process):
+    """Returns what became of the start."""
+    assert came_true(lambda: process.has_ended() or STARTED in process.log(), 60), process.log()
+    if not process.has_ended():
+        process.stop()
+        return STARTS
+    assert "Error: " in process.log()
+    return MUST_CHANGE
+
+
+def test_all_configurations_are_found():
+    assert len(CONFIGURATIONS) >= FEWEST
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_doctor_says_what_each_start_does(name, tmp_path: Path):
+    # Given
+    store = tmp_path / "store"
+    store.mkdir()
+    config = tmp_path / "config.properties"
+    config.write_text(on_this_machine(CONFIGURATIONS[name], store))
+    # When
+    environment = {name: text for name, text in os.environ.items() if name != "REDIS_URL"}
+    asked = subprocess.run(
+        [FERRY, "doctor", str(config), "--json"],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+    )
+    rows = json.loads(asked.stdout)["rows"]
+    # Then
+    for command, words in {
+        "ferry up --config": ("up", "--config", str(config), "--data-dir", str(tmp_path / "data")),
+        "ferry torchserve --ts-config": (
+            *("torchserve", "--foreground", "--ncs", "--ts-config", str(config)),
+            *(() if "model_store=" in config.read_text() else ("--model-store", str(store))),
+        ),
+    }.items():
+        process = FerryProcess(tmp_path, words, cwd=tmp_path)
+        try:
+            assert outcome(process) == verdict(rows, command), (command, rows, process.log())
+        finally:
+            process.kill()

@@ -1,0 +1,233 @@
+"""An author of a model sees where the model's own files failed, and nothing else."""
+
+import importlib.util
+import linecache
+import sys
+import time
+
+import pytest
+
+from workers.handling.tracebacks import MAX_TEXT_CHARS, user_traceback
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a module of the model; returns the exception that its `run()` or its import raises."""
+
+    def write(source, name="handler.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        linecache.clearcache()
+        spec = importlib.util.spec_from_file_location("handler", path)
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+            module.run()
+        except BaseException as error:  # a handler may raise anything
+            return error
+        raise AssertionError("nothing was raised")
+
+    return write
+
+
+def test_own_frames_are_named_relative_and_shown_with_their_source(tmp_path, written):
+    # Given
+    source = "def load():\n    raise ValueError('no weights')\n\ndef run():\n    load()\n"
+    # When
+    text = user_traceback(written(source, "deep/handler.py"), tmp_path)
+    # Then
+    assert text == (
+        "Traceback (most recent call last):\n"
+        '  File "deep/handler.py", line 5, in run\n'
+        "    load()\n"
+        '  File "deep/handler.py", line 2, in load\n'
+        "    raise ValueError('no weights')\n"
+        "ValueError: no weights"
+    )
+
+
+def test_folder_behind_a_link_is_known(tmp_path, written):
+    # Given
+    error = written("def run():\n    1 / 0\n", "real/handler.py")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    # Then
+    assert 'File "handler.py", line 2' in user_traceback(error, tmp_path / "link")
+
+
+def test_frames_of_libraries_and_of_this_server_are_left_out(tmp_path, written):
+    # Given
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "library.py").write_text(
+        "def fail():\n    raise OSError('far')\n"
+    )
+    source = (
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(tmp_path / 'site-packages')!r})\n"
+        "import library\n"
+        "from workers.handling.handlers import _import_handler\n"
+        "def run():\n"
+        "    try:\n"
+        "        library.fail()\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "    _import_handler('nowhere')\n"
+    )
+    # When
+    text = user_traceback(written(source), tmp_path)
+    sys.path.remove(str(tmp_path / "site-packages"))
+    # Then
+    files = [line for line in text.splitlines() if line.startswith("  File")]
+    assert files == ['  File "handler.py", line 10, in run']
+
+
+def test_without_own_frames_the_library_is_named(tmp_path, written):
+    # Given
+    error = written("import json\ndef run():\n    json.loads('{')\n")
+    # When
+    text = user_traceback(error, tmp_path / "elsewhere")
+    # Then
+    assert text.startswith('Traceback (most recent call last):\n  File "json/decoder.py", line ')
+    assert "JSONDecodeError: Expecting property name" in text
+    assert str(tmp_path) not in text
+
+
+def test_without_any_frame_the_exception_stays(tmp_path):
+    assert user_traceback(MemoryError("full"), tmp_path) == "MemoryError: full"
+
+
+def test_syntax_error_shows_file_and_line(tmp_path, written):
+    # When
+    text = user_traceback(written("x = 1\ndef broken(:\n"), tmp_path)
+    # Then
+    assert '  File "handler.py", line 2\n    def broken(:\n' in text
+    assert text.splitlines()[-1].startswith("SyntaxError: ")
+    assert str(tmp_path) not in text
+
+
+def test_runaway_recursion_is_short_and_quick(tmp_path, written):
+    # Given
+    limit = sys.getrecursionlimit()
+    source = (
+        "import sys\n"
+        "def dive(n):\n"
+        "    return dive(n + 1) if n % 2 else dip(n)\n"
+        "def dip(n):\n"
+        "    return dive(n + 1)\n"
+        "def run():\n"
+        "    sys.setrecursionlimit(200_000)\n"
+        "    dive(0)\n"
+    )
+    try:
+        error = written(source)
+    finally:
+        sys.setrecursionlimit(limit)
+    # When
+    started_s = time.monotonic()
+    text = user_traceback(error, tmp_path)
+    # Then
+    assert time.monotonic() - started_s < 2
+    assert len(text.splitlines()) <= 22
+    assert "RecursionError: maximum recursion depth exceeded" in text.splitlines()[-1]
+
+
+def test_frame_that_calls_itself_is_shown_once(tmp_path, written):
+    # When
+    text = user_traceback(
+        written("def run(n=9):\n    return run(n - 1) if n else 1 / 0\n"), tmp_path
+    )
+    # Then
+    assert "[Previous line repeated 8 more times]" in text
+    assert text.count('File "handler.py"') == 2
+
+
+def test_exception_without_a_text_is_no_second_error(tmp_path, written):
+    # Given
+    source = (
+        "class Bad(Exception):\n"
+        "    def __str__(self):\n"
+        "        raise RuntimeError('no text')\n"
+        "def run():\n"
+        "    raise Bad\n"
+    )
+    # Then
+    assert user_traceback(written(source), tmp_path).splitlines()[-1].startswith("handler.Bad: <")
+
+
+def test_long_text_is_cut(tmp_path, written):
+    # When
+    text = user_traceback(written("def run():\n    raise ValueError('x' * 10**7)\n"), tmp_path)
+    # Then
+    assert len(text) < MAX_TEXT_CHARS + 200
+    assert text.endswith("x …")
+
+
+def test_text_of_many_lines_keeps_the_frames(tmp_path, written):
+    # When
+    text = user_traceback(written("def run():\n    raise ValueError('key\\n' * 99)\n"), tmp_path)
+    # Then
+    assert 'File "handler.py", line 2, in run' in text
+    assert text.count("key\n") == 98
+
+
+def test_causes_come_first_and_short(tmp_path, written):
+    # Given
+    source = (
+        "def read():\n"
+        "    raise FileNotFoundError('weights.pt')\n"
+        "def run():\n"
+        "    try:\n"
+        "        read()\n"
+        "    except FileNotFoundError as error:\n"
+        "        raise RuntimeError('cannot load') from error\n"
+    )
+    # When
+    lines = user_traceback(written(source), tmp_path).splitlines()
+    # Then
+    assert lines[0] == '  File "handler.py", line 5, in run'
+    assert lines[4] == "FileNotFoundError: weights.pt"
+    assert lines[6].startswith("The above exception was the direct cause")
+    assert lines[-1] == "RuntimeError: cannot load"
+
+
+def test_only_the_nearest_causes_are_shown(tmp_path, written):
+    # Given
+    source = (
+        "def run(n=1000):\n"
+        "    try:\n"
+        "        raise KeyError(n)\n"
+        "    except KeyError:\n"
+        "        if n:\n"
+        "            run(n - 1)\n"
+        "        raise\n"
+    )
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        error = written(source)
+    finally:
+        sys.setrecursionlimit(limit)
+    # When
+    text = user_traceback(error, tmp_path)
+    # Then
+    assert text.count("During handling of the above exception") == 2
+    assert len(text.splitlines()) <= 21
+
+
+def test_a_circle_of_causes_ends(tmp_path):
+    # Given
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    # Then
+    assert user_traceback(first, tmp_path).splitlines()[-1] == "ValueError: a"
+
+
+def test_number_of_lines_is_kept(tmp_path, written):
+    # Given
+    calls = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(30))
+    source = f"{calls}def f30():\n    1 / 0\ndef run():\n    f0()\n"
+    # When
+    lines = user_traceback(written(source), tmp_path, most_lines=6).splitlines()
+    # Then
+    assert len(lines) <= 7
+    assert lines[-2:] == ["    1 / 0", "ZeroDivisionError: division by zero"]
