@@ -196,6 +196,28 @@ def test_command_says_so_when_something_else_answers(server, ferry):
 
 
 @pytest.mark.parametrize(
+    ("version", "workers", "step"),
+    [
+        ("1.0", 1, "Ask it: curl {url}/predictions/m -T FILE\n"),
+        ("2.0", 1, "Ask it: curl {url}/predictions/m/2.0 -T FILE\n"),
+        ("1.0", 0, "Start one: ferry models scale m --min-worker 1\n"),
+    ],
+)
+def test_registration_prints_the_next_step(server, ferry, version, workers, step):
+    # Given
+    status = f'Model "m" Version: {version} registered with {workers} initial workers. Use scale'
+    server.answers["POST", "/models"] = (200, {"status": status})
+    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
+    # When
+    result = ferry("models", "register", "m.mar", "--inference-url", "http://box:9/")
+    # Then
+    assert result.stdout == f"{status}\n{step.format(url='http://box:9')}"
+    # And a machine reads only the answer
+    as_json = ferry("models", "register", "m.mar", "--json")
+    assert json.loads(as_json.stdout) == {"status": status}
+
+
+@pytest.mark.parametrize(
     ("method", "path", "arguments"),
     [
         ("POST", "/models", ("register", "m.mar", "--initial-workers", "1")),
@@ -271,9 +293,13 @@ def test_token_that_can_be_none_is_refused_and_not_shown(ferry, monkeypatch, tok
     [
         (
             ("register", "m.mar", "--batch-size", "8", "--initial-workers", "0"),
-            "POST /models?url=m.mar&synchronous=true&batch_size=8&initial_workers=0",
+            "POST /models?url=m.mar&synchronous=true&defaults=serving"
+            "&batch_size=8&initial_workers=0",
         ),
-        (("register", "m.mar", "--no-wait"), "POST /models?url=m.mar&synchronous=false"),
+        (
+            ("register", "m.mar", "--no-wait"),
+            "POST /models?url=m.mar&synchronous=false&defaults=serving",
+        ),
         (("scale", "m", "--min-worker", "0"), "PUT /models/m?synchronous=true&min_worker=0"),
         (
             ("scale", "m", "--min-worker", "1", "--max-worker", "2", "--version", "2.0"),
