@@ -118,7 +118,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
             )
             return await sender.send(missing, on_end)
 
-    sent = _with_progress(send, len(missing))
+    sent = _with_progress(send, len(missing), inference_url)
     if folder is None and wait:
         _print_answers(sent, as_json)
     else:
@@ -180,7 +180,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
     except WaitTimeout:
         raise click.ClickException(f"job {job_id} is {job.status}: --wait waits for it") from None
     except FerryError as error:
-        raise complaint(error) from error
+        raise complaint(error, inference_url) from error
     if file is None:
         click.echo(answer.content, nl=False)
     else:
@@ -213,13 +213,13 @@ def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[di
     cursor: str | None = ""
     while cursor is not None and limit:
         count = min(limit, PAGE_SIZE)
-        page = api.call("GET", "jobs", model=model, status=status, limit=count, cursor=cursor)
+        page = api.page("jobs", model=model, status=status, limit=count, cursor=cursor)
         yield from page["jobs"]
         limit -= len(page["jobs"])
         cursor = page.get("next_cursor")
 
 
-def _with_progress(send: Sending, count: int) -> list[SentFile]:
+def _with_progress(send: Sending, count: int, url: str) -> list[SentFile]:
     """Sends the files; on a terminal, shows how many have ended."""
     console = err()
     columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -237,7 +237,7 @@ def _with_progress(send: Sending, count: int) -> list[SentFile]:
         try:
             return asyncio.run(send(on_end))
         except FerryError as error:
-            raise complaint(error) from error
+            raise complaint(error, url) from error
         except KeyboardInterrupt:
             raise click.ClickException(
                 f"interrupted when {ended} of {count} were done; the same command goes on there"

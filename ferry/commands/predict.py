@@ -77,7 +77,7 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
             name, content = body
             kind = content_type or guessed_type(name)
             try:
-                response = api.send("POST", *path, content=content, content_type=kind)
+                response = api.answer("POST", *path, content=content, content_type=kind)
             except click.ClickException as error:
                 return Prediction(name, None, error.message)
             if response.is_error:

@@ -187,12 +187,76 @@ def test_command_says_so_when_the_url_is_none():
 
 def test_command_says_so_when_something_else_answers(server, ferry):
     # Given
-    server.answers["GET", "/models"] = (200, b"<html>")
+    server.answers["GET", "/models"] = (200, b"<html>\n<b>hello</b>")
     # When
     result = ferry("models", "list")
     # Then
     assert result.exit_code == 1
-    assert "other than JSON" in result.stderr
+    assert result.stderr == (
+        f'Error: {server.url} does not answer as a ferry server does: a page, "hello" (HTTP 200)\n'
+    )
+
+
+PAGE = b"""<!DOCTYPE HTML>
+<html>
+  <head><title>Error response</title></head>
+  <body><p>Error code: 404</p></body>
+</html>
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "quoted"),
+    [
+        ((404, PAGE), 'a page, "Error response" (HTTP 404)'),
+        ((502, b"<html>\n<title>502 Bad\nGateway</title>"), 'a page, "502 Bad Gateway" (HTTP 502)'),
+        ((404, {"detail": "Not Found"}), '{"detail": "Not Found"} (HTTP 404)'),
+        ((405, b"no\nsuch\nmethod"), "no such method (HTTP 405)"),
+        ((200, b"pong " * 100), f"{'pong ' * 20}... (HTTP 200)"),
+        ((200, ["something"]), ""),
+        ((200, {"models": 1}), ""),
+    ],
+)
+@pytest.mark.parametrize("words", [("models", "list"), ("status",), ("jobs", "list")])
+def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted, words):
+    # Given
+    for path in ("/models", "/readyz", "/nodes", "/jobs", "/api-description"):
+        server.answers["GET", path] = answer
+    # When
+    result = ferry(*words)
+    # Then
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    said = f"Error: {server.url} does not answer as a ferry server does"
+    assert line.startswith(f"{said}: {quoted}" if quoted else said)
+
+
+def test_foreign_server_is_told_to_who_predicts(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = server.answers["GET", "/readyz"] = (404, PAGE)
+    # When
+    results = [
+        ferry(*words, "m", str(tmp_path / "f")) for words in (("predict",), ("jobs", "submit"))
+    ]
+    # Then
+    for result in results:
+        assert result.exit_code == 1
+        assert result.stderr == (
+            f"Error: {server.url} does not answer as a ferry server does: "
+            'a page, "Error response" (HTTP 404)\n'
+        )
+
+
+def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = (422, b"two\nlines")
+    # When
+    result = ferry("predict", "m", str(tmp_path / "f"))
+    # Then
+    assert "two\nlines (HTTP 422)" in result.stderr
+    assert [path for _, path, *_ in server.asked] == ["/predictions/m"]
 
 
 @pytest.mark.parametrize(
