@@ -31,7 +31,7 @@ from ferry.commands.predict import (
     prediction_record,
     print_predictions,
 )
-from ferry.console import err, out
+from ferry.console import age_text, err, out
 from ferry.options import (
     check_header_value,
     inference_option,
@@ -145,12 +145,7 @@ def list_jobs(
     if not found:
         click.echo("No jobs. `ferry jobs submit` adds one.")
         return
-    table = Table("id", "model", "version", "status", "created", "attempts", "error", box=None)
-    for job in found:
-        error = job.get("error", {}).get("message", "")
-        row = (*(job[name] for name in ("id", "model", "version", "status", "created_at")),)
-        table.add_row(*(escape(str(cell)) for cell in (*row, job.get("attempts", 0), error)))
-    out().print(table)
+    _print_list(found)
 
 
 @jobs.command()
@@ -217,6 +212,23 @@ def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[di
         yield from page["jobs"]
         limit -= len(page["jobs"])
         cursor = page.get("next_cursor")
+
+
+def _print_list(found: Sequence[dict[str, Any]]) -> None:
+    """Prints a line for each job, which fits 80 columns, and its error in lines of its own."""
+    # What is piped is not broken.
+    console = out(wraps=sys.stdout.isatty())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("id", "model", "status", "age"):
+        table.add_column(name, no_wrap=name != "model", overflow="fold")
+    for job in found:
+        tries = f", {count} tries" if (count := job.get("attempts", 0)) > 1 else ""
+        status, model = f"{job['status']}{tries}", f"{job['model']} {job['version']}"
+        table.add_row(job["id"], escape(model), status, age_text(job["created_at"]))
+    console.print(table)
+    for job in found:
+        if message := job.get("error", {}).get("message", ""):
+            console.print(f"[red]{escape(job['id'])}:[/] {escape(message)}")
 
 
 def _with_progress(send: Sending, count: int, url: str) -> list[SentFile]:

@@ -39,7 +39,7 @@ def test_command_names_the_port_that_it_was_given_and_the_right_one(
         running = own = FerryServer(tmp_path, "--token-auth", "--key-file", f"{tmp_path}/keys.json")
         own.wait_started()
     try:
-        for words, wanted in COMMANDS:
+        for words, wanted in COMMANDS[:: 5 if is_asking_for_tokens else 1]:
             for given in {INFERENCE, MANAGEMENT, METRICS} - {wanted}:
                 url, right = (f"http://127.0.0.1:{running.port + one}" for one in (given, wanted))
                 target = [url] if words == "doctor" else [f"--{NAMES[wanted]}-url", url]

@@ -3,12 +3,15 @@
 A small HTTP server stands in for the real one and answers with TorchServe's documents.
 """
 
+import contextlib
+import datetime
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import termios
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -543,6 +546,55 @@ def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option,
     # A setting has a name of its own, which environment and files have, too.
     assert option in line or option[2:].replace("-", "_").removesuffix("_s") in line
     assert text in line
+
+
+JOB_ID = "0123456789abcdef" * 2
+
+
+def on_terminal(environment, *words):
+    """The lines that a command shows on a terminal of 80 columns."""
+    reader, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (25, 80))
+    command = [sys.executable, "-m", "ferry.main", *words]
+    with subprocess.Popen(command, stdout=terminal, env={**os.environ, **environment}) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # its other end is closed
+            while chunk := os.read(reader, 4096):
+                shown += chunk
+        os.close(reader)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"), [(-5, "0 s"), (100, "100 s"), (200, "3 min"), (9_000, "2 h"), (3e6, "34 d")]
+)
+def test_list_of_jobs_fits_80_columns(server, ferry, seconds, age):
+    # Given
+    created = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
+    job = {
+        "id": JOB_ID,
+        "model": "resnet-152-finetuned",
+        "version": "1.0",
+        "status": "succeeded",
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "attempts": 1,
+    }
+    error = {"code": 500, "message": "words " * 40 + "end"}
+    failed = job | {"status": "failed", "model": "m" * 60, "attempts": 3, "error": error}
+    server.answers["GET", "/jobs"] = (200, {"jobs": [job, failed]})
+    # When
+    shown = on_terminal({"FERRY_MANAGEMENT_URL": server.url}, "jobs", "list")
+    # Then
+    line = f"{JOB_ID}  resnet-152-finetuned 1.0  succeeded"
+    assert max(len(one.rstrip()) for one in shown) <= 80
+    assert shown[0].split() == ["id", "model", "status", "age"]
+    # And what is piped is not broken
+    piped = ferry("jobs", "list").stdout.splitlines()
+    assert piped[1].split() == [*line.split(), *age.split()]
+    assert piped[2].split()[:5] == [JOB_ID, "m" * 60, "1.0", "failed,", "3"]
+    assert piped[3:] == [f"{JOB_ID}: {error['message']}"]
 
 
 def lines_until(process, text):
