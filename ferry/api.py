@@ -8,9 +8,9 @@ from urllib.parse import quote
 import click
 import httpx
 
+from ferry.client import TOKEN_VARIABLE
 from ferry.client.reaching import (
     CONNECT_TIMEOUT_S,
-    TOKEN_VARIABLE,
     is_this_machine,
     why_not_opened,
     why_not_sent,
