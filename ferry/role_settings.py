@@ -52,6 +52,7 @@ OF_INGRESS = frozenset(
         "metrics_address",
         "model_settings",
         "open_inference_rows",
+        "page",
         "path_aliases",
         "private_key_file",
         "queue_timeout_s",

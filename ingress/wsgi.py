@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from flask import Flask
@@ -38,6 +39,9 @@ def create_app() -> Flask:
         raise SettingsError("no Redis is named: set FERRY_REDIS_URL or REDIS_URL")
     configure_logging(settings.log_level)
     check_server(settings)
+    if settings.page == "loopback":
+        # The address is the server's own choice, which is not known here.
+        settings = replace(settings, page="off")
     keys = open_keys(settings)
     loop = asyncio.new_event_loop()
     services = build_services(settings, keys, loop)

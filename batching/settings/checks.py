@@ -21,6 +21,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "metrics_mode": ("log", "prometheus", "legacy"),
     "service_envelope": ("", "body", "json", "kserve", "kservev2"),
     "acceleration": ("on", "off"),
+    "page": ("loopback", "on", "off"),
 }
 # The lowest numbers with which anything works; all others may be 0.
 _LOWEST: Mapping[str, float] = {

@@ -174,6 +174,11 @@ class Settings:
     metric_time_interval_s: int = _setting(
         60, key="metric_time_interval", doc="seconds between two looks at CPU, memory, disk, GPUs"
     )
+    page: str = _setting(
+        "loopback",
+        doc="on, off or loopback: show browsers models, batches and the API document at the "
+        "inference address; never with tokens. loopback: if that is this machine's own",
+    )
     access_log: bool = _setting(False, doc="log one line per HTTP request")
     log_files: bool = _setting(False, doc="write log files into log_location, too")
     log_location: Path = _setting(Path("logs"), doc="folder of log files and snapshots")

@@ -45,6 +45,7 @@ DEFAULTS: Mapping[str, Any] = {
     "metrics_mode": "log",
     "access_log": True,
     "log_files": True,
+    "page": "off",
 }
 
 _FILE = click.Path(path_type=Path)

@@ -5,6 +5,8 @@ series of a model version are looked up once: a request then costs a few additio
 """
 
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_RECENT = 256
 _NO_MODEL = VersionKey("", "")
 
 # Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
@@ -77,6 +80,8 @@ class VersionMetrics:
         if timing.is_first:
             self._handler_seconds.observe(timing.handler_us / 1e6)
             self._batch_size.observe(timing.batch_size)
+            left = time.monotonic(), self._key, full_size, timing
+            self._metrics.recent_batches.append(left)
             (self._full if timing.batch_size >= full_size else self._late).inc()
 
 
@@ -84,12 +89,16 @@ class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread.
 
     `registry` has what this process has counted, `store_registry` what any process reads in Redis.
+    `recent_batches` are the last ones: when they left, of which version, and what fills a batch.
     """
 
     def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
         # Collectors have no names before they are asked, as some of them ask Redis.
         self.registry = CollectorRegistry(auto_describe=False)
         self.store_registry = CollectorRegistry(auto_describe=False)
+        self.recent_batches: deque[tuple[float, VersionKey, int, BatchTiming]] = deque(
+            maxlen=_RECENT
+        )
         self._families: list[Counter | Histogram] = []
         self.requests = self._counter(
             "ferry_requests", "Predictions answered, by HTTP status.", "code"

@@ -9,12 +9,14 @@ from flask import Flask, request
 
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import refuse_encoded
+from ingress.page.page_switch import has_page
 from ingress.rest.bulk_api import bulk_blueprint
 from ingress.rest.error_handlers import install_error_handlers
 from ingress.rest.inference_api import inference_blueprint
 from ingress.rest.management_api import management_blueprint
 from ingress.rest.metrics_api import metrics_blueprint
 from ingress.rest.open_inference_api import open_inference_blueprint
+from ingress.rest.page_api import page_blueprint
 from ingress.rest.responses import PlainResponse, json_response
 from ingress.rest.rules import add_routes
 from ingress.rest.token_api import token_blueprint
@@ -61,6 +63,8 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
             app.register_blueprint(_BLUEPRINTS[role](services))
     if Role.INFERENCE in roles:
         app.register_blueprint(open_inference_blueprint(services))
+        if has_page(services.settings):
+            app.register_blueprint(page_blueprint(services, document))
     if {Role.MANAGEMENT, Role.INFERENCE} & set(roles):
         role = Role.MANAGEMENT if Role.MANAGEMENT in roles else Role.INFERENCE
         app.register_blueprint(bulk_blueprint(services, role))

@@ -4,10 +4,12 @@ Inference itself goes the way of every prediction. Source: KServe Open Inference
 TorchServe 0.12 `OpenInferenceProtocolRequestHandler`.
 """
 
+import msgspec
 from flask import Blueprint, Response
 
 from batching.errors import ServeError
 from batching.models.spec import ModelSpec
+from ingress.page.served_models import interface_of
 from ingress.rest.responses import json_response, to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
@@ -46,15 +48,17 @@ class _OpenInferenceView:
 
     def model(self, model_name: str, model_version: str | None = None) -> Response:
         spec = self._resolve(model_name, model_version)
-        entry = self._services.registry.get(model_name)
+        registry = self._services.registry
+        entry = registry.get(model_name)
+        # An archive of TorchServe's does not say what its handler takes.
+        interface = interface_of(registry.workers(spec.key))
         return json_response(
             {
                 "name": model_name,
                 "versions": sorted(entry.versions) if entry else [spec.model_version],
                 "platform": "pytorch",
-                # An archive does not say what its handler takes.
-                "inputs": [],
-                "outputs": [],
+                "inputs": msgspec.to_builtins(interface.inputs),
+                "outputs": msgspec.to_builtins(interface.outputs),
             }
         )
 

@@ -21,7 +21,8 @@ def add_routes(app: Flask | Blueprint, view: object, routes: Iterable[Route]) ->
         if not hasattr(view, route.view):
             raise LookupError(f"{name}: {type(view).__name__} has no method {route.view}")
         methods = ANY_METHOD if route.method == ANY else (route.method,)
-        app.add_url_rule(_rule(route.path), name, getattr(view, route.view), methods=methods)
+        endpoint = name.replace(".", "_")  # Flask keeps dots for itself
+        app.add_url_rule(_rule(route.path), endpoint, getattr(view, route.view), methods=methods)
 
 
 def _rule(path: str) -> str:

@@ -137,6 +137,26 @@ INFERENCE = (
     *JOBS,
 )
 
+# Only where the setting `page` shows it.
+PAGE = (
+    Route(
+        "GET",
+        "/",
+        "index",
+        better="a page for browsers, its links for others; 405 as in TorchServe with `page=off`, "
+        "which `ferry torchserve` sets",
+    ),
+    Route("GET", "/page/page.css", "file", better=_NOT_THERE),
+    Route("GET", "/page/page.js", "file", better=_NOT_THERE),
+    Route("GET", "/page/models", "models", better=_NOT_THERE),
+    Route("GET", "/page/batches", "batches", better=_NOT_THERE),
+    Route("GET", "/openapi.json", "openapi", better="the API document, with the models"),
+    Route("GET", "/docs", "docs", better="reads it"),
+    Route("GET", "/docs/docs.js", "file", better=_NOT_THERE),
+    Route("GET", "/docs/swagger-ui.css", "file", better=_NOT_THERE),
+    Route("GET", "/docs/swagger-ui-bundle.js", "file", better=_NOT_THERE),
+)
+
 _CUSTOMIZED = {"customized": FLAG}
 _SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
 _SCALED = ("200", "202", "206")
@@ -195,7 +215,7 @@ TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tok
 METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
 
 ROUTES: Mapping[Role, tuple[Route, ...]] = {
-    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *BULK),
+    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *PAGE, *BULK),
     Role.MANAGEMENT: (*MANAGEMENT, *BULK, *TOKEN),
     Role.METRICS: METRICS,
 }

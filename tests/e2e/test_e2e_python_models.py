@@ -338,7 +338,6 @@ def test_model_with_a_life_of_its_own(ask, zoo):
     ("name", "target", "words"),
     [
         ("slow", f"{ZOO}:slow", "slow must not be async"),
-        ("Broken", f"{ZOO}:Broken", "no weights here"),
         ("absent", f"{ZOO}:absent", "no function and no ferry.Model called 'absent'"),
         ("two", f"{ZOO}:two", "predict takes one batch"),
         ("nowhere", "/nowhere.py:x", "There is no file /nowhere.py"),
@@ -348,7 +347,15 @@ def test_what_cannot_be_loaded_is_told(zoo, name, target, words):
     put(zoo.store, name, target)
     answer = zoo.manage("POST", "models", url=name, initial_workers=1, synchronous="true")
     assert answer.status_code == 500
-    assert words in zoo.process.log()
+    assert words in answer.json()["message"]
+
+
+def test_load_that_raises_is_told_with_file_and_line(zoo):
+    put(zoo.store, "Broken")
+    answer = zoo.manage("POST", "models", url="Broken", initial_workers=1, synchronous="true")
+    message = answer.json()["message"]
+    assert 'File "zoo.py", line' in message
+    assert message.rstrip().endswith("RuntimeError: no weights here")
 
 
 def test_model_explains_and_describes(ask, zoo):

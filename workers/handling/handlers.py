@@ -101,9 +101,17 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     return LoadedModel(entry, context, code_dir=model_dir)
 
 
+def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
+    """Returns the folder of the model's own code, which may be served where it lies."""
+    if spec.decodes_itself:
+        with contextlib.suppress(ValueError):  # the manifest names nothing, as loading will say
+            return target_of(spec, model_dir).folder or model_dir
+    return model_dir
+
+
 def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Device) -> LoadedModel:
     target = target_of(spec, model_dir)
-    folder = target.folder or model_dir
+    folder = code_dir_of(spec, model_dir)
     _enter_folder(folder, "")
     name = str(context.model_yaml_config.get("device") or device)
     loaded = load_target(target, spec, context, model_dir, name)

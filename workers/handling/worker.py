@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -41,13 +40,12 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
-from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.tracebacks import user_traceback
-from workers.python_models.target_handler import target_of
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
@@ -209,7 +207,7 @@ def main() -> int:
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
             error=_sentence(error)[:MAX_ERROR_CHARS],
-            traceback=user_traceback(error, _code_dir(assignment)),
+            traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
@@ -323,15 +321,6 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
-
-
-def _code_dir(assignment: Assignment) -> Path:
-    """Returns the folder of the model's own code, which need not lie in its archive."""
-    target = None
-    if assignment.spec.decodes_itself:
-        with contextlib.suppress(ValueError):
-            target = target_of(assignment.spec, assignment.model_dir).folder
-    return target or assignment.model_dir
 
 
 def _sentence(error: BaseException) -> str:

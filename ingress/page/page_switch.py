@@ -1,0 +1,19 @@
+"""Decides whether there is a page."""
+
+from batching.settings.settings import Settings
+from ingress.listeners import parse_address
+from ingress.role import Role
+
+
+def has_page(settings: Settings) -> bool:
+    """Returns whether browsers are shown the page and the API document.
+
+    Raises:
+        SettingsError: the inference address is none.
+    """
+    if settings.keys_path() is not None or settings.page != "loopback":
+        # A browser has no key to show.
+        return settings.keys_path() is None and settings.page == "on"
+    address = parse_address(settings.inference_address, Role.INFERENCE)
+    # A unix socket is there for a proxy, whose clients may be anybody.
+    return address.is_private and address.socket_path is None
