@@ -8,10 +8,10 @@ from urllib.parse import quote
 import click
 import httpx
 
+from ferry.client import TOKEN_VARIABLE
 from ferry.client.answer_errors import text_of
 from ferry.client.reaching import (
     CONNECT_TIMEOUT_S,
-    TOKEN_VARIABLE,
     is_this_machine,
     why_not_opened,
     why_not_sent,

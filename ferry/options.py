@@ -23,7 +23,7 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import ENV_PREFIX, Settings, SettingsError
 from batching.settings.sources import read_properties, switches_read_as_false
 from batching.settings.torchserve_keys import why_without_effect
-from ferry.client.reaching import TOKEN_VARIABLE
+from ferry.client import TOKEN_VARIABLE
 from ferry.console import warn
 from ferry.role_settings import MOST_USED, SECTIONS
 

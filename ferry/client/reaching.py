@@ -9,12 +9,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ferry.client import TOKEN_VARIABLE
 from ferry.client.answer_errors import ServerUnreachable
 from ferry.client.submission import Call
 
 CONNECT_TIMEOUT_S = 5.0
-# From the environment and not from an option: every user of a machine can read its command lines.
-TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 
 H = TypeVar("H")
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from batching.settings.settings import Settings
 from ferry.options import settings_from_flags
+from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.supervisor import Supervisor
 from ferry.process_tree.whole_server import run_server
-from ferry.serving.live_models import device_fields
-from ferry.serving.served_targets import read_targets
-from ferry.serving.session import Session
+from ferry.serving.served_targets import RunFlags, read_targets
 
 
 @click.command()
@@ -52,20 +53,39 @@ def serve(  # noqa: PLR0917 - click passes them by name
     A file serves its function `predict`, functions under @ferry.model, and classes of ferry.Model;
     FILE.py:NAME picks one.
     """
+    flags = RunFlags(workers or 0, device)
+    flags.spec_fields()  # refuses a device
     texts = (target, *more)
     targets = read_targets(texts)
-    fields = device_fields(device) if device else {}
-    if workers is not None:
-        fields |= {"min_worker": workers, "max_worker": workers}
     if is_reloading is None:
         is_reloading = sys.stdout.isatty()
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as folder:
         settings = _settings(port, Path(folder), "info" if verbose else "error")
-        session = Session(texts, targets, fields, is_reloading, is_opening)
-        run_server(settings, is_restoring=False, occupant=session)
+        check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
+        if settings.work_dir is None and not any(one.is_archive for one in targets):
+            settings = replace(settings, work_dir=Path(folder) / "work")
+        occupant = _Models(texts, targets, flags, is_reloading, is_opening)
+        run_server(settings, is_restoring=False, occupant=occupant)
 
 
-def _settings(port: int, folder: Path, log_level: str) -> Any:
+class _Models:
+    """Brings the models, with a client of Redis that is loaded while the server's parts start."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        self._session: Any = None
+
+    def begin(self, settings: Settings) -> None:
+        from ferry.serving.session import Session  # noqa: PLC0415 - see above
+
+        self._session = Session(*self._arguments)
+        self._session.begin(settings)
+
+    def announce(self, supervisor: Supervisor) -> None:
+        self._session.announce(supervisor)
+
+
+def _settings(port: int, folder: Path, log_level: str) -> Settings:
     names = ("inference", "management", "metrics")
     addresses = {
         f"{name}_address": f"http://127.0.0.1:{port + place}" for place, name in enumerate(names)
@@ -76,7 +96,7 @@ def _settings(port: int, folder: Path, log_level: str) -> Any:
         "show_tracebacks": True,  # only this machine asks
         **addresses,
     }
-    settings = settings_from_flags(None, flags)
     store = folder / "store"
     store.mkdir()
-    return replace(settings, redis_url="", model_store=store, data_dir=None)
+    settings = settings_from_flags(None, flags)
+    return replace(settings, redis_url="", model_store=store, data_dir=None, load_models="")

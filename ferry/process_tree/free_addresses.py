@@ -9,12 +9,18 @@ import click
 
 from ferry.options import UnusableSettings
 
+OTHER_PORTS = "ferry up --port-base 18080"
 
-def check_free(addresses: Iterable[str]) -> None:
+
+def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None:
     """Checks that each address is free now, before anything is started.
 
     Another process may take it before the listener does; this only puts the usual mistake, a second
     server, into a sentence.
+
+    Args:
+        addresses: of listeners.
+        other_ports: a command that chooses other ones.
 
     Raises:
         ClickException: an address is in use, or is not one of this machine.
@@ -25,13 +31,13 @@ def check_free(addresses: Iterable[str]) -> None:
             host, port = parts.hostname, parts.port
             # A unix socket, or an address without a port: the listener knows its own defaults.
             if parts.scheme in ("http", "https") and host and port:
-                _bind_once(address, host, port)
+                _bind_once(address, host, port, other_ports)
         except ValueError as error:  # UnicodeError too: a name longer than names may be
             words = f"not an address like http://host:port: {address} ({error})"
             raise UnusableSettings(words) from error
 
 
-def _bind_once(address: str, host: str, port: int) -> None:
+def _bind_once(address: str, host: str, port: int, other_ports: str) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, place = found[0]
@@ -41,6 +47,6 @@ def _bind_once(address: str, host: str, port: int) -> None:
         if error.errno == errno.EADDRINUSE:
             raise click.ClickException(
                 f"{address} is in use: is another server running? Stop it, or choose other ports, "
-                "for example with `ferry up --port-base 18080`"
+                f"for example with `{other_ports}`"
             ) from error
         raise click.ClickException(f"cannot listen on {address}: {error.strerror}") from error

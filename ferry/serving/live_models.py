@@ -13,7 +13,7 @@ from batching.models.statuses import WorkerState, WorkerStatus
 from batching.settings.settings import Settings
 from batching.store.registry.registry import Registry
 from ferry.serving.python_source import TargetError
-from ferry.serving.served_targets import DEFAULTS, ServedTarget
+from ferry.serving.served_targets import DEFAULTS, RunFlags, ServedTarget
 from workers.archives.model_archive import inspect_archive
 from workers.archives.model_files import work_dir_of
 
@@ -47,15 +47,12 @@ class LiveModels:
     They go into the registry from here: the first can so load while the ingress still starts.
     """
 
-    def __init__(
-        self, registry: Registry, settings: Settings, changed_fields: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, registry: Registry, settings: Settings, flags: RunFlags) -> None:
         assert settings.model_store is not None
         self._registry = registry
         self._settings = settings
         self._store = settings.model_store
-        # Fields of each spec: what flags say goes before what the files say.
-        self._changed_fields = changed_fields
+        self._flags = flags
         self._loads = 0
         # Old versions, and when the new ones took over.
         self._retiring: list[tuple[ModelSpec, float]] = []
@@ -79,11 +76,11 @@ class LiveModels:
                 place = self._store / name
                 place.symlink_to(target.path)
             else:
-                target.write_folder(place, version)
+                target.write_folder(place, version, self._flags.settings())
             archive = inspect_archive(place, name, work_dir_of(self._settings))
             parameters = {"initial_workers": 1, **_unless_said(archive.config)}
             spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
-            spec = replace(spec, is_loaded_at_startup=True, **self._changed_fields)
+            spec = replace(spec, is_loaded_at_startup=True, **self._flags.spec_fields())
             self._registry.create(spec)
         except ServeError as error:
             raise TargetError(f"{target.name}: {error.message}") from error
@@ -106,7 +103,7 @@ class LiveModels:
             while True:
                 workers = self._registry.workers(spec.key)
                 if error := next((one.traceback or one.error for one in workers if one.error), ""):
-                    raise LoadFailed(error)
+                    raise LoadFailed(f"{spec.model_name} did not load.\n{error}")
                 ready = [one for one in workers if one.state is WorkerState.READY]
                 if ready and len(ready) >= spec.min_worker:
                     return LiveModel(spec, ready)
@@ -154,19 +151,3 @@ def _unless_said(config: Mapping[str, Any]) -> dict[str, Any]:
         "batch_policy": "batchPolicy",
     }
     return {name: DEFAULTS[word] for name, word in names.items() if word not in config}
-
-
-def device_fields(device: str) -> dict[str, Any]:
-    """Returns the fields of a spec that put its workers on this device: `cpu`, `cuda`, `cuda:1`.
-
-    Raises:
-        TargetError: there is no such device.
-    """
-    kind, _, index = device.partition(":")
-    if kind == "cpu" and not index:
-        return {"device_type": "cpu"}
-    if device == "mps":
-        return {"device_type": "cpu"}  # to the node; the model's own configuration says the rest
-    if kind in ("cuda", "gpu") and (not index or index.isdecimal()):
-        return {"device_type": "gpu", "device_ids": (int(index),) if index else ()}
-    raise TargetError(f"--device {device}: write cpu, cuda, cuda:1 or mps")

@@ -68,13 +68,13 @@ class ServedTarget:
         """Returns what a manifest says of it, beside the sources."""
         return self._text("" if self.path is None else self.path.name)
 
-    def config(self) -> str:
+    def config(self, more: Mapping[str, Any] | None = None) -> str:
         """Returns model-config.yaml."""
-        settings = {**DEFAULTS, **self.settings}
+        settings = {**DEFAULTS, **self.settings, **(more or {})}
         settings["maxWorkers"] = max(settings["minWorkers"], settings["maxWorkers"])
         return "".join(f"{word}: {json.dumps(value)}\n" for word, value in settings.items())
 
-    def write_folder(self, folder: Path, version: str) -> None:
+    def write_folder(self, folder: Path, version: str, settings: Mapping[str, Any]) -> None:
         """Writes an archive in which the target stays where it is.
 
         Of its code there is a copy: a worker that starts later runs what was registered.
@@ -89,7 +89,7 @@ class ServedTarget:
         manifest = folder / MANIFEST_NAME
         manifest.parent.mkdir(parents=True)
         manifest.write_text(json.dumps({"runtime": "python", "model": model}), encoding="utf-8")
-        (folder / CONFIG_FILE).write_text(self.config(), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self.config(settings), encoding="utf-8")
         for place, path in self.sources.items():
             if path.suffix == ".py":
                 copy = folder / "sources" / place
@@ -100,6 +100,36 @@ class ServedTarget:
         if self.path is None:
             return f"{HUGGING_FACE}{self.label}"
         return f"{path}:{self.label}" if self.label else path
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """How many workers each model has, and where they run; 0 and "": as the models say."""
+
+    workers: int = 0
+    device: str = ""
+
+    def spec_fields(self) -> dict[str, Any]:
+        """Returns what they change in a registered version.
+
+        Raises:
+            TargetError: there is no such device.
+        """
+        fields: dict[str, Any] = {}
+        if self.workers:
+            fields = {"min_worker": self.workers, "max_worker": self.workers}
+        kind, _, index = self.device.partition(":")
+        if self.device in ("cpu", "mps"):  # to a node, Apple's GPU is none
+            return {**fields, "device_type": "cpu"}
+        if kind == "cuda" and (index.isdecimal() or self.device == kind):
+            return {**fields, "device_type": "gpu", "device_ids": (int(index),) if index else ()}
+        if self.device:
+            raise TargetError(f"--device {self.device}: write cpu, cuda, cuda:1 or mps")
+        return fields
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what they add to a model's configuration, which its `load` goes by."""
+        return {"device": self.device} if self.device == "mps" else {}
 
 
 def read_targets(texts: Sequence[str]) -> list[ServedTarget]:

@@ -5,7 +5,6 @@ import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from ferry.process_tree.supervisor import Supervisor
 from ferry.serving.announcement import announcement
 from ferry.serving.live_models import LiveModel, LiveModels, LoadFailed
 from ferry.serving.reloader import Reloader
-from ferry.serving.served_targets import ServedTarget
+from ferry.serving.served_targets import RunFlags, ServedTarget
 
 
 @dataclass(slots=True)
@@ -29,14 +28,14 @@ class Session:
     Attributes:
         texts: the targets as the command was given them.
         targets: what they are.
-        changed_fields: of each model's spec, by flags.
+        flags: how they are to run, whatever they say themselves.
         is_reloading: whether saves are followed.
         is_opening: whether a browser is opened.
     """
 
     texts: Sequence[str]
     targets: Sequence[ServedTarget]
-    changed_fields: Mapping[str, Any]
+    flags: RunFlags
     is_reloading: bool
     is_opening: bool
     _models: LiveModels = field(init=False)
@@ -49,7 +48,7 @@ class Session:
     def begin(self, settings: Settings) -> None:
         """Registers the models: workers load while the ingress starts."""
         registry = Registry(connect(settings.redis_url))
-        self._models = LiveModels(registry, settings, self.changed_fields)
+        self._models = LiveModels(registry, settings, self.flags)
         self._base_url = settings.inference_address.replace("127.0.0.1", "localhost")
         # Before: a save from now on is one to load.
         self._prints = {target.name: target.fingerprint() for target in self.targets}

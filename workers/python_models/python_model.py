@@ -58,7 +58,11 @@ class PythonModel:
         }
         if self.model.warm_up:
             with contextlib.suppress(TypeError, ValueError):
-                interface["example"] = msgspec.json.decode(encode(self.model.warm_up[0])[0])
+                example = self.model.warm_up[0]
+                is_text = isinstance(example, str)
+                interface["example"] = (
+                    example if is_text else msgspec.json.decode(encode(example)[0])
+                )
         own = getattr(self.model, "interface", None)
         return interface | (own() if own is not None else {})
 
