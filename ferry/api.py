@@ -9,12 +9,14 @@ import click
 import httpx
 
 from ferry.client import TOKEN_VARIABLE
+from ferry.client.answer_errors import text_of
 from ferry.client.reaching import (
     CONNECT_TIMEOUT_S,
     is_this_machine,
     why_not_opened,
     why_not_sent,
 )
+from ferry.wrong_address import no_server_of_ours, wrong_address
 
 # Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
 ANSWER_TIMEOUT_S = 900.0
@@ -97,6 +99,17 @@ class Api:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise click.ClickException(why_not_sent(self._base_url, error)) from error
 
+    def answer(self, method: str, *path: str, **request: Any) -> httpx.Response:
+        """Returns the answer, as `send`, of a listener that has what was asked for.
+
+        Raises:
+            ClickException: no server answers at this address, another listener, or none of ours.
+        """
+        response = self.send(method, *path, **request)
+        if response.is_error and (text := wrong_address(self._client, self._base_url, response)):
+            raise click.ClickException(text)
+        return response
+
     def call(self, method: str, *path: str, **params: Any) -> Any:
         """Returns the JSON of a successful answer.
 
@@ -104,15 +117,24 @@ class Api:
             ApiError: the server refused.
             ClickException: no server answers at this address, or none of ours.
         """
-        response = self.send(method, *path, params=params)
+        response = self.answer(method, *path, params=params)
         if response.is_error:
             raise ApiError(response.status_code, error_text(response))
         try:
             return response.json()
         except ValueError as error:
-            raise click.ClickException(
-                f"{self._base_url} answered something other than JSON: is it a ferry server?"
-            ) from error
+            raise click.ClickException(no_server_of_ours(self._base_url, response)) from error
+
+    def page(self, *path: str, **params: Any) -> dict[str, Any]:
+        """Returns a page of a list, an object that has a list under the path's last segment.
+
+        Raises:
+            ClickException: as `call`, or the answer is none.
+        """
+        answer = self.call("GET", *path, **params)
+        if not isinstance(answer, dict) or not isinstance(answer.get(path[-1]), list):
+            raise click.ClickException(f"{self._base_url} does not answer as a ferry server does")
+        return answer
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
@@ -132,7 +154,7 @@ def error_text(response: httpx.Response) -> str:
     try:
         record = response.json()
     except ValueError:
-        return response.text.strip() or response.reason_phrase
+        return text_of(response)
     if not isinstance(record, dict) or "message" not in record:
         return json.dumps(record)
     text = str(record["message"])

@@ -1,6 +1,7 @@
 """Where commands print their results, and where progress and complaints."""
 
 import contextlib
+import datetime
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,16 @@ def err() -> Console:
 def warn(text: str) -> None:
     """Prints a warning for the operator."""
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+def age_text(created_at: str) -> str:
+    """Returns how long ago this time of RFC 3339 was, in its largest unit."""
+    then = datetime.datetime.fromisoformat(created_at)
+    seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds // length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ FerryError
 """
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -21,6 +22,9 @@ import httpx
 # The type of a server's refusal where it asks for tokens, which TorchServe answers with 400.
 _INVALID_KEY = "InvalidKeyException"
 _OVERLOADED, _TOO_MANY = 503, 429
+_TAG = re.compile("<[^>]*>")
+_LONGEST_TITLE = 80
+_TITLE = re.compile("<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 class FerryError(Exception):
@@ -118,7 +122,21 @@ def _complaint(response: httpx.Response) -> tuple[str, str]:
     try:
         record: Any = response.json()
     except ValueError:
-        return "", response.text.strip() or response.reason_phrase
+        return "", text_of(response)
     if not isinstance(record, dict) or "message" not in record:
         return "", json.dumps(record)
     return str(record.get("type", "")), str(record["message"])
+
+
+def is_page(response: httpx.Response) -> bool:
+    """Returns whether the answer is a page for browsers, which no server of ours makes."""
+    return response.content.lstrip()[:1] == b"<"
+
+
+def text_of(response: httpx.Response) -> str:
+    """Returns an answer that is no JSON; of a page, its title or first words."""
+    if not is_page(response):
+        return response.text.strip() or response.reason_phrase
+    title = _TITLE.search(response.text)
+    words = title[1] if title else _TAG.sub(" ", response.text)
+    return f'a page, "{" ".join(words.split())[:_LONGEST_TITLE]}"'

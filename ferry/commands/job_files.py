@@ -13,11 +13,18 @@ from typing import Any
 
 import click
 
-from ferry.api import token_hint
-from ferry.client.answer_errors import FerryError, NotFound, ServerUnreachable, Unauthorized
+from ferry.api import Api, token_hint
+from ferry.client.answer_errors import (
+    AnswerError,
+    FerryError,
+    NotFound,
+    ServerUnreachable,
+    Unauthorized,
+)
 from ferry.client.async_client import AsyncClient
 from ferry.client.prediction import Prediction
 from ferry.client.submission import Options, guessed_type
+from ferry.wrong_address import ELSEWHERE
 
 # What Python's table lacks, or has several of.
 _SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}
@@ -180,6 +187,12 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def complaint(error: FerryError) -> click.ClickException:
-    """Returns the error as a command says it."""
+def complaint(error: FerryError, url: str) -> click.ClickException:
+    """Returns the error as a command says it; `url` is of the inference listener."""
+    if isinstance(error, AnswerError) and error.type in {"", *ELSEWHERE}:
+        try:
+            with Api(url) as api:
+                api.answer("GET", "readyz")
+        except click.ClickException as wrong:
+            return wrong
     return click.ClickException(f"{error}{token_hint() if isinstance(error, Unauthorized) else ''}")

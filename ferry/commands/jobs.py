@@ -31,7 +31,7 @@ from ferry.commands.predict import (
     prediction_record,
     print_predictions,
 )
-from ferry.console import err, out
+from ferry.console import age_text, err, out
 from ferry.options import (
     check_header_value,
     inference_option,
@@ -118,7 +118,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
             )
             return await sender.send(missing, on_end)
 
-    sent = _with_progress(send, len(missing))
+    sent = _with_progress(send, len(missing), inference_url)
     if folder is None and wait:
         _print_answers(sent, as_json)
     else:
@@ -145,12 +145,7 @@ def list_jobs(
     if not found:
         click.echo("No jobs. `ferry jobs submit` adds one.")
         return
-    table = Table("id", "model", "version", "status", "created", "attempts", "error", box=None)
-    for job in found:
-        error = job.get("error", {}).get("message", "")
-        row = (*(job[name] for name in ("id", "model", "version", "status", "created_at")),)
-        table.add_row(*(escape(str(cell)) for cell in (*row, job.get("attempts", 0), error)))
-    out().print(table)
+    _print_list(found)
 
 
 @jobs.command()
@@ -180,7 +175,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
     except WaitTimeout:
         raise click.ClickException(f"job {job_id} is {job.status}: --wait waits for it") from None
     except FerryError as error:
-        raise complaint(error) from error
+        raise complaint(error, inference_url) from error
     if file is None:
         click.echo(answer.content, nl=False)
     else:
@@ -213,13 +208,30 @@ def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[di
     cursor: str | None = ""
     while cursor is not None and limit:
         count = min(limit, PAGE_SIZE)
-        page = api.call("GET", "jobs", model=model, status=status, limit=count, cursor=cursor)
+        page = api.page("jobs", model=model, status=status, limit=count, cursor=cursor)
         yield from page["jobs"]
         limit -= len(page["jobs"])
         cursor = page.get("next_cursor")
 
 
-def _with_progress(send: Sending, count: int) -> list[SentFile]:
+def _print_list(found: Sequence[dict[str, Any]]) -> None:
+    """Prints a line for each job, which fits 80 columns, and its error in lines of its own."""
+    # What is piped is not broken.
+    console = out(wraps=sys.stdout.isatty())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("id", "model", "status", "age"):
+        table.add_column(name, no_wrap=name != "model", overflow="fold")
+    for job in found:
+        tries = f", {count} tries" if (count := job.get("attempts", 0)) > 1 else ""
+        status, model = f"{job['status']}{tries}", f"{job['model']} {job['version']}"
+        table.add_row(job["id"], escape(model), status, age_text(job["created_at"]))
+    console.print(table)
+    for job in found:
+        if message := job.get("error", {}).get("message", ""):
+            console.print(f"[red]{escape(job['id'])}:[/] {escape(message)}")
+
+
+def _with_progress(send: Sending, count: int, url: str) -> list[SentFile]:
     """Sends the files; on a terminal, shows how many have ended."""
     console = err()
     columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -237,7 +249,7 @@ def _with_progress(send: Sending, count: int) -> list[SentFile]:
         try:
             return asyncio.run(send(on_end))
         except FerryError as error:
-            raise complaint(error) from error
+            raise complaint(error, url) from error
         except KeyboardInterrupt:
             raise click.ClickException(
                 f"interrupted when {ended} of {count} were done; the same command goes on there"

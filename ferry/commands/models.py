@@ -170,7 +170,7 @@ def all_models(api: Api) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     start: str | None = "0"
     while start is not None:
-        page = api.call("GET", "models", limit=PAGE_SIZE, next_page_token=start)
+        page = api.page("models", limit=PAGE_SIZE, next_page_token=start)
         found += page["models"]
         start = page.get("nextPageToken") if page["models"] else None
     return found

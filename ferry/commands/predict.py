@@ -102,7 +102,7 @@ def _sent(
             name, content = body
             kind = content_type or guessed_type(name)
             try:
-                response = api.send("POST", *path, content=content, content_type=kind)
+                response = api.answer("POST", *path, content=content, content_type=kind)
             except click.ClickException as error:
                 return Prediction(name, None, error.message)
             answered.append(name)

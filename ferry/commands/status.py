@@ -26,7 +26,7 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     /readyz.
     """
     with Api(inference_url, answer_timeout_s=10) as inference:
-        response = inference.send("GET", "readyz")
+        response = inference.answer("GET", "readyz")
     with Api(management_url, answer_timeout_s=10) as management:
         nodes = management.call("GET", "nodes")
         versions = all_versions(management)

@@ -55,7 +55,8 @@ def play(scene: str, cases: list[Case], folder: Path) -> Seen:
     fill_store(folder / "store", folder / "scratch")
     is_locked = "token_authorization=true" in properties_of(scene)
     keys = ("--key-file", str(folder / KEY_FILE)) if is_locked else ()
-    server = FerryServer(folder, "--config", str(config), *keys)
+    # As `ferry torchserve` has it: the root answers as TorchServe's.
+    server = FerryServer(folder, "--config", str(config), *keys, "--page", "off")
     try:
         server.wait_started()
         answers = drive(cases, target_of(server, folder))

@@ -221,7 +221,9 @@ class Card {
       }
       return { method: "POST", body };
     }
-    const headers = { "Content-Type": this.mode === "json" ? "application/json" : "text/plain" };
+    // Most of TorchServe's handlers know bytes, as `curl -T` sends them, rather than text.
+    const text = this.isHandler ? "application/octet-stream" : "text/plain";
+    const headers = { "Content-Type": this.mode === "json" ? "application/json" : text };
     return { method: "POST", body: this.text.value, headers };
   }
 

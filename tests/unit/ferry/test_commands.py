@@ -3,12 +3,15 @@
 A small HTTP server stands in for the real one and answers with TorchServe's documents.
 """
 
+import contextlib
+import datetime
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import termios
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -187,12 +190,98 @@ def test_command_says_so_when_the_url_is_none():
 
 def test_command_says_so_when_something_else_answers(server, ferry):
     # Given
-    server.answers["GET", "/models"] = (200, b"<html>")
+    server.answers["GET", "/models"] = (200, b"<html>\n<b>hello</b>")
     # When
     result = ferry("models", "list")
     # Then
     assert result.exit_code == 1
-    assert "other than JSON" in result.stderr
+    assert result.stderr == (
+        f'Error: {server.url} does not answer as a ferry server does: a page, "hello" (HTTP 200)\n'
+    )
+
+
+PAGE = b"""<!DOCTYPE HTML>
+<html>
+  <head><title>Error response</title></head>
+  <body><p>Error code: 404</p></body>
+</html>
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "quoted"),
+    [
+        ((404, PAGE), 'a page, "Error response" (HTTP 404)'),
+        ((502, b"<html>\n<title>502 Bad\nGateway</title>"), 'a page, "502 Bad Gateway" (HTTP 502)'),
+        ((404, {"detail": "Not Found"}), '{"detail": "Not Found"} (HTTP 404)'),
+        ((405, b"no\nsuch\nmethod"), "no such method (HTTP 405)"),
+        ((200, b"pong " * 100), f"{'pong ' * 20}... (HTTP 200)"),
+        ((200, ["something"]), ""),
+        ((200, {"models": 1}), ""),
+    ],
+)
+@pytest.mark.parametrize("words", [("models", "list"), ("status",), ("jobs", "list")])
+def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted, words):
+    # Given
+    for path in ("/models", "/readyz", "/nodes", "/jobs", "/api-description"):
+        server.answers["GET", path] = answer
+    # When
+    result = ferry(*words)
+    # Then
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    said = f"Error: {server.url} does not answer as a ferry server does"
+    assert line.startswith(f"{said}: {quoted}" if quoted else said)
+
+
+def test_foreign_server_is_told_to_who_predicts(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = server.answers["GET", "/readyz"] = (404, PAGE)
+    # When
+    results = [
+        ferry(*words, "m", str(tmp_path / "f")) for words in (("predict",), ("jobs", "submit"))
+    ]
+    # Then
+    for result in results:
+        assert result.exit_code == 1
+        assert result.stderr == (
+            f"Error: {server.url} does not answer as a ferry server does: "
+            'a page, "Error response" (HTTP 404)\n'
+        )
+
+
+def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = (422, b"two\nlines")
+    # When
+    result = ferry("predict", "m", str(tmp_path / "f"))
+    # Then
+    assert "two\nlines (HTTP 422)" in result.stderr
+    assert [path for _, path, *_ in server.asked] == ["/predictions/m"]
+
+
+@pytest.mark.parametrize(
+    ("version", "workers", "step"),
+    [
+        ("1.0", 1, "Ask it: curl {url}/predictions/m -T FILE\n"),
+        ("2.0", 1, "Ask it: curl {url}/predictions/m/2.0 -T FILE\n"),
+        ("1.0", 0, "Start one: ferry models scale m --min-worker 1\n"),
+    ],
+)
+def test_registration_prints_the_next_step(server, ferry, version, workers, step):
+    # Given
+    status = f'Model "m" Version: {version} registered with {workers} initial workers. Use scale'
+    server.answers["POST", "/models"] = (200, {"status": status})
+    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
+    # When
+    result = ferry("models", "register", "m.mar", "--inference-url", "http://box:9/")
+    # Then
+    assert result.stdout == f"{status}\n{step.format(url='http://box:9')}"
+    # And a machine reads only the answer
+    as_json = ferry("models", "register", "m.mar", "--json")
+    assert json.loads(as_json.stdout) == {"status": status}
 
 
 @pytest.mark.parametrize(
@@ -271,9 +360,13 @@ def test_token_that_can_be_none_is_refused_and_not_shown(ferry, monkeypatch, tok
     [
         (
             ("register", "m.mar", "--batch-size", "8", "--initial-workers", "0"),
-            "POST /models?url=m.mar&synchronous=true&batch_size=8&initial_workers=0",
+            "POST /models?url=m.mar&synchronous=true&defaults=serving"
+            "&batch_size=8&initial_workers=0",
         ),
-        (("register", "m.mar", "--no-wait"), "POST /models?url=m.mar&synchronous=false"),
+        (
+            ("register", "m.mar", "--no-wait"),
+            "POST /models?url=m.mar&synchronous=false&defaults=serving",
+        ),
         (("scale", "m", "--min-worker", "0"), "PUT /models/m?synchronous=true&min_worker=0"),
         (
             ("scale", "m", "--min-worker", "1", "--max-worker", "2", "--version", "2.0"),
@@ -492,6 +585,55 @@ def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option,
     # A setting has a name of its own, which environment and files have, too.
     assert option in line or option[2:].replace("-", "_").removesuffix("_s") in line
     assert text in line
+
+
+JOB_ID = "0123456789abcdef" * 2
+
+
+def on_terminal(environment, *words):
+    """The lines that a command shows on a terminal of 80 columns."""
+    reader, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (25, 80))
+    command = [sys.executable, "-m", "ferry.main", *words]
+    with subprocess.Popen(command, stdout=terminal, env={**os.environ, **environment}) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # its other end is closed
+            while chunk := os.read(reader, 4096):
+                shown += chunk
+        os.close(reader)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"), [(-5, "0 s"), (100, "100 s"), (200, "3 min"), (9_000, "2 h"), (3e6, "34 d")]
+)
+def test_list_of_jobs_fits_80_columns(server, ferry, seconds, age):
+    # Given
+    created = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
+    job = {
+        "id": JOB_ID,
+        "model": "resnet-152-finetuned",
+        "version": "1.0",
+        "status": "succeeded",
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "attempts": 1,
+    }
+    error = {"code": 500, "message": "words " * 40 + "end"}
+    failed = job | {"status": "failed", "model": "m" * 60, "attempts": 3, "error": error}
+    server.answers["GET", "/jobs"] = (200, {"jobs": [job, failed]})
+    # When
+    shown = on_terminal({"FERRY_MANAGEMENT_URL": server.url}, "jobs", "list")
+    # Then
+    line = f"{JOB_ID}  resnet-152-finetuned 1.0  succeeded"
+    assert max(len(one.rstrip()) for one in shown) <= 80
+    assert shown[0].split() == ["id", "model", "status", "age"]
+    # And what is piped is not broken
+    piped = ferry("jobs", "list").stdout.splitlines()
+    assert piped[1].split() == [*line.split(), *age.split()]
+    assert piped[2].split()[:5] == [JOB_ID, "m" * 60, "1.0", "failed,", "3"]
+    assert piped[3:] == [f"{JOB_ID}: {error['message']}"]
 
 
 def lines_until(process, text):

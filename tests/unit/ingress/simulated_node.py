@@ -49,6 +49,7 @@ class SimulatedNode:
 
     def __init__(self, redis_url):
         self.behaviour = "ready"
+        self.interface = {}  # of the models of workers to come
         self._is_changing_all = False
         self._is_serving = True
         self._turn = threading.Lock()
@@ -144,7 +145,12 @@ class SimulatedNode:
             worker_id, "node-a", slot, state, pid, "cpu", "2026-01-01T00:00:00.000Z"
         )
         error = ERROR if state is WorkerState.FAILED else ""
-        return replace(status, error=error, is_out_of_memory=self.behaviour == "out of memory")
+        return replace(
+            status,
+            error=error,
+            is_out_of_memory=self.behaviour == "out of memory",
+            interface=self.interface,
+        )
 
     def _send(self, queue, item):
         """Sends the pieces that the request asks for before its reply; returns their number."""

@@ -66,6 +66,34 @@ def test_policy_is_refused_when_it_cannot_be_kept(parameters, text):
         register(parameters)
 
 
+SERVING = {"defaults": "serving"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "config", "defaults", "expected"),
+    [
+        ({}, {}, {}, (1, 8, "adaptive")),
+        ({"batch_size": "2", "initial_workers": "0"}, {}, {}, (0, 2, "adaptive")),
+        ({"batch_policy": "fixed"}, {}, {}, (1, 8, "fixed")),
+        ({}, {"batchSize": 3, "batchPolicy": "fixed"}, {}, (1, 3, "fixed")),
+        ({"batch_size": "2"}, {"batchSize": 3}, {}, (1, 2, "adaptive")),
+        ({}, {"minWorkers": 4, "maxWorkers": 4}, {}, (4, 8, "adaptive")),
+        ({}, {}, {"min_worker": 2}, (2, 8, "adaptive")),
+        ({}, {}, {"min_worker": 0}, (1, 8, "adaptive")),
+    ],
+)
+def test_serving_defaults_come_after_all_that_anybody_chose(parameters, config, defaults, expected):
+    # Given / When
+    spec = register({**SERVING, **parameters}, ModelDefaults(parameters=defaults), config=config)
+    # Then
+    assert (spec.min_worker, spec.batch_size, spec.batch_policy) == expected
+
+
+def test_defaults_of_another_name_are_refused():
+    with pytest.raises(BadRequest, match=r"defaults must be serving\."):
+        register({"defaults": "usual"})
+
+
 def test_registration_prefers_parameters_to_the_archives_names():
     # Given
     parameters = {"model_name": "other", "handler": "h.py:f", "runtime": "python3"}

@@ -118,6 +118,18 @@ def test_request_is_sent_again_when_the_server_says_later(server, client):
     assert [body for _, _, _, body in server.asked] == [b"x"] * 3
 
 
+def test_wait_for_a_worker_is_told_once(server, client, caplog):
+    # Given
+    away = refusal(503, retry_after="0", x_ferry_reason="no_worker")
+    server.will(away, away, answer(200, b"ok"))
+    # When
+    client.predict("m", b"x")
+    # Then
+    assert [
+        record.getMessage() for record in caplog.records if record.name.startswith("ferry")
+    ] == ["No.; trying again for 5 s"]
+
+
 def test_request_is_given_up_when_the_server_says_much_later(server, client):
     # Given
     server.will(refusal(503, "QueueFullException", retry_after="100"))

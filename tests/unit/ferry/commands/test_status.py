@@ -11,7 +11,7 @@ from ferry.commands.status import _print, _reason, _summary
     [
         (b'{"status": "No ready worker: m"}', "No ready worker: m"),
         (b'{"code": 400, "message": "Token failed"}', "Token failed"),
-        (b"<h1>Bad gateway</h1>\n", "<h1>Bad gateway</h1>"),
+        (b"<h1>Bad gateway</h1>\n", 'a page, "Bad gateway"'),
         (b"\xff", "\N{REPLACEMENT CHARACTER}"),
         (b'["status"]', '["status"]'),
         (b"", "Service Unavailable"),

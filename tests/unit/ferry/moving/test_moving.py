@@ -356,7 +356,7 @@ def test_models_are_read_page_by_page():
 @pytest.mark.parametrize(
     ("answers", "complaint"),
     [
-        ({}, "Is this the management API? TorchServe has it on port 8081"),
+        ({}, "does not answer as a ferry server does"),
         ({"/api-description": []}, "no answer of TorchServe's management API"),
         ({"/api-description": {}, "/models?limit=100": {"models": 1}}, "no answer of TorchServe's"),
         ({"/api-description": {"paths": {"/": 1}}}, "no answer of TorchServe's"),

@@ -10,7 +10,7 @@ from batching.settings.snapshots import CHANGE, write_snapshot
 from ferry.process_tree.whole_server import models_words
 from tests.support import make_spec
 
-NONE = "none yet: `ferry models register`"
+NONE = "none yet: start with --model-store FOLDER, for the archives in it"
 REMEMBERED = "those that Redis remembers"
 
 
@@ -36,6 +36,27 @@ def test_models_are_those_that_the_server_begins_with(
     )
     # When / Then
     assert models_words(settings, is_new=is_new) == words
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "words"),
+    [
+        ([], {}, "`ferry models register ARCHIVE.mar`"),
+        (["b.mar", "a.txt", "a b.mar"], {}, "`ferry models register 'a b.mar'`"),
+        (
+            ["a.mar"],
+            {"management_address": "http://127.0.0.1:9001"},
+            "`ferry models register a.mar --management-url http://127.0.0.1:9001`",
+        ),
+    ],
+)
+def test_first_step_is_a_command_that_works(tmp_path, files, changes, words):
+    # Given
+    for name in files:
+        (tmp_path / name).touch()
+    settings = replace(Settings(), model_store=tmp_path, **changes)
+    # When / Then
+    assert models_words(settings, is_new=True) == f"none yet: {words}"
 
 
 def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():

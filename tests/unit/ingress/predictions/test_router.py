@@ -7,6 +7,7 @@ import uuid
 import pytest
 import requests
 
+from batching.models.spec import ModelSpec
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
@@ -65,8 +66,25 @@ def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
     # Then
     assert answer.status_code == 503
     assert answer.json()["type"] == "ServiceUnavailableException"
-    assert answer.json()["message"].startswith('Model "idle" Version 1.0" has no worker to serve')
+    message = answer.json()["message"]
+    assert message.startswith('Model "idle" Version 1.0" has no worker to serve')
+    # And then it says how to start one, and not to try again until somebody has
+    start = ". Start one: ferry models scale idle --min-worker 1"
+    assert message.endswith(f"{start} --version 1.0")
+    assert ingress.predict("/predictions/idle").json()["message"].endswith(start)
     assert answer.headers["x-ferry-reason"] == "no_worker"
+    assert "retry-after" not in answer.headers
+
+
+def test_prediction_whose_workers_do_not_load_may_be_tried_again(ingress, redis_url):
+    # Given workers that are wanted, and are not there
+    spec = ModelSpec("idle", "1.0", "idle.mar", "h.py", min_worker=1, max_worker=1)
+    ingress.registry.create(spec)
+    # When
+    answer = ingress.predict("/predictions/idle")
+    # Then
+    end = ". Its workers are starting, or could not: ferry models describe idle"
+    assert answer.json()["message"].endswith(end)
     assert answer.headers["retry-after"] == "1"
 
 

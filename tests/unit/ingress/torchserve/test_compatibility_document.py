@@ -52,6 +52,7 @@ OWN_KEYS = {
     "log_location",
     "max_image_pixels",
     "open_inference_rows",
+    "page",
     "path_aliases",
     "probe_dir",
     "queue_timeout",

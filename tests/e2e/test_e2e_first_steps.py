@@ -1,0 +1,259 @@
+"""A first model never misleads: it serves as registered, says what is wrong, and Ctrl-C ends."""
+
+import contextlib
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+import ferry as ferry_package
+from tests.e2e.archives import make_archive, make_scripted
+from tests.e2e.ferry_process import FERRY, FerryServer
+from tests.support import eventually
+from tests.timing import assert_within
+
+ENDS_S = 0.5
+
+
+class Command:
+    """Runs `ferry` against this server, which it knows by its management API alone."""
+
+    def __init__(self, server: FerryServer) -> None:
+        self._environment = {
+            "PATH": f"{FERRY.parent}:/usr/bin:/bin",
+            "COLUMNS": "120",
+            "FERRY_MANAGEMENT_URL": server.management,
+        }
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.shell(shlex.join(["ferry", *map(str, words)]))
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["/bin/sh", "-c", line],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    @contextlib.contextmanager
+    def begun(
+        self, *words: str | Path, terminal: int | None = None, **environment: str
+    ) -> Iterator["subprocess.Popen[str]"]:
+        process = subprocess.Popen(
+            [str(FERRY), *map(str, words)],
+            env={**self._environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if terminal is None else terminal,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def ferry(server: FerryServer) -> Command:
+    return Command(server)
+
+
+def test_registered_model_serves_batches_and_the_printed_line_asks_it(
+    server: FerryServer, ferry: Command, tmp_path: Path
+) -> None:
+    # Given an archive that says nothing of workers and batches
+    archive, _ = make_scripted(server.store, "plain")
+    (tmp_path / "it's.txt").write_text("hello")
+
+    # When it is registered without options
+    with server.cleaned_up("plain"):
+        done = ferry.run("models", "register", archive)
+
+        # Then it serves in batches
+        assert done.returncode == 0, done.stderr
+        [status, step] = done.stdout.splitlines()
+        assert status == 'Model "plain" Version: 1.0 registered with 1 initial workers'
+        described = server.describe("plain")
+        assert (described["batchSize"], described["batchPolicy"]) == (8, "adaptive")
+
+        # And the line that is printed asks it, wherever the server listens
+        line = step.removeprefix("Ask it: ").replace("FILE", shlex.quote(f"{tmp_path}/it's.txt"))
+        assert ferry.shell(f"{line} -s").stdout == "hello"
+
+
+def test_archives_own_word_counts_and_torchserves_rest_is_as_it_was(
+    server: FerryServer, ferry: Command
+) -> None:
+    # Given
+    config = "batchSize: 3\nbatchPolicy: fixed\nminWorkers: 1\nmaxWorkers: 2\n"
+    archive, _ = make_scripted(server.store, "worded", config=config)
+    plain, _ = make_scripted(server.store, "rested")
+
+    # When / Then
+    with server.cleaned_up("worded", "rested"):
+        assert ferry.run("models", "register", archive).returncode == 0
+        described = server.describe("worded")
+        assert (described["batchSize"], described["maxWorkers"]) == (3, 2)
+        assert "batchPolicy" not in described
+        server.manage("POST", "models", url=plain)
+        described = server.describe("rested")
+        assert (described["batchSize"], described["minWorkers"]) == (1, 0)
+
+
+def test_model_without_workers_says_at_once_how_to_start_one(
+    server: FerryServer, ferry: Command
+) -> None:
+    # Given
+    archive, _ = make_scripted(server.store, "idle")
+    with server.cleaned_up("idle"):
+        done = ferry.run("models", "register", archive, "--initial-workers", "0")
+        assert done.stdout.splitlines()[1] == "Start one: ferry models scale idle --min-worker 1"
+
+        # When a program asks it
+        started_s = time.monotonic()
+        with (
+            ferry_package.Client(server.inference) as client,
+            pytest.raises(ferry_package.PredictionFailed) as refused,
+        ):
+            client.predict("idle", b"x")
+
+        # Then it need not wait for a minute, and reads a command that works
+        assert_within(time.monotonic() - started_s, 5)
+        words, _, command = refused.value.message.partition(" Start one: ")
+        assert words.startswith('Model "idle" has no worker to serve inference request.')
+        assert ferry.shell(command).returncode == 0
+        assert server.predict("idle", b"hello").text == "hello"
+
+
+BROKEN = {
+    "import": (
+        "import json\nimport no_such_package\n",
+        {},
+        ['  File "handler.py", line 2, in <module>', "ModuleNotFoundError: No module named"],
+    ),
+    "syntax": ("x = 1\ndef handle(data context):\n", {}, ['  File "handler.py", line 2']),
+    "initialize": (
+        "import deep.helper\nclass H:\n    def initialize(self, context):\n"
+        "        deep.helper.load(context)\n    def handle(self, data, context): pass\n",
+        {},
+        [
+            '  File "handler.py", line 4, in initialize',
+            '  File "deep/helper.py", line 2, in load',
+            "FileNotFoundError: [Errno 2] No such file or directory: 'weights.pt'",
+        ],
+    ),
+    "startup": (
+        "import time\ntime.sleep(60)\n",
+        {"startup_timeout": "1"},
+        ["did not load within startup_timeout of 1 s"],
+    ),
+    "exit": ("import os\nos._exit(7)\n", {}, ["exit status 7"]),
+}
+HELPER = "def load(context):\n    open(context.system_properties['model_dir'] + '/weights.pt')\n"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_why_a_handler_does_not_load_is_told_where_it_was_asked_for(
+    server: FerryServer, ferry: Command, name: str
+) -> None:
+    # Given
+    source, parameters, told = BROKEN[name]
+    files = {"handler.py": source, "deep/__init__.py": "", "deep/helper.py": HELPER}
+    archive = make_archive(server.store, f"broken-{name}", files)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in parameters.items()]
+
+    # When it is registered, from the command line and over HTTP
+    done = ferry.run("models", "register", archive, *options)
+    query = {"initial_workers": 1, **parameters}
+    message = server.manage("POST", "models", url=archive, **query).json()["message"]
+
+    # Then both say so in TorchServe's words, with the cause below
+    first = f"Failed to start workers for model broken-{name} version: 1.0"
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == f"Error: {first} (HTTP 500)"
+    assert message.splitlines()[0] == first
+    for text in (done.stderr, message):
+        for line in told:
+            assert f"\n{line}" in text
+        # And nothing of this server or this machine
+        assert "workers/" not in text
+        assert str(server.folder) not in text
+        assert "ingress's log" not in text
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_interrupted_registration_ends_and_says_what_goes_on(
+    server: FerryServer, ferry: Command, has_terminal: bool
+) -> None:
+    # Given a registration whose workers load for long
+    archive, _ = make_scripted(server.store, "slow", load_delay="60")
+    master, terminal = pty.openpty()
+    place = terminal if has_terminal else None
+    with (
+        server.cleaned_up("slow"),
+        ferry.begun("models", "register", archive, terminal=place) as it,
+    ):
+        eventually(lambda: server.manage("GET", "models/slow").status_code == requests.codes.ok, 20)
+
+        # When Ctrl-C is pressed
+        started_s = time.monotonic()
+        it.send_signal(signal.SIGINT)
+        code = it.wait(20)
+        seconds = time.monotonic() - started_s
+
+        # Then the command ends at once, and tells
+        assert code == 130
+        assert_within(seconds, ENDS_S)
+        told = os.read(master, 100_000).decode() if has_terminal else it.communicate()[1]
+        assert (
+            "The server goes on registering slow: `ferry models describe slow` shows it; "
+            "`ferry models unregister slow` takes it back." in told
+        )
+        assert "Aborted" not in told
+        # And that is so
+        assert server.describe("slow")["minWorkers"] == 1
+    os.close(terminal)
+    os.close(master)
+
+
+def test_interrupted_predictions_end_and_the_server_drops_the_rest(
+    server: FerryServer, ferry: Command, tmp_path: Path
+) -> None:
+    # Given three files: the model has the first, and the others wait
+    archive, ledger = make_scripted(server.store, "held")
+    files = [tmp_path / f"{number}.txt" for number in range(3)]
+    for path in files:
+        path.write_text(f"hold|{path.name}")
+    with server.model(archive, "held"):
+        words = ("predict", "held", *files, "--content-type", "image/png")
+        with ferry.begun(*words, FERRY_INFERENCE_URL=server.inference) as it:
+            eventually(
+                lambda: server.describe("held")["jobQueueStatus"]["pendingRequests"] == 2, 20
+            )
+
+            # When Ctrl-C is pressed
+            started_s = time.monotonic()
+            it.send_signal(signal.SIGINT)
+            code = it.wait(20)
+            seconds = time.monotonic() - started_s
+
+            # Then the command ends at once, and tells
+            assert code == 130
+            assert_within(seconds, ENDS_S)
+            assert "Stopped after 0 of 3 answers. The server finishes" in it.communicate()[1]
+        # And that is so
+        eventually(lambda: server.describe("held")["jobQueueStatus"]["pendingRequests"] == 0, 20)
+        ledger.let_go()
+        assert server.predict("held", b"next").text == "next"
+        assert sum(call.bodies != ["next"] for call in ledger.calls()) == 1

@@ -1,0 +1,93 @@
+"""What OpenAPI 3.0 can say of a model's schema is said; nothing makes the document invalid."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openapi_spec_validator import validate
+
+from ingress.page.json_schemas import openapi_schema
+
+HOUSE = {
+    "title": "House",
+    "type": "object",
+    "properties": {
+        "rooms": {"type": "integer", "minimum": 1, "default": 3},
+        "kind": {"enum": ["flat", "house"]},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "fixed": {"const": 1},
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]},
+        "either": {"type": ["string", "null"]},
+    },
+    "required": ["rooms"],
+    "additionalProperties": {"type": "number"},
+}
+
+
+def test_schema_is_said_in_the_words_of_openapi():
+    # When / Then
+    assert openapi_schema(HOUSE) == {
+        "type": "object",
+        "properties": {
+            "rooms": {"type": "integer", "minimum": 1},
+            "kind": {"enum": ["flat", "house"]},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+            "note": {"anyOf": [{"type": "string"}], "nullable": True},
+            "fixed": {"enum": [1]},
+            "pair": {"type": "array", "items": {}},
+            "either": {"type": "string", "nullable": True},
+        },
+        "required": ["rooms"],
+        "additionalProperties": {"type": "number"},
+    }
+
+
+def document(schema):
+    answer = {"description": "Done", "content": {"application/json": {"schema": schema}}}
+    return {
+        "openapi": "3.0.1",
+        "info": {"title": "T", "version": "1"},
+        "paths": {"/m": {"post": {"operationId": "m", "responses": {"200": answer}}}},
+    }
+
+
+# Words of JSON Schema with any values: right ones, and what a model's own code may write.
+WORDS = (
+    *("type", "properties", "required", "items", "anyOf", "allOf", "enum", "const", "$ref"),
+    *("minimum", "exclusiveMinimum", "maxLength", "format", "description", "additionalProperties"),
+    *("pattern", "default", "nullable", "discriminator", "example", "prefixItems", "not"),
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.floats()
+    | st.sampled_from(["object", "array", "string", "null", "text", "#/$defs/x", "("])
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_any_schema_makes_a_valid_document(schema):
+    validate(document(openapi_schema(schema)))
+
+
+def test_schema_without_an_end_is_cut():
+    # Given
+    endless = {"type": "array"}
+    endless["items"] = endless
+    # When / Then
+    validate(document(openapi_schema(endless)))
+
+
+@pytest.mark.parametrize("schema", [None, 5, "text", [], {"type": "unknown"}])
+def test_what_is_no_schema_is_anything(schema):
+    assert openapi_schema(schema) == {}
