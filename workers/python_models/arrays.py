@@ -51,8 +51,8 @@ def read_npy(content: bytes | bytearray) -> Any:
         shape, is_fortran, dtype = read_head(stream)
     except Exception as error:  # of Python's own parser, too, which reads the head
         raise BadRequest(f"The .npy file has no readable head: {error}") from error
-    if dtype.hasobject:
-        raise BadRequest("The .npy file holds Python objects: save numbers, or text as bytes.")
+    if dtype.kind not in "biufcSU":
+        raise BadRequest("The .npy file holds neither numbers nor text, but objects or records.")
     values = memoryview(content)[stream.tell() :]
     if len(shape) > _MOST_DIMENSIONS or len(values) != math.prod(shape) * dtype.itemsize:
         raise BadRequest(
