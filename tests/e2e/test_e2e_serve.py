@@ -1,13 +1,17 @@
 """`ferry serve`: what it prints, what its options do, and that a save is loaded unnoticed."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 
 import pytest
 from PIL import Image
 
+from tests.e2e.ferry_process import FERRY
 from tests.e2e.serving import TAGGING, Load, Serving, running, save, save_and_hear, wait_for_lines
+from tests.ports import free_ports
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
@@ -72,6 +76,19 @@ def zoo(tmp_path_factory):
         Serving(folder, folder / "models.py", folder / "my-tag.py", "--reload")
     ) as serving:
         yield serving, folder
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts `ferry serve`; whatever happens, all end."""
+    with contextlib.ExitStack() as cleanup:
+
+        def start(*arguments, port=None):
+            serving = Serving(tmp_path, *arguments, port=port)
+            cleanup.callback(serving.process.kill)
+            return serving
+
+        yield start
 
 
 def announced(serving, model):
@@ -148,3 +165,103 @@ def test_saves_are_loaded_and_broken_ones_shown_under_load(zoo):
     # And only the last one stays
     assert eventually(lambda: len(serving.describe("my-tag")) == 1, 15)
     assert not any(line.startswith("20") for line in serving.output().splitlines())
+
+
+def test_options_choose_workers_device_and_model(tmp_path, serve):
+    # Given two targets, of one of which a name is picked
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "tag.py").write_text(TAGGING.format("plain"))
+    # When
+    targets = (tmp_path / "models.py:double", tmp_path / "tag.py")
+    serving = serve(*targets, "--workers", "2", "--device", "cpu", "--no-reload")
+    serving.wait_started()
+    # Then
+    assert announced(serving, "double")["workers"] == "2 on cpu"
+    assert announced(serving, "tag")["workers"] == "2 on cpu"
+    assert "shouting" not in serving.output()
+    assert serving.predict("tag", b"1").text == "plain"
+    # When a second one is to have the same port, then it says so in one sentence
+    second = serve(tmp_path / "tag.py", port=serving.port)
+    assert eventually(second.process.has_ended, 20)
+    assert second.process.exit_code() == 1
+    assert second.output().count("\n") == 1
+    assert f"http://127.0.0.1:{serving.port} is in use" in second.output()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("import nosuchmodule\ndef predict(b): ...\n", 'File "tag.py", line 1, in <module>'),
+        ("def predict(batch:\n", "tag.py:1: '(' was never closed"),
+    ],
+)
+def test_what_fails_at_start_ends_it_without_reload(tmp_path, serve, text, shown):
+    # Given
+    (tmp_path / "tag.py").write_text(text)
+    # When
+    serving = serve(tmp_path / "tag.py", "--no-reload")
+    assert eventually(serving.process.has_ended, 30)
+    # Then
+    assert serving.process.exit_code() == 1
+    assert shown in serving.output()
+    assert "/ferry/" not in serving.output()
+    assert serving.process.family() == []
+
+
+def test_terminal_has_reload_and_a_broken_start_waits_for_the_next_save(tmp_path):
+    # Given a model that does not load, and a terminal
+    path = tmp_path / "tag.py"
+    path.write_text("import helper\n")
+    path.write_text("import helper\ndef predict(b): ...\n")
+    ours, theirs = os.openpty()
+    port = free_ports(3)
+    words = [FERRY, "serve", path, "--port", str(port)]
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    lines = os.fdopen(ours, "rb")
+    try:
+        assert read_until(lines, b"Waiting for the next save.")
+        # When the missing module is made
+        (tmp_path / "helper.py").write_text("")
+        save(path, TAGGING.format("well"))
+        # Then it serves
+        assert read_until(lines, b"curl http")
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
+        lines.close()
+
+
+def read_until(lines, text):
+    """Returns whether a line with this text comes."""
+    while line := lines.readline():
+        if text in line:
+            return True
+    return False
+
+
+def test_archive_answers_on_another_server_as_the_file_does(tmp_path, serve, server):
+    # Given a file with a module beside it, which is served
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "models.py").write_text(MODELS)
+    target = f"{tmp_path / 'models.py'}:Shouting"
+    serving = serve(target, "--no-reload")
+    serving.wait_started()
+    # When it is packed, and registered elsewhere
+    words = [FERRY, "archive", target, "--export-path", server.store]
+    subprocess.run(words, check=True, capture_output=True)
+    with server.model("shouting.mar", "shouting"):
+        # Then
+        described = server.describe("shouting")
+        ask = {"headers": {"content-type": "text/plain"}}
+        answers = [one.predict("shouting", b"softly", **ask) for one in (serving, server)]
+    assert [answer.text for answer in answers] == ["SOFTLY", "SOFTLY"]
+    assert answers[0].headers["content-type"] == answers[1].headers["content-type"]
+    assert (described["batchSize"], described["maxBatchDelay"]) == (8, 3)
+    # And the archive itself is a target, too
+    packed = serve(server.store / "shouting.mar")
+    packed.wait_started()
+    assert packed.predict("shouting", b"softly", **ask).text == "SOFTLY"

@@ -87,3 +87,31 @@ def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
     # Then
     assert registered.status_code == 200, registered.text
     assert Path(answer.text).is_relative_to(site / "workers" / "compat" / "ts")
+
+
+def test_new_models_pass_their_tests_with_the_wheel_and_its_dependencies_alone(
+    tmp_path: Path,
+) -> None:
+    # Given an environment that has the wheel, what it depends on, and pytest
+    wheel = build(tmp_path / "wheels")
+    python = tmp_path / "environment" / "bin" / "python"
+    venv.create(tmp_path / "environment", with_pip=True)
+    words = [str(python), "-m", "pip", "install", "--quiet", str(wheel), "pytest"]
+    installed = subprocess.run(words, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"no dependencies can be had here: {installed.stderr.strip()[-200:]}")
+    models = tmp_path / "models"
+    models.mkdir()
+    # When
+    for kind in ("json", "text", "image", "onnx"):
+        ferry = [str(python.with_name("ferry")), "new", f"my_{kind}", f"--{kind}"]
+        subprocess.run(ferry, cwd=models, check=True, capture_output=True)
+    tested = subprocess.run(
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=models,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Then those that need Pillow or onnxruntime say so
+    assert tested.stdout.strip().splitlines()[-1].startswith("2 passed, 2 skipped"), tested.stdout

@@ -181,3 +181,64 @@ def test_mistake_is_named_and_leaves_nothing(arguments, code, text, parts):
     assert result.exit_code == code, result.output
     assert text in result.output.replace("\n", " ")
     assert sorted(Path().rglob("*")) == before
+
+
+def test_target_is_packed_with_the_modules_beside_it_and_its_settings(parts):
+    # Given a file that imports a module beside it
+    text = "import ferry, helper\n@ferry.model(batch_size=4, version='2.0')\ndef shout(b): ..."
+    Path("my model.py").write_text(text)
+    Path("helper.py").write_text("")
+    # When
+    options = ("--requirements-file", "needs.txt", "--extra-files", "index_to_name.json")
+    done = invoke("my model.py", "--export-path", str(parts / "out"), *options)
+    # Then
+    assert done.exit_code == 0, done.output
+    _, manifest, _, files = without_manifest(contents(parts / "out" / "shout.mar"))
+    others = {"my model.py", "helper.py", "needs.txt", "index_to_name.json"}
+    assert set(files) == {"model-config.yaml", *others}
+    assert manifest["model"] == {
+        "modelName": "shout",
+        "modelVersion": "2.0",
+        "handler": "python_model",
+        "requirementsFile": "needs.txt",
+        "configFile": "model-config.yaml",
+        "target": "my model.py:shout",
+    }
+    info = inspect_archive(parts / "out" / "shout.mar", "shout.mar")
+    assert (info.config["batchSize"], info.config["batchPolicy"]) == (4, "adaptive")
+
+
+def test_target_without_code_has_its_external_data(parts):
+    # Given
+    Path("net.onnx").write_bytes(b"graph")
+    Path("net.onnx.data").write_bytes(b"weights")
+    # When
+    invoke("net.onnx", "--version", "3", "--export-path", str(parts / "out"))
+    # Then
+    _, manifest, _, files = without_manifest(contents(parts / "out" / "net.mar"))
+    assert {"net.onnx", "net.onnx.data"} < set(files)
+    assert (manifest["model"]["target"], manifest["model"]["modelVersion"]) == ("net.onnx", "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["two.py", "--model-name", "x"], "FILE.py:NAME picks one"),
+        (["two.py", "--handler", "handler.py"], "--handler does not go with a TARGET"),
+        (["out.mar"], "is an archive already"),
+        (["nosuch.py"], "there is no file nosuch.py"),
+        (["two.py:nosuch"], "serves no 'nosuch'; there is: a, b"),
+        (["--version", "1.0"], "Missing option '--model-name'"),
+    ],
+)
+def test_target_that_cannot_be_packed_is_refused(parts, arguments, expected):
+    # Given
+    Path("two.py").write_text(
+        "import ferry\n@ferry.model\ndef a(x): ...\n@ferry.model\ndef b(x): ..."
+    )
+    Path("out.mar").write_bytes(b"")
+    # When
+    done = invoke(*arguments)
+    # Then
+    assert done.exit_code != 0
+    assert expected in done.output
