@@ -38,7 +38,10 @@ from typing import ClassVar
 
 
 class ServeError(Exception):
-    """An answer, not an accident: `message` goes to the client word for word."""
+    """An answer, not an accident: `message` goes to the client word for word.
+
+    `operators_text` follows it where only operators of this machine can ask.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "InternalServerException"
@@ -47,6 +50,7 @@ class ServeError(Exception):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.operators_text = ""
         self.retry_after_s = retry_after_s
 
 

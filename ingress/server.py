@@ -137,7 +137,7 @@ class _Ingress:
 
     def _listener(self, address: Address, roles: frozenset[Role]) -> Listener:
         services, settings = self._services, self._settings
-        app = application(services, roles)
+        app = application(services, roles, is_private=address.is_private)
         if services.keys is not None and cors_headers(settings):
             # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
             app = answering_preflights(app)
@@ -226,11 +226,13 @@ class _Ingress:
             await asyncio.wait_for(in_daemon_thread(snapshots.close), _SNAPSHOT_S)
 
 
-def application(services: Services, roles: frozenset[Role]) -> Application:
-    """Returns what a listener with these roles serves."""
+def application(
+    services: Services, roles: frozenset[Role], *, is_private: bool = False
+) -> Application:
+    """Returns what a listener with these roles serves, as `create_app` has them."""
     settings, authorizer = services.settings, Authorizer(services.keys, roles)
     bridge = WsgiBridge(
-        create_app(services, roles),
+        create_app(services, roles, is_private=is_private),
         max_request_size_bytes=settings.max_request_size_bytes,
         max_threads=_BRIDGE_THREADS,
         authorizer=authorizer,

@@ -30,8 +30,14 @@ _BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
 }
 
 
-def create_app(services: Services, roles: Collection[Role]) -> Flask:
-    """Returns the application that serves these roles on one address."""
+def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:
+    """Returns the application that serves these roles on one address.
+
+    Args:
+        services: what it answers with.
+        roles: of the address.
+        is_private: only this machine's own users can connect to it.
+    """
     app = Flask(__name__, static_folder=None)
     app.response_class = PlainResponse
     app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
@@ -60,7 +66,7 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
         app.register_blueprint(bulk_blueprint(services, role))
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
-    install_error_handlers(app, services)
+    install_error_handlers(app, services, is_private=is_private)
     aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
     app.wsgi_app = _PlainPaths(app.wsgi_app, aliases)  # type: ignore[method-assign]
     return app

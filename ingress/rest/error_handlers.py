@@ -25,12 +25,18 @@ log = logging.getLogger(__name__)
 _VERB = "manage"
 
 
-def install_error_handlers(app: Flask, services: Services) -> None:
+def install_error_handlers(app: Flask, services: Services, *, is_private: bool) -> None:
     """Makes this application answer errors in TorchServe's shape, without internals.
 
+    Operators of this machine, for whom an `is_private` listener is, see what their handlers raised.
     Notes in the log of outages when Redis fails, and when the management API is answered again.
     """
     outage, failed = services.outage, FailedRequests()
+
+    def answer(error: ServeError) -> Response:
+        if is_private and error.operators_text:
+            error.message += f"\n{error.operators_text}"
+        return _answer(error)
 
     def answer_unavailable(error: StoreUnavailable) -> Response:
         outage.note(_VERB, error)
@@ -50,7 +56,7 @@ def install_error_handlers(app: Flask, services: Services) -> None:
             services.loop.call_soon_threadsafe(failed.note, request_id, status, reason, asked)
         return response
 
-    app.register_error_handler(ServeError, _answer)
+    app.register_error_handler(ServeError, answer)
     app.register_error_handler(StoreUnavailable, answer_unavailable)
     app.register_error_handler(HTTPException, _answer_http)
     app.register_error_handler(Exception, _answer_unforeseen)
