@@ -68,7 +68,8 @@ class LiveModels:
         """
         self._loads += 1
         name = f"{target.name}-{self._loads}"
-        is_first = target.name not in self.serving
+        # A version that failed may still be on its way out: each has a name of its own.
+        is_first = target.name not in self._names.values()
         version = target.version if is_first else f"{target.version}+{self._loads}"
         place = self._store / name
         try:

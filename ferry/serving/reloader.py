@@ -72,7 +72,7 @@ class Reloader:
                     self._reload()
                 self._models.remove_retired()
             except (ServeError, OSError) as error:  # Redis or a folder is away for a moment
-                self._is_due = True
+                self._is_due, self._tried = True, {}
                 self._complain(f"cannot reload: {error}")
                 time.sleep(_RETRY_S)
 
