@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-resnet bench-scale clean topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-resnet bench-scale clean screenshots topology wheels
 
 install: $(STAMP)
 
@@ -126,6 +126,10 @@ $(WHEELS_VENV)/.installed: $(wildcard $(WHEELS)/*.whl)
 bench-scale: install
 	@code=0; for name in scaling idle; do $(BIN)/python -m benchmarks.$$name || \
 	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
+
+# README's picture of the page, under load. Needs Chromium.
+screenshots: install
+	$(BIN)/python -m benchmarks.page_picture
 
 clean:
 	rm -rf $(VENV) .demo .bench .wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

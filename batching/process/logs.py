@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -20,6 +21,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]
 # To the sorter of log files, a line that begins like this is a new event.
 _EVENT = re.compile(r"^(?=[0-9-]{10}T)", re.MULTILINE)
 _INDENT = "    "
+_MOST_CALLS = 200  # of a traceback
 
 
 class LineFormatter(logging.Formatter):
@@ -42,8 +44,12 @@ class LineFormatter(logging.Formatter):
         return line + end + rest
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  (logging's name)
-        """Indents lines of the traceback that look like an event: they may be a client's text."""
-        return _EVENT.sub(_INDENT, _escaped(super().formatException(ei)))
+        """Returns the last calls; indents lines that look like an event: they may be a client's.
+
+        All calls of a runaway recursion are a million lines, and take a minute.
+        """
+        text = "".join(traceback.format_exception(*ei, limit=-_MOST_CALLS)).rstrip("\n")
+        return _EVENT.sub(_INDENT, _escaped(text))
 
 
 def configure_logging(

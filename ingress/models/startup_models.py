@@ -157,8 +157,9 @@ class StartupLoader:
         except Draining:
             raise
         except ServeError as error:
-            log.error("not loaded model=%s: %s", model, error.message)
-            self._failures.append({"model": model, "error": error.message})
+            words = ". ".join(filter(None, (error.message, error.operators_text)))
+            log.error("not loaded model=%s: %s", model, words)
+            self._failures.append({"model": model, "error": words})
             stand_in = partial(self._registrar.stand_in, parameters, error.message, saved)
             # Some have no name that a model can have, and Redis may remember the version.
             with contextlib.suppress(BadRequest, Conflict, InvalidModel):

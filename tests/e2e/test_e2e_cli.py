@@ -54,8 +54,9 @@ def test_models_are_registered_listed_described_scaled_and_unregistered(
 
     # Then it is served, as the server says
     assert done.returncode == 0, done.stderr.decode()
-    text = 'Model "typed" Version: 1.0 registered with 1 initial workers\n'
-    assert done.stdout.decode() == text
+    [text, step] = done.stdout.decode().splitlines()
+    assert text == 'Model "typed" Version: 1.0 registered with 1 initial workers'
+    assert step == f"Ask it: curl {server.inference}/predictions/typed -T FILE"
     assert server.predict("typed", b"hello").text == "hello"
 
     # And it is listed and described, for people and for machines

@@ -31,6 +31,8 @@ import ferry
 class Sentiment(ferry.Model):
     """Says whether a review is positive. {HOSTILE}"""
 
+    warm_up = ["A wonderful film."]
+
     def predict(self, texts: list[str]) -> list[dict]:
         time.sleep(0.01)
         return [{{"label": "POSITIVE", "letters": len(text), "big": 2**53 + 1}} for text in texts]
@@ -176,8 +178,10 @@ def test_text_is_tried(open_page, tmp_path):
     page = open_page()
     card = page.card("sentiment")
     assert "str → dict" in card.inner_text()
+    typed = card.get_by_label("Text", exact=True).last
+    assert typed.input_value() == "A wonderful film."
     # When
-    card.get_by_label("Text", exact=True).last.fill("it's @ wonderful $film")
+    typed.fill("it's @ wonderful $film")
     told = page.send(card)
     # Then
     assert told.startswith("200 OK in ")

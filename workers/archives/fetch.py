@@ -6,6 +6,7 @@ The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 import re
 import stat
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +17,9 @@ from workers.archives.download_notes import store_path
 
 # Too long, a NUL in it, or a link to itself.
 _NO_PATH = (OSError, ValueError, RuntimeError)
+# Names of archives that an error tells.
+_MOST_NAMES = 5
+_NO_STORE = "`ferry up --model-store FOLDER` has one, and `ferry node --model-store FOLDER`"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -50,7 +54,8 @@ def locate_archive(
         downloader: fetches remote archives; tests pass one with its own network.
 
     Raises:
-        ModelNotFound: nothing there, or a place that this server does not look at.
+        ModelNotFound: nothing there, or a place that this server does not look at. What is there
+            only operators hear.
         DownloadFailed: no connection, no 200, too large or too slow.
         InvalidModel: the download is not a model archive.
         InternalError: a file of that name is in the store already, or cannot be written.
@@ -60,7 +65,7 @@ def locate_archive(
     if not url:
         raise ModelNotFound("empty url")
     if model_store is None:
-        raise ModelNotFound("Model store has not been configured.")
+        raise _not_found("Model store has not been configured.", _NO_STORE)
     match = _SCHEME.match(url)
     if match is None:
         return _startup_folder(url, startup_models) or _in_store(url, model_store)
@@ -119,7 +124,8 @@ def _startup_folder(url: str, startup_models: str) -> Path | None:
 def _in_store(name: str, model_store: Path) -> Path:
     place = _find(name, model_store) or _file_of_the_name(name, model_store)
     if place is None:
-        raise ModelNotFound(f"Model not found at: {name}{_why_not_found(name, model_store)}")
+        text = f"Model not found at: {name}{_why_not_found(name, model_store)}"
+        raise _not_found(text, _what_is_there(name, model_store))
     return place
 
 
@@ -150,6 +156,30 @@ def _file_of_the_name(path: str, model_store: Path) -> Path | None:
 def _is_archive(place: Path) -> bool:
     """Returns whether the path is a file or folder: opening a named pipe would block for ever."""
     return place.is_file() or place.is_dir()
+
+
+def _not_found(message: str, operators_text: str) -> ModelNotFound:
+    error = ModelNotFound(message)
+    error.operators_text = operators_text
+    return error
+
+
+def _what_is_there(name: str, model_store: Path) -> str:
+    """Returns where the name was looked for, and the archives there: first one that is alike."""
+    store = model_store.absolute()
+    try:
+        names = sorted(one.name for one in store.iterdir() if _is_named_as_archive(one))
+    except OSError as error:
+        return f"The model store {store} cannot be read: {error.strerror}"
+    if alike := get_close_matches(name, names, n=1, cutoff=0.8):
+        return f"Did you mean {alike[0]}? It was looked for in {store}"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    there = ", ".join(names[:_MOST_NAMES]) + more
+    return f"It was looked for in {store}, which has {there or 'no archives'}"
+
+
+def _is_named_as_archive(path: Path) -> bool:
+    return path.suffix == ".mar" or (path / "MAR-INF").is_dir()
 
 
 def _why_not_found(name: str, model_store: Path) -> str:

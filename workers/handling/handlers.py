@@ -199,7 +199,7 @@ def _import_handler(module_name: str) -> ModuleType:
             raise
         raise ImportError(
             f"Handler {module_name!r} is neither a module of the archive nor built in."
-        ) from error
+        ) from None
 
 
 def _require_plain(entry: Any) -> None:

@@ -17,7 +17,7 @@ MAX_TEXT_CHARS = 4000
 MAX_LINE_CHARS = 300
 # Of the exceptions that led to the last one; each with its innermost frames.
 MAX_CAUSES = 2
-CAUSE_LINES = 4
+CAUSE_LINES = 5
 
 _HEAD = "Traceback (most recent call last):"
 _DIRECT = "The above exception was the direct cause of the following exception:"
@@ -105,7 +105,7 @@ class _Place:
 def _frame_lines(
     tb: TracebackType | None, files: _Files, most_lines: int, *, or_library: bool = False
 ) -> list[str]:
-    places: deque[_Place] = deque(maxlen=max(1, most_lines // 2))
+    places: deque[_Place] = deque(maxlen=max(1, (most_lines - 1) // 2))  # two lines each, and one
     library: TracebackType | None = None
     while tb is not None:
         path = tb.tb_frame.f_code.co_filename

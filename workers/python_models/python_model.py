@@ -56,13 +56,11 @@ class PythonModel:
             "inputs": [],
             "outputs": [],
         }
-        if self.model.warm_up:
+        for example in self.model.warm_up[:1]:
             with contextlib.suppress(TypeError, ValueError):
-                example = self.model.warm_up[0]
                 is_text = isinstance(example, str)
-                interface["example"] = (
-                    example if is_text else msgspec.json.decode(encode(example)[0])
-                )
+                value = example if is_text else msgspec.json.decode(encode(example)[0])
+                interface["example"] = value
         own = getattr(self.model, "interface", None)
         return interface | (own() if own is not None else {})
 

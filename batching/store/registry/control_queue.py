@@ -140,7 +140,8 @@ class ControlQueue:
 
 def wrap_error(error: errors.ServeError) -> dict[str, Any]:
     """Returns a JSON object that `unwrap` turns into the same error on the other side."""
-    return {"error": type(error).__name__, "message": error.message}
+    record = {"error": type(error).__name__, "message": error.message}
+    return record | ({"operators_text": text} if (text := error.operators_text) else {})
 
 
 def unwrap(outcome: Any) -> Any:
@@ -154,4 +155,6 @@ def unwrap(outcome: Any) -> Any:
     kind = getattr(errors, str(outcome["error"]), errors.InternalError)
     if not (isinstance(kind, type) and issubclass(kind, errors.ServeError)):
         kind = errors.InternalError
-    raise kind(str(outcome["message"]))
+    error = kind(str(outcome["message"]))
+    error.operators_text = str(outcome.get("operators_text", ""))
+    raise error

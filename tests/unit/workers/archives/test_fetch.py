@@ -71,6 +71,28 @@ def test_folder_that_the_operator_names_may_be_outside_of_the_store(store, tmp_p
             locate_archive(str(folder), store, startup_models=startup_models)
 
 
+@pytest.mark.parametrize(
+    ("names", "there"),
+    [
+        ([], "which has no archives"),
+        (["b.mar", "a.mar", "notes.txt"], "which has a.mar, b.mar"),
+        ([f"{n}.mar" for n in range(8)], "which has 0.mar, 1.mar, 2.mar, 3.mar, 4.mar and 3 more"),
+        (["resnet-152.mar", "a.mar"], "Did you mean resnet-152.mar? It was looked for in "),
+    ],
+)
+def test_operators_hear_where_an_archive_was_looked_for_and_what_is_there(tmp_path, names, there):
+    # Given
+    for name in names:
+        (tmp_path / name).touch()
+    # When
+    with pytest.raises(ModelNotFound) as raised:
+        locate_archive("resnet152.mar", tmp_path)
+    # Then
+    assert raised.value.message == "Model not found at: resnet152.mar"
+    assert str(tmp_path) in raised.value.operators_text
+    assert there in raised.value.operators_text
+
+
 NOT_BEHIND_THE_LINK = ": a link is there, but not the file or folder that it leads to"
 REFUSED = {
     "empty": ("", "empty url"),

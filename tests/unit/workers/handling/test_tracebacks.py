@@ -230,4 +230,5 @@ def test_number_of_lines_is_kept(tmp_path, written):
     lines = user_traceback(written(source), tmp_path, most_lines=6).splitlines()
     # Then
     assert len(lines) <= 7
+    assert lines[0] == "Traceback (most recent call last):"
     assert lines[-2:] == ["    1 / 0", "ZeroDivisionError: division by zero"]
