@@ -83,8 +83,8 @@ def serve(tmp_path):
     """Starts `ferry serve`; whatever happens, all end."""
     with contextlib.ExitStack() as cleanup:
 
-        def start(*arguments, port=None):
-            serving = Serving(tmp_path, *arguments, port=port)
+        def start(*arguments, **options):
+            serving = Serving(tmp_path, *arguments, **options)
             cleanup.callback(serving.process.kill)
             return serving
 
@@ -174,13 +174,17 @@ def test_options_choose_workers_device_and_model(tmp_path, serve):
     (tmp_path / "tag.py").write_text(TAGGING.format("plain"))
     # When
     targets = (tmp_path / "models.py:double", tmp_path / "tag.py")
-    serving = serve(*targets, "--workers", "2", "--device", "cpu", "--no-reload")
+    opened = tmp_path / "opened"
+    options = ("--workers", "2", "--device", "cpu", "--no-reload", "--open")
+    serving = serve(*targets, *options, BROWSER=f"sh -c 'echo %s > {opened}'")
     serving.wait_started()
     # Then
     assert announced(serving, "double")["workers"] == "2 on cpu"
     assert announced(serving, "tag")["workers"] == "2 on cpu"
     assert "shouting" not in serving.output()
     assert serving.predict("tag", b"1").text == "plain"
+    assert eventually(opened.exists, 10)
+    assert eventually(lambda: opened.read_text() == f"{serving.url}\n", 10)
     # When a second one is to have the same port, then it says so in one sentence
     second = serve(tmp_path / "tag.py", port=serving.port)
     assert eventually(second.process.has_ended, 20)
