@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-resnet bench-scale clean screenshots topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean screenshots topology wheels
 
 install: $(STAMP)
 
@@ -82,9 +82,13 @@ bench: install
 	$(BIN)/python -m benchmarks.compare --workload echo --servers torchserve --short
 
 # The request path beside TorchServe and mosec: some 11 minutes on a machine that does nothing else.
-# Writes benchmarks/results/ and the tables of docs/performance.md.
+# Writes benchmarks/results/ and the tables of its README.md.
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
+
+# A first model beside LitServe, BentoML and mosec: some six minutes. Needs wrk. Writes README's table.
+bench-first: install
+	$(BIN)/python -m benchmarks.first_model
 
 # ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: install
@@ -126,6 +130,10 @@ $(WHEELS_VENV)/.installed: $(wildcard $(WHEELS)/*.whl)
 bench-scale: install
 	@code=0; for name in scaling idle; do $(BIN)/python -m benchmarks.$$name || \
 	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
+
+# The charts of README and docs/performance.md, from benchmarks/results/.
+charts: install
+	$(BIN)/python -m benchmarks.charts
 
 # README's picture of the page, under load. Needs Chromium.
 screenshots: install

@@ -16,8 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 # Environments of other servers, and records of measurements too short to be cited.
 CACHE = ROOT / ".bench"
 SHORT_RESULTS = CACHE / "results"
-PERFORMANCE = ROOT / "docs" / "performance.md"
-_CODE = (":/", ":/!benchmarks/results", ":/!docs")
+JOURNAL = RESULTS / "README.md"
+_CODE = (":/", ":/!benchmarks/results", ":/!docs", ":/!README.md")
 
 
 def origin() -> dict[str, Any]:
@@ -70,14 +70,14 @@ def write_record(record: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def write_block(name: str, content: str) -> None:
-    """Replaces the Markdown between two marks of docs/performance.md.
+def write_block(name: str, content: str, document: Path = JOURNAL) -> None:
+    """Replaces the Markdown between two marks of a document.
 
     Raises:
         ValueError: it lacks the marks.
     """
-    text = with_block(PERFORMANCE.read_text(encoding="utf-8"), name, content)
-    PERFORMANCE.write_text(text, encoding="utf-8")
+    text = with_block(document.read_text(encoding="utf-8"), name, content)
+    document.write_text(text, encoding="utf-8")
 
 
 def with_block(text: str, name: str, content: str) -> str:

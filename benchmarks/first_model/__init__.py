@@ -1,0 +1,1 @@
+"""The first five minutes beside other servers: `python -m benchmarks.first_model`."""
