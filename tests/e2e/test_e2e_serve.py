@@ -13,6 +13,7 @@ from tests.e2e.ferry_process import FERRY
 from tests.e2e.serving import TAGGING, Load, Serving, running, save, save_and_hear, wait_for_lines
 from tests.ports import free_ports
 from tests.support import eventually
+from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +23,7 @@ import dataclasses
 import ferry
 import helper
 from PIL.Image import Image
+from tests.timing import assert_within
 
 
 @dataclasses.dataclass
@@ -160,7 +162,7 @@ def test_saves_are_loaded_and_broken_ones_shown_under_load(zoo):
             wait_for_lines(serving, shown, "Still served: ")
             # When the next one is good, then it answers
             seconds = save_and_hear(load, path, str(number), by_rename=number == 1)
-            assert seconds < 5
+            assert_within(seconds, 5)
     assert load.failures == []
     # And only the last one stays
     assert eventually(lambda: len(serving.describe("my-tag")) == 1, 15)
