@@ -25,5 +25,5 @@ def test_folder_without_a_known_task_is_refused(architectures, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
 
     # When / Then
-    with pytest.raises(ValueError, match="No task is known for .*config.json"):
+    with pytest.raises(ValueError, match="No task is known for"):
         Pipeline(str(tmp_path)).load("cpu")
