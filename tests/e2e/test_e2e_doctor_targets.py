@@ -11,6 +11,7 @@ from workers.doctor.examination import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
+JSON = {"content-type": "application/json"}
 EXPORTS = ("onnx", "pt2", "pt")
 
 
@@ -97,16 +98,21 @@ ARCHIVES = {
 }
 
 
+def put(folder, name, model, make):
+    """Writes an archive that is a folder."""
+    (folder / "MAR-INF").mkdir(parents=True)
+    manifest = {"model": {"modelName": name, "modelVersion": "1.0", **model}}
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    make(folder)
+
+
 @pytest.mark.parametrize("case", ARCHIVES)
 def test_doctor_says_what_the_server_does(server, case):
     # Given
     make, model, is_served = ARCHIVES[case]
     name = "".join(letter if letter.isalnum() else "_" for letter in case)
     folder = server.store / name
-    (folder / "MAR-INF").mkdir(parents=True)
-    manifest = {"model": {"modelName": name, "modelVersion": "1.0", **model}}
-    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    make(folder)
+    put(folder, name, model, make)
     # When
     report = examine(folder)
     answer = server.manage("POST", "models", url=name, initial_workers=1, synchronous="true")
@@ -116,3 +122,22 @@ def test_doctor_says_what_the_server_does(server, case):
     # Then
     assert (answer.status_code == 200) == is_served, answer.text
     assert report.will_run == is_served, report.findings
+
+
+@pytest.mark.parametrize("envelope", ["json", "body"])
+def test_envelope_decodes_for_base_handler(envelope, tmp_path):
+    # Given
+    make, model, _ = ARCHIVES["base_handler"]
+    running = FerryServer(tmp_path, environment={"FERRY_SERVICE_ENVELOPE": envelope})
+    try:
+        running.wait_started()
+        folder = running.store / "enveloped"
+        put(folder, "enveloped", model, make)
+        # When
+        running.register("enveloped")
+        answer = running.predict("enveloped", b'{"instances": [[1, 0, 0, 0]]}', headers=JSON)
+        report = examine(folder, envelope=envelope)
+        # Then
+        assert (answer.status_code == 200) == report.will_run == (envelope == "json"), answer.text
+    finally:
+        running.process.kill()

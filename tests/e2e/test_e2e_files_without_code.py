@@ -184,6 +184,14 @@ def test_torchscript_is_served_though_it_says_no_shapes(server):
     assert server.predict("linear.pt", row).json() == nets.WEIGHT[2].tolist()
     assert server.predict("linear.pt", npy(np.array(ROWS[2], float))).json() == [4, 5]
     assert server.predict("embedding.pts", b"[1, 3]").json() == nets.WEIGHT[[1, 3]].tolist()
+    described = [
+        server.http.get(f"{server.inference}/v2/models/{name}").json()["inputs"][0]
+        for name in ("linear.pt", "embedding.pts")
+    ]
+    assert [(one["datatype"], one["shape"]) for one in described] == [
+        ("FP32", [-1, 4]),
+        ("INT64", [-1, -1]),
+    ]
     # Rows of different lengths are run apart
     answers = together(server, "embedding.pts", [b"[0]", b"[1, 2]", b"[3]"])
     assert [len(answer.json()) for answer in answers] == [1, 2, 1]
