@@ -127,15 +127,17 @@ def test_doctor_says_what_the_server_does(server, case):
 @pytest.mark.parametrize("envelope", ["json", "body"])
 def test_envelope_decodes_for_base_handler(envelope, tmp_path):
     # Given
-    make, model, _ = ARCHIVES["base_handler"]
+    model = {"handler": "base_handler", "serializedFile": "net.pt"}
     running = FerryServer(tmp_path, environment={"FERRY_SERVICE_ENVELOPE": envelope})
     try:
         running.wait_started()
         folder = running.store / "enveloped"
-        put(folder, "enveloped", model, make)
+        put(folder, "enveloped", model, script)
         # When
         running.register("enveloped")
-        answer = running.predict("enveloped", b'{"instances": [[1, 0, 0, 0]]}', headers=JSON)
+        answer = running.predict(
+            "enveloped", b'{"instances": [[1.0, 0.0, 0.0, 0.0]]}', headers=JSON
+        )
         report = examine(folder, envelope=envelope)
         # Then
         assert (answer.status_code == 200) == report.will_run == (envelope == "json"), answer.text

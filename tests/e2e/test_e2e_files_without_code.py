@@ -151,8 +151,13 @@ def test_text_whole_numbers_and_bool_are_served_from_onnx(server):
     ]
     url = f"{server.inference}/v2/models/types.onnx/infer"
     tensors = server.http.post(url, json={"inputs": inputs}).json()["outputs"]
+    latin = server.predict("types.onnx", None, files={**form, "in_0": npy(b"gr\xfcn")})
+    two = {**inputs[3], "shape": [2], "data": [1, 2]}
+    whole_batch = server.http.post(url, json={"inputs": [*inputs[:3], two]})
     # Then
     expected = {f"{name}_out": value for name, value in row.items()}
+    assert (latin.status_code, whole_batch.status_code) == (400, 400)
+    assert "wants a row of shape [], not [2]" in whole_batch.text
     assert answer.json() == expected
     assert in_parts.json() == expected
     assert "Input in_1 is of INT64: a value of it is none" in lossy.json()["message"]
