@@ -15,6 +15,7 @@ _SAMPLES: Mapping[str, Any] = {
     "null": None,
 }
 _MOST_CHARACTERS = 200
+_AXES_OF_IMAGES = 3
 
 
 def announcement(live: LiveModel, base_url: str) -> str:
@@ -91,9 +92,10 @@ def _tensor_line(url: str, rows: Mapping[str, Any]) -> str:
 def _zeros(tensor: Mapping[str, Any]) -> Any:
     """Returns a row: nested lists. Axes of any length are short, but those of images."""
     axes = tensor["shape"][1:]
+    unknown = 64 if len(axes) >= _AXES_OF_IMAGES else 1
     value: Any = "some text" if tensor["datatype"] == "BYTES" else 0
     for axis in reversed(axes):
-        value = [value] * (axis if axis > 0 else 64 if len(axes) > 1 else 1)
+        value = [value] * (axis if axis > 0 else unknown)
     return value
 
 
