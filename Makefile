@@ -86,9 +86,11 @@ bench: install
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
 
-# A first model beside LitServe, BentoML and mosec: some six minutes. Needs wrk. Writes README's table.
+# A first model beside LitServe, BentoML and mosec, and what batching does for one: some eight
+# minutes. Needs wrk. Writes README's table and charts.
 bench-first: install
-	$(BIN)/python -m benchmarks.first_model
+	$(BIN)/python -m benchmarks.first_model && $(BIN)/python -m benchmarks.batching
+	$(BIN)/python -m benchmarks.charts
 
 # ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: install
