@@ -10,8 +10,8 @@ FerryError
     ├── Conflict          409; 422: the idempotency key is another request's
     ├── ResultGone        the job was cancelled, or its result has been let go: 410
     ├── Overloaded        too much is waiting, even after the retries: 429, 503 + Retry-After
-    └── PredictionFailed  the handler or its worker failed, or ran out of time; no worker is wanted:
-                          other 5xx
+    └── PredictionFailed  the handler or its worker failed, or ran out of time, or nobody has
+                          asked for one: other 5xx
 """
 
 import json

@@ -20,7 +20,6 @@ import click
 from batching.models.spec import VERSION_PATTERN
 from ferry.serving.served_targets import (
     CONFIG_FILE,
-    HANDLER,
     MANIFEST_NAME,
     ServedTarget,
     read_target,
@@ -235,9 +234,9 @@ def _recipe_of(model: ServedTarget, options: dict[str, Any], folder: Path) -> Re
     config.write_text(model.config(), encoding="utf-8")
     own = {"model_name": model.name, "version": model.version}
     named = {name: options[name] or value for name, value in own.items()}
-    return Recipe(
-        **{**options, **named, "handler": HANDLER, "config_file": config, "target": model}
-    )
+    about = {"handler": model.handler, "config_file": config, "target": model}
+    weights = {"serialized_file": model.path} if model.is_without_code else {}
+    return Recipe(**{**options, **named, **about, **weights})
 
 
 def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:

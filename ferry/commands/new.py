@@ -34,41 +34,35 @@ def test_each_row_is_answered():
     model = ferry.local(TITLE)
     assert model(ROWS) == ANSWERS
 """
-_LOAD = '"""Loads the weights, once per worker; `device` is what torch calls it."""'
+_USUAL = {
+    "IMPORTS": "import ferry",
+    "LOAD": '"""Loads the weights, once per worker; `device` is what torch calls it."""',
+}
 _IF_THERE = 'import ferry\nimport pytest\n\npytest.importorskip("{}")'
 # What stands in the model's file and in its test, by the kind of rows.
 _KINDS = {
     "json": (
         {
-            "IMPORTS": "import ferry",
             "SUMMARY": "Adds the numbers of each row.",
-            "LOAD": _LOAD,
             "TAKES": "list[float]",
             "GIVES": "float",
             "ANSWER": "return [sum(numbers) for numbers in batch]",
         },
-        {"IMPORTS": "import ferry", "ROWS": "[[1, 2], [3]]", "ANSWERS": "[3.0, 3.0]"},
+        {"ROWS": "[[1, 2], [3]]", "ANSWERS": "[3.0, 3.0]"},
     ),
     "text": (
         {
-            "IMPORTS": "import ferry",
             "SUMMARY": "Counts the words of each text.",
-            "LOAD": _LOAD,
             "TAKES": "str",
             "GIVES": "dict",
             "ANSWER": 'return [{"words": len(text.split())} for text in batch]',
         },
-        {
-            "IMPORTS": "import ferry",
-            "ROWS": '["one two", ""]',
-            "ANSWERS": '[{"words": 2}, {"words": 0}]',
-        },
+        {"ROWS": '["one two", ""]', "ANSWERS": '[{"words": 2}, {"words": 0}]'},
     ),
     "image": (
         {
             "IMPORTS": "import ferry\nfrom PIL.Image import Image",
             "SUMMARY": "Says how large each picture is.",
-            "LOAD": _LOAD,
             "TAKES": "Image",
             "GIVES": "dict",
             "ANSWER": 'return [{"width": one.width, "height": one.height} for one in batch]',
@@ -140,6 +134,6 @@ def new(name: str, kind: str) -> None:
 
 def _filled(template: str, words: dict[str, str], name: str) -> str:
     title = "".join(part.capitalize() for part in name.split("_"))
-    for word, text in {**words, "TITLE": title, "NAME": name}.items():
+    for word, text in {**_USUAL, **words, "TITLE": title, "NAME": name}.items():
         template = template.replace(word, text)
     return template

@@ -7,6 +7,8 @@ from typing import Any
 
 from ferry.serving.live_models import LiveModel
 
+# Kind -> a file to send; the handler of a TorchServe archive says none.
+_FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
 _SAMPLES: Mapping[str, Any] = {
     "string": "some text",
     "integer": 1,
@@ -38,11 +40,9 @@ def curl_line(live: LiveModel, base_url: str) -> str:
     """Returns a command for a POSIX shell that sends the model one row."""
     url = f"{base_url}/predictions/{live.spec.model_name}"
     takes = live.interface.get("input", {})
-    kind, example = takes.get("kind", "any"), live.interface.get("example")
-    if kind == "image":
-        return f"curl {url} -T photo.jpg"
-    if kind == "bytes":
-        return f"curl {url} -T file"
+    kind, example = takes.get("kind", ""), live.interface.get("example")
+    if kind in _FILES:
+        return f"curl {url} -T {_FILES[kind]}"
     if kind == "text":
         return f"curl {url} -d {shlex.quote(example if isinstance(example, str) else 'some text')}"
     if kind == "form":

@@ -8,7 +8,7 @@ from typing import Any
 
 from batching.errors import NotFound, ServeError
 from batching.models.registration import spec_from_registration
-from batching.models.spec import ModelSpec
+from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.settings.settings import Settings
 from batching.store.registry.registry import Registry
@@ -56,6 +56,8 @@ class LiveModels:
         self._loads = 0
         # Old versions, and when the new ones took over.
         self._retiring: list[tuple[ModelSpec, float]] = []
+        # By the names of their targets: an archive's model may be called otherwise.
+        self._names: dict[VersionKey, str] = {}
         self.serving: dict[str, LiveModel] = {}
 
     def register(self, target: ServedTarget) -> ModelSpec:
@@ -66,7 +68,8 @@ class LiveModels:
         """
         self._loads += 1
         name = f"{target.name}-{self._loads}"
-        is_first = target.name not in self.serving
+        # A version that failed may still be on its way out: each has a name of its own.
+        is_first = target.name not in self._names.values()
         version = target.version if is_first else f"{target.version}+{self._loads}"
         place = self._store / name
         try:
@@ -81,6 +84,7 @@ class LiveModels:
             parameters = {"initial_workers": 1, **_unless_said(archive.config)}
             spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
             spec = replace(spec, is_loaded_at_startup=True, **self._flags.spec_fields())
+            self._names[spec.key] = target.name
             self._registry.create(spec)
         except ServeError as error:
             raise TargetError(f"{target.name}: {error.message}") from error
@@ -115,8 +119,8 @@ class LiveModels:
 
     def take_over(self, live: LiveModel) -> None:
         """Has requests go to this version; the one before is removed once it has none left."""
-        name = live.spec.model_name
-        self._registry.set_default(name, live.spec.model_version)
+        name = self._names[live.spec.key]
+        self._registry.set_default(*live.spec.key)
         if (old := self.serving.get(name)) is not None:
             self._retiring.append((old.spec, time.monotonic()))
         self.serving[name] = live

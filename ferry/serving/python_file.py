@@ -174,7 +174,8 @@ def _keywords(module: Module, decorator: ast.expr) -> _Values:
 
 def _object(module: Module, label: str, values: _Values) -> ServedObject:
     texts = {name: _text(name, *values.pop(name)) for name in _TEXTS if name in values}
-    own_name = module.path.stem if label == _FUNCTION else _snake_case(label)
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", module.path.stem)
+    own_name = stem if label == _FUNCTION else _snake_case(label)
     return ServedObject(
         label,
         texts.get("name", own_name),

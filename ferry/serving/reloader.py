@@ -72,7 +72,7 @@ class Reloader:
                     self._reload()
                 self._models.remove_retired()
             except (ServeError, OSError) as error:  # Redis or a folder is away for a moment
-                self._is_due = True
+                self._is_due, self._tried = True, {}
                 self._complain(f"cannot reload: {error}")
                 time.sleep(_RETRY_S)
 
@@ -128,18 +128,20 @@ class Reloader:
     def _load(self, targets: Sequence[ServedTarget]) -> None:
         """Loads the targets side by side; each takes over as soon as it is ready."""
         since = time.monotonic()
-        loading: list[ModelSpec] = []
+        loading: dict[str, ModelSpec] = {}
         try:
             for target in targets:
-                loading.append(self._models.register(target))
-            while loading:
-                self._await(loading.pop(0), since)
+                loading[target.name] = self._models.register(target)
+            for name, spec in list(loading.items()):
+                self._await(spec, since)
+                del loading[name]
         except TargetError as error:
             self._complain(error.message)
         except Superseded:
-            self._tried = {}
+            for name in loading:
+                del self._tried[name]
         finally:
-            for spec in loading:
+            for spec in loading.values():
                 self._models.give_up(spec)
 
     def _await(self, spec: ModelSpec, since: float) -> None:

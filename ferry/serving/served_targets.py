@@ -25,7 +25,6 @@ DEFAULTS: Mapping[str, Any] = {
     "minWorkers": 1,
     "maxWorkers": 1,
 }
-HANDLER = "python_model"
 CONFIG_FILE = "model-config.yaml"
 MANIFEST_NAME = "MAR-INF/MANIFEST.json"
 
@@ -64,6 +63,14 @@ class ServedTarget:
         return digest.hexdigest()
 
     @property
+    def is_without_code(self) -> bool:
+        return self.path is not None and self.path.suffix in WITHOUT_CODE
+
+    @property
+    def handler(self) -> str:
+        return "tensor_model" if self.is_without_code else "python_model"
+
+    @property
     def text(self) -> str:
         """Returns what a manifest says of it, beside the sources."""
         return self._text("" if self.path is None else self.path.name)
@@ -82,7 +89,7 @@ class ServedTarget:
         model = {
             "modelName": self.name,
             "modelVersion": version,
-            "handler": HANDLER,
+            "handler": self.handler,
             "target": self._text(str(self.path)),
             "configFile": CONFIG_FILE,
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,8 @@ class Session:
         else:
             _say("Ctrl-C ends.")
         if self.is_opening:
-            webbrowser.open(self._base_url)
+            # Some browsers end only when they are closed.
+            threading.Thread(target=webbrowser.open, args=(self._base_url,), daemon=True).start()
 
     def _wait_for(self, spec: ModelSpec, supervisor: Supervisor) -> None:
         def pause() -> bool:

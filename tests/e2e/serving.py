@@ -20,11 +20,13 @@ TAGGING = "import helper\n\ndef predict(batch):\n    return ['{}'] * len(batch)\
 class Serving:
     """One `ferry serve` with these targets and options."""
 
-    def __init__(self, folder: Path, *arguments: str | Path, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str | Path, port: int | None = None, **environment: str
+    ) -> None:
         self.port = port or free_ports(3)
         self.url = f"http://localhost:{self.port}"
         words = ["serve", *map(str, arguments), "--port", str(self.port)]
-        self.process = FerryProcess(folder, words)
+        self.process = FerryProcess(folder, words, environment=environment)
         self.http = requests.Session()
         self.http.trust_env = False
         self.read_chars = 0

@@ -13,6 +13,7 @@ from tests.e2e.ferry_process import FERRY
 from tests.e2e.serving import TAGGING, Load, Serving, running, save, save_and_hear, wait_for_lines
 from tests.ports import free_ports
 from tests.support import eventually
+from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +23,7 @@ import dataclasses
 import ferry
 import helper
 from PIL.Image import Image
+from tests.timing import assert_within
 
 
 @dataclasses.dataclass
@@ -83,8 +85,8 @@ def serve(tmp_path):
     """Starts `ferry serve`; whatever happens, all end."""
     with contextlib.ExitStack() as cleanup:
 
-        def start(*arguments, port=None):
-            serving = Serving(tmp_path, *arguments, port=port)
+        def start(*arguments, **options):
+            serving = Serving(tmp_path, *arguments, **options)
             cleanup.callback(serving.process.kill)
             return serving
 
@@ -160,7 +162,7 @@ def test_saves_are_loaded_and_broken_ones_shown_under_load(zoo):
             wait_for_lines(serving, shown, "Still served: ")
             # When the next one is good, then it answers
             seconds = save_and_hear(load, path, str(number), by_rename=number == 1)
-            assert seconds < 5
+            assert_within(seconds, 5)
     assert load.failures == []
     # And only the last one stays
     assert eventually(lambda: len(serving.describe("my-tag")) == 1, 15)
@@ -174,13 +176,17 @@ def test_options_choose_workers_device_and_model(tmp_path, serve):
     (tmp_path / "tag.py").write_text(TAGGING.format("plain"))
     # When
     targets = (tmp_path / "models.py:double", tmp_path / "tag.py")
-    serving = serve(*targets, "--workers", "2", "--device", "cpu", "--no-reload")
+    opened = tmp_path / "opened"
+    options = ("--workers", "2", "--device", "cpu", "--no-reload", "--open")
+    serving = serve(*targets, *options, BROWSER=f"sh -c 'echo %s > {opened}'")
     serving.wait_started()
     # Then
     assert announced(serving, "double")["workers"] == "2 on cpu"
     assert announced(serving, "tag")["workers"] == "2 on cpu"
     assert "shouting" not in serving.output()
     assert serving.predict("tag", b"1").text == "plain"
+    assert eventually(opened.exists, 10)
+    assert eventually(lambda: opened.read_text() == f"{serving.url}\n", 10)
     # When a second one is to have the same port, then it says so in one sentence
     second = serve(tmp_path / "tag.py", port=serving.port)
     assert eventually(second.process.has_ended, 20)

@@ -106,7 +106,7 @@ def test_gunicorn_answers_the_predictions_of_the_corpus(
     assert stopped.exit_code == 0
 
 
-def test_flask_runs_it_and_management_stays_closed(
+def test_flask_runs_it_and_management_and_page_stay_closed(
     server: tuple[FerryServer, str], tmp_path: Path
 ) -> None:
     # Given
@@ -117,9 +117,9 @@ def test_flask_runs_it_and_management_stays_closed(
     try:
         answers = [
             requests.get(f"http://127.0.0.1:{port}{path}", timeout=10).status_code
-            for path in ("/ping", "/readyz", "/metrics", "/models")
+            for path in ("/ping", "/readyz", "/metrics", "/models", "/")
         ]
     finally:
         process.kill()
     # Then
-    assert answers[2:] == [200, 404]
+    assert answers[2:] == [200, 404, 405]

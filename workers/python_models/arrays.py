@@ -13,7 +13,7 @@ from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
 from batching.errors import BadRequest
 
 _NPY = b"\x93NUMPY"
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     "FP16": "float16",
     "FP32": "float32",
@@ -70,7 +70,7 @@ def array_of(tensor: Tensor) -> Any:
         values = np.empty(len(tensor.values), object)
         values[:] = [_text(value) for value in tensor.values]
         return values.reshape(tensor.shape)
-    return np.array(tensor.values, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+    return np.array(tensor.values, DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
 def array_of_json(value: Any, dtype: Any = None) -> Any:

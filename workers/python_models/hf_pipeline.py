@@ -1,12 +1,97 @@
-"""Placeholder until the branch that serves files without code is merged."""
+"""Serves a pipeline of the library transformers: a local folder, a model of the hub, or a task."""
 
+import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ferry.modeling import Model
+from workers.python_models.decoding import decoder_of
+from workers.python_models.row import Row
+
+# How the name of an architecture ends -> the task.
+_TASKS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
+}
+_OF_TEXT = frozenset({*list(_TASKS.values())[:4], "feature-extraction"})
+_OF_IMAGES = frozenset({"image-classification", "object-detection", "image-feature-extraction"})
 
 
 class Pipeline(Model):
-    """Serves such a target."""
+    """A pipeline whose rows are text, or images; what it says of a row is the answer."""
+
+    _pipeline: Any
+    _read: Any
 
     def __init__(self, name: str) -> None:
-        raise NotImplementedError(name, Path)
+        self._name = name
+
+    def load(self, device: str) -> None:
+        """Makes the pipeline; code that comes with a model is not run.
+
+        Raises:
+            RuntimeError: transformers is not installed.
+            ValueError: the task has other rows than text or images, or cannot be told.
+        """
+        try:
+            transformers = import_module("transformers")
+        except ImportError as error:
+            raise RuntimeError(
+                "transformers is needed for hf: models; install it with pip install transformers"
+            ) from error
+        is_task = self._name in import_module("transformers.pipelines").get_supported_tasks()
+        task = self._name if is_task else _task_of(Path(self._name))
+        made = transformers.pipeline(
+            task, None if is_task else self._name, device=device, trust_remote_code=False
+        )
+        if made.task not in _OF_TEXT | _OF_IMAGES:
+            raise ValueError(
+                f"The task {made.task} takes neither text nor one image: write a model in Python "
+                "around the pipeline"
+            )
+        tokenizer = getattr(made, "tokenizer", None)
+        if tokenizer is not None and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token  # a batch needs one
+        is_text = made.task in _OF_TEXT
+        self._read = decoder_of(str if is_text else import_module("PIL.Image").Image)
+        self._pipeline = made
+
+    def interface(self) -> dict[str, Any]:
+        takes = self._read
+        return {
+            "summary": f"{self._pipeline.task} by transformers",
+            "input": {"kind": takes.kind, "type": takes.type_name, "schema": takes.schema},
+        }
+
+    def read_row(self, row: Row) -> Any:
+        return self._read.decode(row)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        # Some pipelines answer a list of one row without the list, but never a generator.
+        return list(self._pipeline((row for row in batch), batch_size=len(batch)))
+
+
+def _task_of(folder: Path) -> str | None:
+    """Returns the task of a model in a local folder; None, so that the hub says it, elsewhere.
+
+    Raises:
+        ValueError: its config.json tells none.
+    """
+    if not folder.is_dir():
+        return None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architectures = [str(one) for one in config.get("architectures") or []]
+    for name in architectures:
+        for suffix, task in _TASKS.items():
+            if name.endswith(suffix):
+                return task
+    raise ValueError(
+        f"No task is known for {', '.join(architectures) or 'no architecture'} (config.json of "
+        f"{folder}): write a model in Python around the pipeline"
+    )

@@ -313,7 +313,7 @@ function pretty(text) {
   }
 }
 
-const cards = new Map();
+const cards = new Map(), troubles = {};
 
 async function pollModels() {
   const models = await ask("page/models");
@@ -328,8 +328,6 @@ async function pollModels() {
   if (!known.size && models.length) cards.get(names[0]).root.open = true;
   if (isNew) $("#models").replaceChildren(...[...cards.values()].map((card) => card.root));
 }
-
-const troubles = {};
 
 async function keepPolling(poll, pause_ms) {
   for (; ;) {

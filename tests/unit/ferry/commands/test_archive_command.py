@@ -217,7 +217,14 @@ def test_target_without_code_has_its_external_data(parts):
     # Then
     _, manifest, _, files = without_manifest(contents(parts / "out" / "net.mar"))
     assert {"net.onnx", "net.onnx.data"} < set(files)
-    assert (manifest["model"]["target"], manifest["model"]["modelVersion"]) == ("net.onnx", "3")
+    assert manifest["model"] == {
+        "modelName": "net",
+        "serializedFile": "net.onnx",
+        "handler": "tensor_model",
+        "modelVersion": "3",
+        "configFile": "model-config.yaml",
+        "target": "net.onnx",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,216 @@
+"""Files without code on a real server: ONNX, torch.export, TorchScript, and transformers."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as triton
+from onnx import TensorProto
+
+from tests import nets
+from tests.e2e.ferry_process import FerryServer
+from tests.e2e.test_e2e_python_models import npy, put
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+TOGETHER = {"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"}
+ROWS = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+SIZED = ("sized.onnx", "sized.pt2")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    running = FerryServer(folder, environment={"HF_HUB_OFFLINE": "1"})
+    try:
+        running.wait_started()
+        nets.save_onnx(folder / "sized.onnx", data="sized.onnx.data")
+        nets.save_pt2(folder / "sized.pt2")
+        for name in SIZED:
+            serve(running, name, **TOGETHER)
+        yield running
+        running.process.stop_cleanly()
+    finally:
+        running.process.kill()
+
+
+def serve(server, name, **config):
+    put(server.store, name, str(server.folder / name), **config)
+    server.register(name)
+
+
+def refusal(server, name, target=""):
+    """Returns what the registration says of a file that is refused."""
+    put(server.store, name, target or str(server.folder / name))
+    answer = server.manage("POST", "models", url=name, initial_workers=1, synchronous="true")
+    assert answer.status_code == 500
+    return answer.json()["message"]
+
+
+def together(server, name, bodies):
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: server.predict(name, body), bodies))
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("make", [lambda row: json.dumps(row).encode(), npy])
+def test_rows_are_batched_and_a_wrong_one_fails_alone(server, name, make):
+    # When
+    answers = together(server, name, [make(row) for row in [*ROWS, [1, 2, 3]]])
+    # Then
+    *good, bad = answers
+    for row, answer in enumerate(good):
+        assert answer.json() == {"y": nets.WEIGHT[row].tolist(), "size": 3}
+    assert bad.status_code == 400
+    assert bad.json()["message"] == "Input x wants a row of shape [4], not [3]."
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_tritons_client_asks_with_tensors(server, name, is_binary):
+    # Given
+    client = triton.InferenceServerClient(server.inference.removeprefix("http://"))
+    tensor = triton.InferInput("x", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.array([[0, 1, 0, 0]], np.float32), binary_data=is_binary)
+    wanted = [triton.InferRequestedOutput(key, binary_data=is_binary) for key in ("y", "size")]
+    # When
+    answer = client.infer(name, [tensor], outputs=wanted)
+    described = client.get_model_metadata(name)
+    client.close()
+    # Then
+    assert answer.as_numpy("y").tolist() == [nets.WEIGHT[1].tolist()]
+    assert answer.as_numpy("y").dtype == np.float32
+    assert answer.as_numpy("size").tolist() == [1]
+    assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert described["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "size", "datatype": "INT64", "shape": [-1]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'["a", "b", "c", "d"]', "Input x is not an array of numbers"),
+        (b"[[1], [2, 3]]", "Input x is not an array"),
+        (b"[1, 2, 3, 1e99]", "Input x is of FP32: a value of it is none"),
+        (b'{"z": [1]}', "The inputs of this model are x, not z"),
+        (b"[1,", "neither JSON nor a .npy file"),
+        (npy(np.zeros((1, 4))), "wants a row of shape [4], not [1, 4]"),
+    ],
+)
+def test_what_is_no_row_is_refused_in_words(server, body, words):
+    answer = server.predict("sized.onnx", body)
+    assert answer.status_code == 400
+    assert words in answer.json()["message"]
+
+
+@pytest.mark.parametrize("name", ["one.onnx", "one.pt2"])
+def test_file_for_one_row_is_served_row_by_row(server, name):
+    # Given
+    save = {"one.onnx": lambda path: nets.save_onnx(path, 1)}
+    make = save.get(name, lambda path: nets.save_pt2(path, 1, is_dynamic=False))
+    make(server.folder / name)
+    # When
+    serve(server, name, **TOGETHER)
+    answers = together(server, name, [json.dumps(row).encode() for row in ROWS])
+    # Then
+    assert [answer.json()["y"] for answer in answers] == nets.WEIGHT[:3].tolist()
+    assert {answer.json()["size"] for answer in answers} == {1}
+    log = "".join(path.read_text() for path in (server.folder / "logs").rglob("*.log"))
+    assert f"{name}: the first axis is fixed to 1, so rows are run one by one" in (
+        log + server.process.log()
+    )
+
+
+def test_files_that_cannot_be_served_are_refused_with_what_helps(server):
+    nets.save_onnx(server.folder / "three.onnx", 3)
+    said = refusal(server, "three.onnx")
+    assert "The first axis of input x is fixed to 3" in said
+    assert "torch.onnx.export" in said
+    nets.save_onnx_types(server.folder / "brain.onnx", TensorProto.BFLOAT16)
+    assert "float32 instead of bfloat16" in refusal(server, "brain.onnx")
+    torch.save(torch.nn.Linear(2, 2).state_dict(), server.folder / "state.pt")
+    assert "state.pt is not TorchScript" in refusal(server, "state.pt")
+    assert "There is no file" in refusal(server, "absent.onnx")
+    assert "transformers" in refusal(server, "nobody", "hf:nobody/nothing")
+
+
+def test_text_whole_numbers_and_bool_are_served_from_onnx(server):
+    # Given
+    kinds = (TensorProto.STRING, TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT16)
+    nets.save_onnx_types(server.folder / "types.onnx", *kinds)
+    serve(server, "types.onnx")
+    row = {"in_0": "grün", "in_1": 2**40, "in_2": True, "in_3": 0.5}
+    # When
+    answer = server.predict("types.onnx", json.dumps(row).encode())
+    form = {name: npy(value) for name, value in row.items()}
+    in_parts = server.predict("types.onnx", None, files=form)
+    lossy = server.predict("types.onnx", json.dumps({**row, "in_1": 1.5}).encode())
+    inputs = [
+        {"name": "in_0", "datatype": "BYTES", "shape": [1], "data": ["grün"]},
+        {"name": "in_1", "datatype": "INT64", "shape": [1], "data": [2**40]},
+        {"name": "in_2", "datatype": "BOOL", "shape": [1], "data": [True]},
+        {"name": "in_3", "datatype": "FP16", "shape": [1], "data": [0.5]},
+    ]
+    url = f"{server.inference}/v2/models/types.onnx/infer"
+    tensors = server.http.post(url, json={"inputs": inputs}).json()["outputs"]
+    # Then
+    expected = {f"{name}_out": value for name, value in row.items()}
+    assert answer.json() == expected
+    assert in_parts.json() == expected
+    assert "Input in_1 is of INT64: a value of it is none" in lossy.json()["message"]
+    assert {one["name"]: one["data"] for one in tensors} == {k: [v] for k, v in expected.items()}
+    assert [one["datatype"] for one in tensors] == ["BYTES", "INT64", "BOOL", "FP16"]
+
+
+def test_exported_program_takes_keywords_and_bfloat16(server):
+    nets.save_mixed_pt2(server.folder / "mixed.pt2")
+    serve(server, "mixed.pt2")
+    row = {"half": [1, 2], "many": 4, "flag": True}
+    answer = server.predict("mixed.pt2", json.dumps(row).encode())
+    assert answer.json() == {"output_0": [2, 4], "output_1": 5, "output_2": 3}
+    described = server.http.get(f"{server.inference}/v2/models/mixed.pt2").json()
+    assert [one["datatype"] for one in described["inputs"]] == ["BF16", "INT64", "BOOL"]
+
+
+def test_torchscript_is_served_though_it_says_no_shapes(server):
+    # Given a network that wants numbers with a point, and one that wants whole ones
+    linear = torch.nn.Linear(4, 2, bias=False)
+    linear.weight.data = torch.from_numpy(nets.WEIGHT.T.copy())
+    nets.save_torchscript(server.folder / "linear.pt", linear)
+    embedding = torch.nn.Embedding.from_pretrained(torch.from_numpy(nets.WEIGHT))
+    nets.save_torchscript(server.folder / "embedding.pts", embedding)
+    serve(server, "linear.pt")
+    serve(server, "embedding.pts")
+    # When / Then
+    row = json.dumps(ROWS[2]).encode()
+    assert server.predict("linear.pt", row).json() == nets.WEIGHT[2].tolist()
+    assert server.predict("linear.pt", npy(np.array(ROWS[2], float))).json() == [4, 5]
+    assert server.predict("embedding.pts", b"[1, 3]").json() == nets.WEIGHT[[1, 3]].tolist()
+    # Rows of different lengths are run apart
+    answers = together(server, "embedding.pts", [b"[0]", b"[1, 2]", b"[3]"])
+    assert [len(answer.json()) for answer in answers] == [1, 2, 1]
+
+
+def test_folder_of_transformers_is_served(server):
+    # Given
+    pytest.importorskip("transformers")
+    folder = server.folder / "classifier"
+    nets.save_classifier(folder)
+    put(server.store, "hugging", f"hf:{folder}", **TOGETHER)
+    server.register("hugging")
+    texts = [b"good", b"bad", b"good bad good"]
+    # When
+    alone = [server.predict("hugging", text).json() for text in texts]
+    batched = [answer.json() for answer in together(server, "hugging", texts)]
+    # Then
+    assert {one["label"] for one in alone} <= {"LABEL_0", "LABEL_1"}
+    for one, other in zip(alone, batched, strict=True):
+        assert other["label"] == one["label"]
+        assert other["score"] == pytest.approx(one["score"], abs=1e-4)
+    assert server.predict("hugging", b"\xff").status_code == 400
+    described = server.manage("GET", "models/hugging", customized="true").json()[0]
+    assert described["customizedMetadata"]["input"]["kind"] == "text"

@@ -1,0 +1,88 @@
+"""The command that tries a model, by what the model takes."""
+
+import shlex
+
+import pytest
+
+from batching.models.statuses import WorkerState, WorkerStatus
+from ferry.serving.announcement import announcement, curl_line
+from ferry.serving.live_models import LiveModel
+from tests.support import make_spec
+
+URL = "http://localhost:8080"
+POINT = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer"},
+        "kind": {"enum": ["a'b", "c"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "inner": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        "unasked": {"type": "string"},
+        "size": {"type": "number", "default": 2},
+    },
+    "required": ["x", "kind", "tags", "inner", "size"],
+}
+FORM = {
+    "properties": {
+        "photo": {"type": "string", "format": "binary", "title": "ferry-part"},
+        "label": {"type": "string"},
+    }
+}
+
+
+def live(**interface):
+    status = WorkerStatus("n-1", "n", 0, WorkerState.READY, 1, "cpu", "", interface=interface)
+    return LiveModel(make_spec(model_name="m"), [status])
+
+
+@pytest.mark.parametrize(
+    ("interface", "arguments"),
+    [
+        ({"input": {"kind": "text"}}, ["-d", "some text"]),
+        ({"input": {"kind": "text"}, "example": "it's"}, ["-d", "it's"]),
+        ({"input": {"kind": "image"}, "example": {}}, ["-T", "photo.jpg"]),
+        ({"input": {"kind": "bytes"}}, ["-T", "file"]),
+        ({}, ["-T", "file"]),
+        ({"input": {"kind": "any"}}, ["-d", "[1.0, 2.0, 3.0, 4.0]"]),
+        ({"input": {"kind": "any"}, "example": {"a": 1}}, ["-d", '{"a": 1}']),
+        (
+            {"input": {"kind": "json", "schema": POINT}},
+            ["-d", '{"x": 1, "kind": "a\'b", "tags": ["some text"], "inner": null, "size": 2}'],
+        ),
+        (
+            {"input": {"kind": "form", "schema": FORM}},
+            ["-F", "photo=@photo.jpg", "-F", "label=some text"],
+        ),
+        (
+            {
+                "input": {"kind": "tensor"},
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2, -1]}],
+            },
+            ["-d", "[[0], [0]]"],
+        ),
+        (
+            {
+                "input": {"kind": "tensor"},
+                "inputs": [
+                    {"name": "ids", "datatype": "INT64", "shape": [-1, 2]},
+                    {"name": "size", "datatype": "FP32", "shape": [-1]},
+                ],
+            },
+            ["-d", '{"ids": [0, 0], "size": 0}'],
+        ),
+    ],
+)
+def test_curl_line_suits_what_the_model_takes(interface, arguments):
+    # When
+    line = curl_line(live(**interface), URL)
+    # Then
+    assert shlex.split(line) == ["curl", f"{URL}/predictions/m", *arguments]
+
+
+def test_announcement_names_tensors_and_leaves_out_what_is_unknown():
+    # Given
+    tensors = [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+    # When / Then
+    with_tensors = announcement(live(input={"kind": "tensor"}, inputs=tensors, summary="S."), URL)
+    assert "m 1.0: S.\n  takes    x FP32 [-1, 2]\n" in with_tensors
+    assert "takes" not in announcement(live(), URL)

@@ -1,0 +1,217 @@
+"""Loads files that need no code: ONNX, torch.export's .pt2, and TorchScript."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ts.torch_handler.request_envelope.tensors import BF16, BYTES
+
+# Of an axis.
+DYNAMIC = -1
+OUTPUT_NAME = "output"
+_ONNX_TYPES = {
+    "float": "FP32",
+    "double": "FP64",
+    "float16": "FP16",
+    "bool": "BOOL",
+    "string": BYTES,
+    **{
+        f"{sign}int{bits}": f"{sign.upper()}INT{bits}"
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
+_TORCH_TYPES = {
+    "float32": "FP32",
+    "float64": "FP64",
+    "float16": "FP16",
+    "bfloat16": BF16,
+    **{name: datatype for name, datatype in _ONNX_TYPES.items() if "int" in name or name == "bool"},
+}
+_EXPORT = {
+    ".onnx": 'torch.onnx.export(model, (example,), "net.onnx", dynamo=True, '
+    "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))",
+    ".pt2": "torch.export.export(model, (example,), "
+    "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output, as the Open Inference Protocol describes it.
+
+    Attributes:
+        name: in the file.
+        datatype: of the protocol; empty where the file says none.
+        shape: with the axis of the batch; None where the file says none.
+    """
+
+    name: str
+    datatype: str = ""
+    shape: Sequence[int] | None = None
+
+    def described(self, datatype: str) -> dict[str, Any]:
+        """Returns what metadata says; `datatype` where the file says none."""
+        shape = [DYNAMIC] if self.shape is None else list(self.shape)
+        return {"name": self.name, "datatype": self.datatype or datatype, "shape": shape}
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """A loaded file: `run` takes arrays by input name, and returns arrays or tensors by name.
+
+    `float_datatype` and `has_embedding` help where the file does not say types: which numbers with
+    a point become, and whether numbers without one stay whole.
+    """
+
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    float_datatype: str = "FP32"
+    has_embedding: bool = False
+
+
+def load_net(path: Path, device: str) -> Net:
+    """Loads the file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it cannot be served; the text says why, and what would help.
+        Exception: whatever its loader raises.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    loaders = {".onnx": _load_onnx, ".pt2": _load_pt2}
+    return loaders.get(path.suffix, _load_torchscript)(path, import_module("torch").device(device))
+
+
+def is_one_by_one(path: Path, inputs: Sequence[Port]) -> bool:
+    """Returns whether the file takes one row at a time, as its first axis is fixed to 1.
+
+    Raises:
+        ValueError: the first axis is fixed to more, or there is none.
+    """
+    fixed = {port.name: port.shape[:1] for port in inputs if port.shape is not None}
+    unfit = {name: first for name, first in fixed.items() if list(first) not in ([DYNAMIC], [1])}
+    if unfit:
+        name, first = next(iter(unfit.items()))
+        what = f"fixed to {first[0]}" if first else "missing"
+        raise ValueError(f"The first axis of input {name} is {what}: {how_to_export(path)}")
+    return any(list(first) == [1] for first in fixed.values())
+
+
+def how_to_export(path: Path) -> str:
+    """Returns a sentence for those whose file has a fixed first axis."""
+    return f"it is for the batch. Export the model with a dynamic one: {_EXPORT[path.suffix]}"
+
+
+def _load_onnx(path: Path, device: Any) -> Net:
+    session = import_module("ts.torch_handler.weights").load_onnx(str(path), device)
+    outputs = [_onnx_port(value) for value in session.get_outputs()]
+    names = [port.name for port in outputs]
+
+    def run(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(zip(names, session.run(None, dict(arrays)), strict=True))
+
+    return Net([_onnx_port(value) for value in session.get_inputs()], outputs, run)
+
+
+def _onnx_port(value: Any) -> Port:
+    datatype = _ONNX_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"))
+    if datatype is None:
+        raise ValueError(
+            f"{value.name} is a {value.type}, which cannot be served: export the model with "
+            "tensors of numbers (float32 instead of bfloat16), bool or string. (Classifiers of "
+            "scikit-learn: options={'zipmap': False}.)"
+        )
+    shape = [axis if isinstance(axis, int) else DYNAMIC for axis in value.shape]
+    return Port(value.name, datatype, shape)
+
+
+def _load_pt2(path: Path, device: Any) -> Net:
+    module = import_module("ts.torch_handler.weights").load_pt2(str(path), device)
+    if not hasattr(module, "graph"):
+        raise ValueError(
+            f"{path.name} is compiled by AOTInductor, and does not say its inputs: serve it with a "
+            "handler, or a model in Python"
+        )
+    pytree = import_module("torch.utils._pytree")
+    in_spec, out_spec = module._in_spec, module._out_spec  # noqa: SLF001 - torch has no public name
+    places = module.graph.find_nodes(op="placeholder")
+    inputs = [_torch_port(node.target, node.meta.get("val")) for node in places]
+    values = module.graph.find_nodes(op="output")[0].meta["val"]
+    outputs = _named(pytree.tree_unflatten(list(values), out_spec))
+
+    def run(tensors: Sequence[Any]) -> Any:
+        arguments, keywords = pytree.tree_unflatten(list(tensors), in_spec)
+        return module(*arguments, **keywords)
+
+    return Net(
+        inputs,
+        [_torch_port(name, value) for name, value in outputs.items()],
+        _on_device(run, inputs, device),
+    )
+
+
+def _torch_port(name: str, value: Any) -> Port:
+    datatype = _TORCH_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    if datatype is None:
+        raise ValueError(
+            f"{name} is no tensor of numbers or bool: export the model with such ones alone"
+        )
+    shape = [axis if isinstance(axis, int) else DYNAMIC for axis in value.shape]
+    return Port(name, datatype, shape)
+
+
+def _load_torchscript(path: Path, device: Any) -> Net:
+    try:
+        module = import_module("ts.torch_handler.weights").load_torchscript(str(path), device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path.name} is not TorchScript. A state dict needs the model's class: export the "
+            "model with torch.export, or write a model in Python"
+        ) from error
+    module.eval()
+    arguments = module.forward.schema.arguments[1:]
+    wanted = [one for one in arguments if not one.has_default_value()]
+    if not wanted or any(str(one.type) != "Tensor" for one in wanted):
+        raise ValueError(f"{path.name} has a forward that takes more than tensors")
+    inputs = [Port(one.name) for one in wanted]
+    weights = [*module.parameters(), *module.buffers()]
+    floats = [str(one.dtype).removeprefix("torch.") for one in weights if one.is_floating_point()]
+    return Net(
+        inputs,
+        [],
+        _on_device(lambda tensors: module(*tensors), inputs, device),
+        _TORCH_TYPES.get(next(iter(floats), ""), "FP32"),
+        "aten::embedding" in str(module.inlined_graph),
+    )
+
+
+def _on_device(
+    run: Callable[[Sequence[Any]], Any], inputs: Sequence[Port], device: Any
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    torch = import_module("torch")
+
+    def run_there(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        tensors = []
+        for port in inputs:
+            tensor = torch.from_numpy(arrays[port.name]).to(device)
+            tensors.append(tensor.bfloat16() if port.datatype == BF16 else tensor)
+        with torch.no_grad():
+            return {name: value.cpu() for name, value in _named(run(tensors)).items()}
+
+    return run_there
+
+
+def _named(outputs: Any) -> dict[str, Any]:
+    """Returns a network's outputs by name."""
+    if isinstance(outputs, Mapping):
+        return {str(name): value for name, value in outputs.items()}
+    if not isinstance(outputs, list | tuple):
+        return {OUTPUT_NAME: outputs}
+    if len(outputs) == 1:
+        return {OUTPUT_NAME: outputs[0]}
+    return {f"{OUTPUT_NAME}_{number}": value for number, value in enumerate(outputs)}
