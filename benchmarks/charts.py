@@ -1,7 +1,6 @@
-"""Draws the charts of README.md and docs/performance.md from benchmarks/results/: `make charts`."""
+"""Draws the charts of README.md and docs/performance.md from benchmarks/results/."""
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +71,9 @@ def draw(name: str, title: str, bars: Mapping[str, float], form: str, base: floa
     figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
 
 
-def main() -> int:
+def draw_all() -> None:
     against = ratios()
     draw("performance", f"requests/s beside {OTHER} (= 1)", {OTHER: 1.0, **against}, "{:.2f} x", 1)
     rising = batching()
     first = next(iter(rising.values()))
     draw("batching", "requests/s of one worker, 64 clients", rising, "{:,.0f}", first)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
