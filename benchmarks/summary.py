@@ -69,8 +69,8 @@ def _beside() -> str:
     least, *_, most = free_ratios()
     return (
         f"Where the network costs nothing, torchferry answers {least:.2f} to {most:.2f} times "
-        f"TorchServe's requests/s. Echoes of 1 KiB: {ours:,.0f} to {theirs:,.0f}; the aim was three "
-        "times, and is missed."
+        f"TorchServe's requests/s. Echoes of 1 KiB: {ours:,.0f} to {theirs:,.0f}; the aim was "
+        "three times, and is missed."
     )
 
 
@@ -78,9 +78,9 @@ def _networks() -> str:
     single, half = (ratios()[WORKLOADS[name]] for name in NETWORKS)
     bare = record_of("resnet")["beside"]["bare loop"]["ratio"]
     return (
-        f"With ResNet-152 it is {single:.2f} times, with the same answers, as networks are prepared "
-        f"for the processor. In bfloat16, for which TorchServe has no setting, it is {half:.2f} "
-        f"times. A loop without any server gives as much ({bare:.2f})."
+        f"With ResNet-152 it is {single:.2f} times, with the same answers, as networks are "
+        f"prepared for the processor. In bfloat16, for which TorchServe has no setting, it is "
+        f"{half:.2f} times. A loop without any server gives as much ({bare:.2f})."
     )
 
 
@@ -88,8 +88,8 @@ def _mosec() -> str:
     servers = record_of("echo")["servers"]
     mosec, ours = (servers[name]["median"]["requests_per_s"] for name in ("mosec", OURS))
     return (
-        f"mosec is faster: {mosec:,.0f} echoes/s, {mosec / ours:.1f} times as many. Its queue is in "
-        f"the memory of one process in Rust, and is lost with it, as {OTHER}'s is."
+        f"mosec is faster: {mosec:,.0f} echoes/s, {mosec / ours:.1f} times as many. Its queue is "
+        f"in the memory of one process in Rust, and is lost with it, as {OTHER}'s is."
     )
 
 
@@ -105,8 +105,8 @@ def _batches() -> str:
 def _alone() -> str:
     found: dict[str, Any] = record_of("scaling")["alone_p50_ms"]
     return (
-        f"A client that is alone waits {found['fixed']:.1f} ms for an answer with a delay of 10 ms, "
-        f"and {found['adaptive']:.2f} ms with `batch_policy=adaptive`."
+        f"A client that is alone waits {found['fixed']:.1f} ms for an answer with a delay of "
+        f"10 ms, and {found['adaptive']:.2f} ms with `batch_policy=adaptive`."
     )
 
 
@@ -114,8 +114,8 @@ def _workers() -> str:
     points = record_of("scaling")["points"]
     ratio = points[-1]["requests_per_s"] / points[0]["requests_per_s"]
     return (
-        f"{points[-1]['workers']} workers on {points[-1]['nodes']} nodes answer {ratio:.2f} times as "
-        "much as one, for a model that leaves the processor idle."
+        f"{points[-1]['workers']} workers on {points[-1]['nodes']} nodes answer {ratio:.2f} times "
+        "as much as one, for a model that leaves the processor idle."
     )
 
 
