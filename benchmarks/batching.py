@@ -1,4 +1,4 @@
-"""What batching does for README's example: `ferry bench batching` on a server of its own.
+"""What batching does for README's model: `ferry bench batching` on a server of its own.
 
     python -m benchmarks.batching
 
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.first_model.contenders import PROGRAMS
 from benchmarks.measuring.load import BenchmarkError
-from benchmarks.measuring.records import ROOT, told
+from benchmarks.measuring.records import told
 from benchmarks.measuring.reports import at_least, at_most, finish, to_record
 from benchmarks.servers.archive_servers import Torchferry
 from benchmarks.servers.server import Job, ferry_addresses, ferry_command
 
-EXAMPLE = ROOT / "examples" / "sentiment.py"
-MODEL, TEXT = "sentiment", "A wonderful film, great fun!"
-SIZES, DELAY_MS, CONNECTIONS, SECONDS = "1,4,16,64", 10, 64, 10
+MODEL, ROW = "model", "[1, 2, 3, 4]"
+SIZES, DELAY_MS, CONNECTIONS, SECONDS = "1,4,16,32", 10, 64, 10
 LEAST_RATIO = 3.0
 
 
@@ -47,12 +47,13 @@ class EmptyFerry(Torchferry):
 def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="batching-") as name:
         folder = Path(name)
-        pack = [ferry_command(), "archive", str(EXAMPLE), "--export-path", str(folder)]
+        program = str(PROGRAMS / f"{MODEL}.py")
+        pack = [ferry_command(), "archive", program, "--export-path", str(folder)]
         subprocess.run(pack, check=True, capture_output=True)
-        body = folder / "review.txt"
-        body.write_text(TEXT, encoding="utf-8")
+        body = folder / "row.json"
+        body.write_text(ROW, encoding="utf-8")
         job = Job(MODEL, folder / f"{MODEL}.mar", 1, DELAY_MS)
-        words = ["--body", str(body), "--content-type", "text/plain", "--batch-sizes", SIZES]
+        words = ["--body", str(body), "--content-type", "application/json", "--batch-sizes", SIZES]
         words += ["--delays", str(DELAY_MS), "--connections", str(CONNECTIONS)]
         words += ["--duration", str(SECONDS), "--out", str(folder / "bench")]
         with EmptyFerry(job) as server:
@@ -61,7 +62,7 @@ def measure() -> dict[str, Any]:
     ratio = points[-1]["requests_per_s"] / single
     errors = sum(point["errors"] for point in points)
     verdicts = [
-        at_least(ratio, LEAST_RATIO, f"batches of up to 64: {{}} of {single:,.0f}", "{:.1f} x"),
+        at_least(ratio, LEAST_RATIO, f"batches of up to 32: {{}} of {single:,.0f}", "{:.1f} x"),
         at_most(errors, 0, "errors: {}", "{:d}"),
     ]
     about = {"connections": CONNECTIONS, "seconds": SECONDS, "points": points}

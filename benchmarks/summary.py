@@ -35,7 +35,7 @@ def batching() -> str:
     """Returns README's line about batches."""
     first, *_, last = record_of("batching")["points"]
     return (
-        f"With one worker and 64 clients, it answers {first['requests_per_s']:,.0f} requests per "
+        f"With one worker and 64 clients, they answer {first['requests_per_s']:,.0f} requests per "
         f"second one at a time, and {last['requests_per_s']:,.0f} in batches:"
     )
 
@@ -97,7 +97,7 @@ def _batches() -> str:
     first, *_, last = record_of("batching")["points"]
     ratio = last["requests_per_s"] / first["requests_per_s"]
     return (
-        f"Batches of up to {last['batch_size']} gave README's example {ratio:.1f} times the "
+        f"Batches of up to {last['batch_size']} gave README's five lines {ratio:.1f} times the "
         "requests/s of one at a time."
     )
 
