@@ -3,22 +3,19 @@
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ferry.serving.live_models import LiveModel
+if TYPE_CHECKING:  # `ferry serve` loads it while its server starts
+    from ferry.serving.live_models import LiveModel
 
 # Kind -> a file to send; the handler of a TorchServe archive says none.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
-_SAMPLES: Mapping[str, Any] = {
-    "string": "some text",
-    "integer": 1,
-    "number": 1.0,
-    "boolean": True,
-    "null": None,
-}
+_TEXT = "some text"
+_SAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "null": None}
+_MOST_ZEROS = 4096
 
 
-def announcement(live: LiveModel, base_url: str) -> str:
+def announcement(live: "LiveModel", base_url: str) -> str:
     """Returns the lines about one model, without a newline at the end."""
     spec, workers = live.spec, live.workers
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
@@ -30,74 +27,69 @@ def announcement(live: LiveModel, base_url: str) -> str:
         "try": curl_line(live, base_url),
         "page": f"{base_url}/",
     }
-    title = f"{spec.model_name} {spec.model_version}"
-    if summary := live.interface.get("summary"):
-        title += f": {summary}"
+    summary = f": {live.interface['summary']}" if live.interface.get("summary") else ""
+    title = f"{spec.model_name} {spec.model_version}{summary}"
     return "\n".join([title, *(f"  {name:<9}{fact}" for name, fact in facts.items() if fact)])
 
 
-def curl_line(live: LiveModel, base_url: str) -> str:
+def curl_line(live: "LiveModel", base_url: str) -> str:
     """Returns a command for a POSIX shell that sends the model one row."""
-    url = f"{base_url}/predictions/{live.spec.model_name}"
-    takes = live.interface.get("input", {})
-    kind, example = takes.get("kind", ""), live.interface.get("example")
+    command = f"curl {base_url}/predictions/{live.spec.model_name}"
+    takes, example = live.interface.get("input", {}), live.interface.get("example")
+    kind, schema = takes.get("kind", ""), takes.get("schema", {})
     if kind in _FILES:
-        return f"curl {url} -T {_FILES[kind]}"
-    if kind == "text":
-        return f"curl {url} -d {shlex.quote(example if isinstance(example, str) else 'some text')}"
+        return f"{command} -T {_FILES[kind]}"
     if kind == "form":
-        fields = takes.get("schema", {}).get("properties", {})
-        return " ".join([f"curl {url}", *(_form_field(name, fields[name]) for name in fields)])
-    if example is None:
-        example = _example(kind, takes.get("schema", {}), live.interface.get("inputs", []))
-    return f"curl {url} -d {shlex.quote(json.dumps(example))}"
+        fields = schema.get("properties", {}).items()
+        return " ".join([command, *(f"-F {_form_field(name, one)}" for name, one in fields)])
+    if kind == "text":
+        body = example if isinstance(example, str) else _TEXT
+    else:
+        body = json.dumps(_example(live.interface) if example is None else example)
+    return f"{command} -d {shlex.quote(body)}"
 
 
 def _taken(interface: Mapping[str, Any]) -> str:
     takes = interface.get("input", {})
     kind, type_name = takes.get("kind", ""), takes.get("type", "")
-    tensors = [
-        f"{one['name']} {one['datatype']} {list(one['shape'])}"
-        for one in interface.get("inputs", [])
-    ]
-    if tensors:
-        return ", ".join(tensors)
+    if tensors := interface.get("inputs"):
+        return ", ".join(f"{one['name']} {one['datatype']} {one['shape']}" for one in tensors)
     if kind == "any":
         return "JSON, an image, or bytes"
     return f"{kind} ({type_name})" if type_name not in ("", kind) else kind
 
 
 def _form_field(name: str, schema: Mapping[str, Any]) -> str:
-    is_file = "ferry-part" in json.dumps(schema)
-    return f"-F {name}=@photo.jpg" if is_file else f"-F {shlex.quote(f'{name}={_sample(schema)}')}"
+    if "ferry-part" in json.dumps(schema):
+        return f"{name}=@photo.jpg"
+    return shlex.quote(f"{name}={_sample(schema)}")
 
 
-def _example(kind: str, schema: Mapping[str, Any], inputs: list[Mapping[str, Any]]) -> Any:
+def _example(interface: Mapping[str, Any]) -> Any:
     """Returns a value of the schema, of the tensors, or one that suits many models."""
-    rows = {str(one["name"]): _zeros(one["shape"][1:]) for one in inputs}
-    if rows:
-        return rows if len(rows) > 1 else next(iter(rows.values()))
-    return _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
+    tensors = {one["name"]: _zeros(one["shape"][1:]) for one in interface.get("inputs", [])}
+    if tensors:
+        return tensors if len(tensors) > 1 else next(iter(tensors.values()))
+    takes = interface["input"]
+    has_schema = takes.get("kind") == "json" and takes.get("schema")
+    return _sample(takes["schema"]) if has_schema else [1.0, 2.0, 3.0, 4.0]
 
 
-def _zeros(shape: list[Any]) -> Any:
-    if not shape:
-        return 0
-    count = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else 1
-    return [_zeros(shape[1:])] * min(count, 4096)
+def _zeros(shape: list[int]) -> Any:
+    """Returns zeros; an axis of any length (-1) has one."""
+    return [_zeros(shape[1:])] * min(max(shape[0], 1), _MOST_ZEROS) if shape else 0
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:
     """Returns a small value that the schema allows."""
     known = [schema[word] for word in ("default", "const") if word in schema]
-    if known or schema.get("enum"):
-        return [*known, *schema.get("enum", [])][0]
-    if options := schema.get("anyOf") or schema.get("oneOf"):
+    if values := known or schema.get("enum"):
+        return values[0]
+    if options := schema.get("anyOf"):
         return _sample(options[0])
-    kind = schema.get("type")
-    if kind == "object":
-        fields, required = schema.get("properties", {}), schema.get("required", [])
-        return {name: _sample(fields[name]) for name in fields if name in required}
-    if kind == "array":
+    if schema.get("type") == "object":
+        fields = schema.get("properties", {})
+        return {name: _sample(fields[name]) for name in schema.get("required", [])}
+    if schema.get("type") == "array":
         return [_sample(schema.get("items") or {})]
-    return _SAMPLES.get(str(kind), "some text")
+    return _SAMPLES.get(schema.get("type", ""), _TEXT)

@@ -12,8 +12,7 @@ from typing import Any
 
 from batching.models.registration import name_of_archive
 from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, VERSION_PATTERN
-from ferry.serving.python_file import read_python_file
-from ferry.serving.python_source import TargetError, shown, sources_of
+from ferry.serving.python_file import TargetError, read_python_file, shown, sources_of
 
 HUGGING_FACE = "hf:"
 WITHOUT_CODE = frozenset({".onnx", ".pt", ".pts", ".pt2"})
