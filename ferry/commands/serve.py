@@ -56,14 +56,14 @@ def serve(  # noqa: PLR0917 - click passes them by name
     flags.spec_fields()  # refuses a device
     texts = (target, *more)
     targets = read_targets(texts)
-    if is_reloading is None:
-        is_reloading = sys.stdout.isatty()
+    wants_reload = sys.stdout.isatty() if is_reloading is None else is_reloading
+    is_followed = wants_reload and any(one.sources for one in targets)
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as folder:
         settings = _settings(port, Path(folder), "info" if verbose else "error")
         check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
         if settings.work_dir is None and not any(one.is_archive for one in targets):
             settings = replace(settings, work_dir=Path(folder) / "work")
-        session = Session(texts, targets, flags, is_reloading=is_reloading, is_opening=is_opening)
+        session = Session(texts, targets, flags, is_followed, is_opening)
         run_server(settings, is_restoring=False, occupant=session)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,45 +38,29 @@ _RETRY_S = 0.5
 _SUFFIXES = frozenset({".py", ".data", *WITHOUT_CODE})
 
 
+@dataclass(slots=True)
 class Session:
-    """Serves some targets as the occupant of a server.
+    """Serves some targets, which the command was given as `texts`."""
 
-    Args:
-        texts: the targets as the command was given them.
-        targets: what they are.
-        flags: how they are to run, whatever they say themselves.
-        is_reloading: whether saves are followed.
-        is_opening: whether a browser is opened.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[str],
-        targets: Sequence[ServedTarget],
-        flags: RunFlags,
-        *,
-        is_reloading: bool,
-        is_opening: bool,
-    ) -> None:
-        self._texts = texts
-        self._targets = targets
-        self._flags = flags
-        self._is_reloading = is_reloading and any(target.sources for target in targets)
-        self._is_opening = is_opening
-        # Model -> fingerprint of the files that were loaded last, whatever came of it.
-        self._prints: dict[str, str] = {}
-        self._complaint = ""
-        self._base_url = ""
-        self._models: LiveModels
+    texts: Sequence[str]
+    targets: Sequence[ServedTarget]
+    flags: RunFlags
+    is_reloading: bool
+    is_opening: bool
+    _models: "LiveModels" = field(init=False)
+    # Model -> fingerprint of the files that were loaded last, whatever came of it.
+    _prints: dict[str, str] = field(default_factory=dict)
+    _complaint: str = ""
+    _base_url: str = ""
 
     def begin(self, settings: Settings) -> None:
         """Registers the models: workers load while the ingress starts."""
         # The client of Redis loads meanwhile, too.
         from ferry.serving.live_models import LiveModels  # noqa: PLC0415
 
-        self._models = LiveModels(settings, self._flags)
+        self._models = LiveModels(settings, self.flags)
         self._base_url = settings.inference_address.replace("127.0.0.1", "localhost")
-        self._load(self._targets)
+        self._load(self.targets)
 
     def announce(self, supervisor: Supervisor) -> None:
         """Waits for the models, and says how to use them.
@@ -87,11 +72,11 @@ class Session:
             supervisor.wait_until(self._has_settled)
         self._take_over()
         notify_ready()
-        if self._is_reloading:
+        if self.is_reloading:
             threading.Thread(target=self._follow, name="reload", daemon=True).start()
             _say("Saved changes are loaded by themselves.")
         _say("Ctrl-C ends.")
-        if self._is_opening:
+        if self.is_opening:
             # Some browsers end only when they are closed.
             threading.Thread(target=webbrowser.open, args=(self._base_url,), daemon=True).start()
 
@@ -103,7 +88,7 @@ class Session:
         """Begins to load those whose files are not as they were loaded last."""
         prints = {target.name: target.fingerprint() for target in targets}
         changed = [one for one in targets if self._prints.get(one.name) != prints[one.name]]
-        self._targets, self._prints, self._complaint = targets, prints, ""
+        self.targets, self._prints, self._complaint = targets, prints, ""
         self._models.keep_only(prints)
         for target in changed:
             try:
@@ -121,9 +106,8 @@ class Session:
             elif not live.is_loading:
                 is_first = name not in self._models.serving
                 self._models.take_over(name)
-                title = f"{spec.model_name} {spec.model_version}"
                 seconds = time.monotonic() - since_s
-                again = f"{title} serves after {seconds:.1f} s"
+                again = f"{spec.model_name} {spec.model_version} serves after {seconds:.1f} s"
                 _say(announcement(live, self._base_url) if is_first else again)
 
     def _follow(self) -> None:
@@ -134,13 +118,13 @@ class Session:
         while True:
             try:
                 # An editor may put another file in a file's place, so folders are watched.
-                sources = [path for one in self._targets for path in one.sources.values()]
+                sources = [path for one in self.targets for path in one.sources.values()]
                 if (now := {str(path.parent) for path in sources}) != folders:
                     watcher = RustNotify(list(now), False, False, 0, False, False)
                     folders, is_due = now, True
                 is_due = self._has_changed(watcher, is_due) or is_due
                 if is_due:
-                    self._load(read_targets(self._texts))
+                    self._load(read_targets(self.texts))
                     is_due = False
                 self._take_over()
                 self._models.remove_retired()
@@ -161,7 +145,7 @@ class Session:
         )
 
     def _complain(self, text: str) -> None:
-        if not self._is_reloading:
+        if not self.is_reloading:
             raise click.ClickException(text)
         if text != self._complaint:
             self._complaint = text

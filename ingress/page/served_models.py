@@ -59,7 +59,6 @@ class Interface(msgspec.Struct, omit_defaults=True):
 
 
 def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
-    """Returns what the workers of a version say; nothing where it has the wrong shape."""
     said = next((one.interface for one in workers if one.interface), {})
     try:
         return msgspec.convert(said, Interface)
