@@ -35,10 +35,24 @@ MISTAKES = [
         "start",
         "no such file for https://: /dev/null",
     ),
+    ("data_dir=/dev/null/data", "start", "/dev/null/data cannot be written"),
     ("allowed_urls=(", "start", "is not a regular expression"),
     ("redis_url=localhost", "start", "redis_url"),
     ("grpc_inference_port=7070", "grpc_inference_port", "use HTTP"),
     ("load_models=http://example.com/m.mar", "load_models", "is not in allowed_urls"),
+]
+
+
+# Others that do not start, and what does not matter to a start.
+MORE = [
+    "inference_address=http://192.0.2.1:8080",
+    "metrics_address=http://no.such.host.invalid:8082",
+    "management_address=unix:/dev/null/socket",
+    "log_files=true\nlog_location=/dev/null/logs",
+    "work_dir=/dev/null/work",
+    "snapshot_file=/nowhere.cfg",
+    "token_authorization=true\nkey_file=/dev/null",
+    "enable_metrics_api=false",
 ]
 
 
@@ -53,7 +67,7 @@ def all_configurations() -> dict[str, str]:
     for page in (ROOT / "docs").glob("*.md"):
         for text in _IN_PAGES.findall(page.read_text()):
             found[page.name] = text
-    return found | {lines: lines for lines, _, _ in MISTAKES}
+    return found | {lines: lines for lines in (*MORE, *(lines for lines, _, _ in MISTAKES))}
 
 
 def on_this_machine(text: str, store: Path) -> str:

@@ -5,6 +5,7 @@ later one may, as when another server has the port.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,10 +99,10 @@ def _checks_here(settings: Settings) -> Iterator[Check]:
     """Yields what the start does, in its order, short of starting anything."""
     yield require_store
     yield lambda settings: check_free(settings.addresses().values())
-    yield _check_redis if settings.redis_url else _check_program
+    yield _check_redis if settings.redis_url else _check_own_redis
     yield lambda settings: read_metrics_config(settings.metrics_config)
     yield work_dir_of
-    yield listener_table
+    yield _check_listeners
     yield _check_certificate
     yield check_keys
 
@@ -116,11 +117,26 @@ def _check_redis(settings: Settings) -> None:
     check_server(settings)
 
 
-def _check_program(_settings: Settings) -> None:
+def _check_own_redis(settings: Settings) -> None:
     try:
         find_server()
     except EmbeddedRedisError as error:
         raise _NotNow(error) from error
+    if (folder := settings.data_dir) is not None:
+        there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not _is_writable(there):
+            raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
+
+
+def _check_listeners(settings: Settings) -> None:
+    for address in listener_table(settings):
+        path = address.socket_path
+        if path is not None and not _is_writable(path.parent):
+            raise _NotNow(f"cannot listen on {address}: its folder cannot be written")
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _check_certificate(settings: Settings) -> None:

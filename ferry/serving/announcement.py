@@ -10,9 +10,21 @@ if TYPE_CHECKING:  # `ferry serve` loads it while its server starts
 
 # Kind -> a file to send; the handler of a TorchServe archive says none.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
+<<<<<<< HEAD
 _TEXT = "some text"
 _SAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "null": None}
 _MOST_ZEROS = 4096
+=======
+_SAMPLES: Mapping[str, Any] = {
+    "string": "some text",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "null": None,
+}
+_MOST_CHARACTERS = 200
+_AXES_OF_IMAGES = 3
+>>>>>>> core
 
 
 def announcement(live: "LiveModel", base_url: str) -> str:
@@ -40,6 +52,7 @@ def curl_line(live: "LiveModel", base_url: str) -> str:
     if kind in _FILES:
         return f"{command} -T {_FILES[kind]}"
     if kind == "form":
+<<<<<<< HEAD
         fields = schema.get("properties", {}).items()
         return " ".join([command, *(f"-F {_form_field(name, one)}" for name, one in fields)])
     if kind == "text":
@@ -47,6 +60,16 @@ def curl_line(live: "LiveModel", base_url: str) -> str:
     else:
         body = json.dumps(_example(live.interface) if example is None else example)
     return f"{command} -d {shlex.quote(body)}"
+=======
+        fields = takes.get("schema", {}).get("properties", {})
+        return " ".join([f"curl {url}", *(_form_field(name, fields[name]) for name in fields)])
+    if example is None and (inputs := live.interface.get("inputs", [])):
+        return _tensor_line(url, {str(one["name"]): _zeros(one) for one in inputs})
+    if example is None:
+        schema = takes.get("schema", {})
+        example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
+    return f"curl {url} -d {shlex.quote(json.dumps(example))}"
+>>>>>>> core
 
 
 def _taken(interface: Mapping[str, Any]) -> str:
@@ -65,6 +88,7 @@ def _form_field(name: str, schema: Mapping[str, Any]) -> str:
     return shlex.quote(f"{name}={_sample(schema)}")
 
 
+<<<<<<< HEAD
 def _example(interface: Mapping[str, Any]) -> Any:
     """Returns a value of the schema, of the tensors, or one that suits many models."""
     tensors = {one["name"]: _zeros(one["shape"][1:]) for one in interface.get("inputs", [])}
@@ -78,6 +102,32 @@ def _example(interface: Mapping[str, Any]) -> Any:
 def _zeros(shape: list[int]) -> Any:
     """Returns zeros; an axis of any length (-1) has one."""
     return [_zeros(shape[1:])] * min(max(shape[0], 1), _MOST_ZEROS) if shape else 0
+=======
+def _tensor_line(url: str, rows: Mapping[str, Any]) -> str:
+    """Returns a command that sends these arrays: as JSON, or as files if that would be long."""
+    text = json.dumps(rows if len(rows) > 1 else next(iter(rows.values())))
+    if len(text) <= _MOST_CHARACTERS:
+        return f"curl {url} -d {shlex.quote(text)}"
+    files = {f"row{number}.npy": name for number, name in enumerate(rows)}
+    saved = [f'n.save("{file}", n.zeros({_shape(rows[name])}))' for file, name in files.items()]
+    program = shlex.quote(f"import numpy as n; {'; '.join(saved)}")
+    fields = " ".join(f"-F {shlex.quote(f'{name}=@{file}')}" for file, name in files.items())
+    return f"python -c {program} && curl {url} {fields if len(rows) > 1 else '-T row0.npy'}"
+
+
+def _zeros(tensor: Mapping[str, Any]) -> Any:
+    """Returns a row: nested lists. Axes of any length are short, but those of images."""
+    axes = tensor["shape"][1:]
+    unknown = 64 if len(axes) >= _AXES_OF_IMAGES else 1
+    value: Any = "some text" if tensor["datatype"] == "BYTES" else 0
+    for axis in reversed(axes):
+        value = [value] * (axis if axis > 0 else unknown)
+    return value
+
+
+def _shape(value: Any) -> list[int]:
+    return [len(value), *_shape(value[0])] if isinstance(value, list) and value else []
+>>>>>>> core
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:
