@@ -1,6 +1,7 @@
 """`ferry.local`: runs a model in Python in this process, as a server would, for tests."""
 
 import itertools
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -25,15 +26,19 @@ from workers.python_models.row import Row  # noqa: E402
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
 
-def local(target: Callable[..., Any], *, device: str = "cpu") -> "LocalModel":
+def local(
+    target: Callable[..., Any], *, device: str = "cpu"
+) -> Callable[[Iterable[Any]], list[Any]]:
     """Loads a class of `ferry.Model`, or a function that takes batches, and warms it up here.
 
     Returns:
-        What takes a list of rows, as clients would send them, and returns the list of answers.
+        What takes a list of rows, as clients would send them, and returns the list of answers; in
+        the place of a row that is refused, `ferry.BadInput`. A row is bytes of a file, text, an
+        image, what becomes JSON, or the fields of a form: a dict with such values.
 
     Raises:
         TypeError: it is no model.
-        Exception: whatever its `load` raises.
+        Exception: whatever its `load` raises; when it is called, whatever `predict` raises.
     """
     module = ModuleType(target.__module__)
     setattr(module, target.__name__, target)
@@ -42,50 +47,33 @@ def local(target: Callable[..., Any], *, device: str = "cpu") -> "LocalModel":
     python_model = PythonModel(model, target.__name__, model.version)
     model.load(device)
     python_model.warm_up(batch_size)
-    return LocalModel(python_model, batch_size)
+
+    def answers(rows: Iterable[Any]) -> list[Any]:
+        waiting, found = iter(rows), []
+        while batch := [_row(value) for value in itertools.islice(waiting, batch_size)]:
+            found += _answers(python_model, batch)
+        return found
+
+    return answers
 
 
-class LocalModel:
-    """A loaded model: decodes, batches and encodes as the server does."""
+def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
+    size = len(rows)
+    pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
 
-    def __init__(self, model: PythonModel, batch_size: int) -> None:
-        self._model = model
-        self._batch_size = batch_size
+    def send(some: Mapping[int, tuple[bytes, str]]) -> None:
+        for place, piece in some.items():
+            pieces[place].append(piece)
 
-    def __call__(self, rows: Iterable[Any]) -> list[Any]:
-        """Returns the answer to each row; in the place of one that is refused, `ferry.BadInput`.
-
-        Args:
-            rows: bytes of a file, text, an image, what becomes JSON, or the fields of a form: a
-                dict with such values.
-
-        Raises:
-            Exception: whatever `predict` raises.
-        """
-        waiting = iter(rows)
-        answers: list[Any] = []
-        while batch := list(itertools.islice(waiting, self._batch_size)):
-            answers += self._answers([_row(value) for value in batch])
-        return answers
-
-    def _answers(self, rows: list[Row]) -> list[Any]:
-        size = len(rows)
-        pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
-
-        def send(some: Mapping[int, tuple[bytes, str]]) -> None:
-            for place, piece in some.items():
-                pieces[place].append(piece)
-
-        nothing: list[Mapping[str, str]] = [{}] * size
-        requests = Requests(["local"] * size, nothing, nothing, [float("inf")] * size)
-        outcomes = self._model.answer(rows, requests, send)
-        return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
+    requests = Requests(["local"] * size, [{}] * size, [{}] * size, [math.inf] * size)
+    outcomes = model.answer(rows, requests, send)
+    return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
 
 
 def _row(value: Any) -> Row:
-    if isinstance(value, dict) and any(_is_file(field) for field in value.values()):
-        return Row({name: _part(name, field) for name, field in value.items()})
-    return Row({"body": _part("body", value)})
+    is_form = isinstance(value, dict) and any(map(_is_file, value.values()))
+    fields = value if is_form else {"body": value}
+    return Row({name: _part(name, field) for name, field in fields.items()})
 
 
 def _is_file(value: Any) -> bool:

@@ -4,8 +4,7 @@ import contextlib
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
+from collections.abc import Callable
 
 import click
 import httpx
@@ -29,7 +28,7 @@ def next_step(api: Api, status: str, management_url: str, inference_url: str) ->
         return ""
     name, version, workers = found.groups()
     if workers == "0":
-        return f"Start one: ferry models scale {name} --min-worker 1{where(management_url)}\n"
+        return f"Start one: ferry models scale {name} --min-worker 1{_where(management_url)}\n"
     url = f"{_inference_url(name, management_url, inference_url)}/predictions/{name}"
     if api.call("GET", "models", name)[0]["modelVersion"] != version:
         url += f"/{version}"
@@ -41,23 +40,18 @@ def registering_goes_on(
 ) -> str:
     """Returns what the server does with a registration whose command is gone.
 
-    Args:
-        archive: as it was asked for.
-        model_name: as it was asked for, if it was.
-        management_url: of the server.
-        look_up: finds the model's name; may take long, or fail.
+    `look_up` finds the model's name, if it was not asked for; it may take long, or fail.
     """
-    name = model_name or _in_time(look_up)
-    ferry = f"ferry models {{}}{where(management_url)}"
+    name, told = model_name or _in_time(look_up), _where(management_url)
     if not name:
-        return f"The server goes on registering {archive}: `{ferry.format('list')}` shows it."
-    described, removed = ferry.format(f"describe {name}"), ferry.format(f"unregister {name}")
+        return f"The server goes on registering {archive}: `ferry models list{told}` shows it."
     return (
-        f"The server goes on registering {name}: `{described}` shows it; `{removed}` takes it back."
+        f"The server goes on registering {name}: `ferry models describe {name}{told}` shows it; "
+        f"`ferry models unregister {name}{told}` takes it back."
     )
 
 
-def where(management_url: str) -> str:
+def _where(management_url: str) -> str:
     """Returns the option that a further command needs to reach the same server, or ""."""
     context = click.get_current_context(silent=True)
     is_told = ParameterSource.COMMANDLINE
@@ -70,7 +64,10 @@ def _inference_url(name: str, management_url: str, told: str) -> str:
     context = click.get_current_context()
     if context.get_parameter_source("inference_url") is not ParameterSource.DEFAULT:
         return told.rstrip("/")
-    for url in _guesses(management_url, told):
+    # `ferry up --port-base` and TorchServe's defaults have the one port before the other.
+    management = httpx.URL(management_url)
+    beside = [management.copy_with(port=management.port - 1)] if management.port else []
+    for url in (*(str(one).rstrip("/") for one in beside), told):
         # The token of one API is no business of the other, or of a stranger at that address.
         with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
             asked = f"{url}/v2/models/{name}"
@@ -79,16 +76,6 @@ def _inference_url(name: str, management_url: str, told: str) -> str:
             if answer.status_code != httpx.codes.NOT_FOUND:
                 return url
     return "INFERENCE_URL"
-
-
-def _guesses(management_url: str, usual: str) -> Iterator[str]:
-    # `ferry up --port-base` and TorchServe's defaults have the one port before the other.
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(management_url)
-        if parts.port and parts.hostname:
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            yield f"{parts.scheme}://{host}:{parts.port - 1}"
-    yield usual
 
 
 def _in_time(look_up: Callable[[], str]) -> str:

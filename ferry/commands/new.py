@@ -4,94 +4,96 @@ import base64
 import keyword
 import re
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-_MODEL = '''"""Serve it: ferry serve NAME.py."""
+_MODEL = '''"""Serve it: ferry serve {name}.py."""
 
-IMPORTS
+{imports}
 
 
-class TITLE(ferry.Model):
-    """SUMMARY"""
+class {title}(ferry.Model):
+    """{summary}"""
 
-    name = "NAME"
+    name = "{name}"
     batch_size = 32
 
     def load(self, device: str) -> None:
-        LOAD
+        {load}
 
-    def predict(self, batch: list[TAKES]) -> list[GIVES]:
-        ANSWER
+    def predict(self, batch: list[{takes}]) -> list[{gives}]:
+        return {answers}
 '''
-_TEST = """IMPORTS
+_TEST = """{test_imports}
 
-from NAME import TITLE
+from {name} import {title}
 
 
 def test_each_row_is_answered():
-    model = ferry.local(TITLE)
-    assert model(ROWS) == ANSWERS
+    model = ferry.local({title})
+    assert model({rows}) == {expected}
 """
-_USUAL = {
-    "IMPORTS": "import ferry",
-    "LOAD": '"""Loads the weights, once per worker; `device` is what torch calls it."""',
-}
+# Skips the test where the package is missing.
 _IF_THERE = 'import ferry\nimport pytest\n\npytest.importorskip("{}")'
-# What stands in the model's file and in its test, by the kind of rows.
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What stands in the model's file and in its test, for one kind of rows."""
+
+    summary: str
+    takes: str
+    gives: str
+    answers: str
+    rows: str
+    expected: str
+    imports: str = "import ferry"
+    load: str = '"""Loads the weights, once per worker; `device` is what torch calls it."""'
+    test_imports: str = "import ferry"
+
+
 _KINDS = {
-    "json": (
-        {
-            "SUMMARY": "Adds the numbers of each row.",
-            "TAKES": "list[float]",
-            "GIVES": "float",
-            "ANSWER": "return [sum(numbers) for numbers in batch]",
-        },
-        {"ROWS": "[[1, 2], [3]]", "ANSWERS": "[3.0, 3.0]"},
+    "json": _Kind(
+        summary="Adds the numbers of each row.",
+        takes="list[float]",
+        gives="float",
+        answers="[sum(numbers) for numbers in batch]",
+        rows="[[1, 2], [3]]",
+        expected="[3.0, 3.0]",
     ),
-    "text": (
-        {
-            "SUMMARY": "Counts the words of each text.",
-            "TAKES": "str",
-            "GIVES": "dict",
-            "ANSWER": 'return [{"words": len(text.split())} for text in batch]',
-        },
-        {"ROWS": '["one two", ""]', "ANSWERS": '[{"words": 2}, {"words": 0}]'},
+    "text": _Kind(
+        summary="Counts the words of each text.",
+        takes="str",
+        gives="dict",
+        answers='[{"words": len(text.split())} for text in batch]',
+        rows='["one two", ""]',
+        expected='[{"words": 2}, {"words": 0}]',
     ),
-    "image": (
-        {
-            "IMPORTS": "import ferry\nfrom PIL.Image import Image",
-            "SUMMARY": "Says how large each picture is.",
-            "TAKES": "Image",
-            "GIVES": "dict",
-            "ANSWER": 'return [{"width": one.width, "height": one.height} for one in batch]',
-        },
-        {
-            "IMPORTS": f"{_IF_THERE.format('PIL')}\nfrom PIL import Image",
-            "ROWS": '[Image.new("RGB", (4, 3))]',
-            "ANSWERS": '[{"width": 4, "height": 3}]',
-        },
+    "image": _Kind(
+        summary="Says how large each picture is.",
+        takes="Image",
+        gives="dict",
+        answers='[{"width": one.width, "height": one.height} for one in batch]',
+        rows='[Image.new("RGB", (4, 3))]',
+        expected='[{"width": 4, "height": 3}]',
+        imports="import ferry\nfrom PIL.Image import Image",
+        test_imports=_IF_THERE.format("PIL") + "\n\nfrom PIL import Image",
     ),
-    "onnx": (
-        {
-            "IMPORTS": "from pathlib import Path\n\n"
-            "import ferry\nimport numpy as np\nimport onnxruntime",
-            "SUMMARY": "Runs NAME.onnx: put your own file in its place.",
-            "LOAD": "providers = onnxruntime.get_available_providers()\n"
-            '        path = Path(__file__).with_name("NAME.onnx")\n'
-            "        self.session = onnxruntime.InferenceSession(path, providers=providers)",
-            "TAKES": "np.ndarray",
-            "GIVES": "np.ndarray",
-            "ANSWER": "feeds = {self.session.get_inputs()[0].name: "
-            "np.stack(batch).astype(np.float32)}\n"
-            "        return self.session.run(None, feeds)[0]",
-        },
-        {
-            "IMPORTS": _IF_THERE.format("onnxruntime"),
-            "ROWS": "[[1, -2, 3, -4]]",
-            "ANSWERS": "[[1.0, 0.0, 3.0, 0.0]]",
-        },
+    "onnx": _Kind(
+        summary="Runs the ONNX file of the same name: put your own in its place.",
+        takes="np.ndarray",
+        gives="np.ndarray",
+        answers="self.session.run(None, {self.input: np.stack(batch).astype(np.float32)})[0]",
+        rows="[[1, -2, 3, -4]]",
+        expected="[[1.0, 0.0, 3.0, 0.0]]",
+        imports="from pathlib import Path\n\nimport ferry\nimport numpy as np\nimport onnxruntime",
+        test_imports=_IF_THERE.format("onnxruntime"),
+        load="providers = onnxruntime.get_available_providers()\n"
+        '        path = Path(__file__).with_suffix(".onnx")\n'
+        "        self.session = onnxruntime.InferenceSession(path, providers=providers)\n"
+        "        self.input = self.session.get_inputs()[0].name",
     ),
 }
 # Relu of float32 [batch, 4].
@@ -99,7 +101,6 @@ _ONNX = (
     "CAgSADpXChUKBWlucHV0EgZvdXRwdXQiBFJlbHUSAWdaHAoFaW5wdXQSEwoRCAESDQoHEgViYXRjaAoCCARiHQoGb3V0"
     "cHV0EhMKEQgBEg0KBxIFYmF0Y2gKAggEQgQKABAN"
 )
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @click.command()
@@ -110,30 +111,23 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 @click.option("--onnx", "kind", flag_value="onnx", help="Rows are arrays, for an ONNX file.")
 def new(name: str, kind: str) -> None:
     """Write NAME.py, a model to begin with, and test_NAME.py."""
-    if not _NAME.fullmatch(name):
-        raise click.BadParameter(
-            f"{name!r}: use small letters, digits and '_', beginning with a letter.",
-            param_hint="'NAME'",
-        )
-    if name in {*sys.stdlib_module_names, *keyword.kwlist, "ferry"}:
-        raise click.BadParameter(f"{name!r} is a name of Python's.", param_hint="'NAME'")
-    model, test = _KINDS[kind]
+    why = ""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        why = "use small letters, digits and '_', beginning with a letter"
+    elif name in {*sys.stdlib_module_names, *keyword.kwlist, "ferry"}:
+        why = "Python has this name already"
+    if why:
+        raise click.BadParameter(f"{name!r}: {why}.", param_hint="'NAME'")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    words = {"name": name, "title": title, **asdict(_KINDS[kind])}
     files = {
-        f"{name}.py": _filled(_MODEL, model, name).encode(),
-        f"test_{name}.py": _filled(_TEST, test, name).encode(),
+        f"{name}.py": _MODEL.format(**words).encode(),
+        f"test_{name}.py": _TEST.format(**words).encode(),
     }
     if kind == "onnx":
         files[f"{name}.onnx"] = base64.b64decode(_ONNX)
     if there := [file for file in files if Path(file).exists()]:
         raise click.ClickException(f"{there[0]} is there already, and nothing was written.")
     for file, content in files.items():
-        with Path(file).open("xb") as stream:
-            stream.write(content)
+        Path(file).write_bytes(content)
     click.echo(f"Wrote {', '.join(files)}.\nNext: ferry serve {name}.py, and pytest test_{name}.py")
-
-
-def _filled(template: str, words: dict[str, str], name: str) -> str:
-    title = "".join(part.capitalize() for part in name.split("_"))
-    for word, text in {**_USUAL, **words, "TITLE": title, "NAME": name}.items():
-        template = template.replace(word, text)
-    return template

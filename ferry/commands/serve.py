@@ -5,16 +5,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from batching.settings.settings import Settings
 from ferry.options import settings_from_flags
 from ferry.process_tree.free_addresses import check_free
-from ferry.process_tree.supervisor import Supervisor
 from ferry.process_tree.whole_server import run_server
 from ferry.serving.served_targets import RunFlags, read_targets
+from ferry.serving.session import Session
 
 
 @click.command()
@@ -57,44 +56,25 @@ def serve(  # noqa: PLR0917 - click passes them by name
     flags.spec_fields()  # refuses a device
     texts = (target, *more)
     targets = read_targets(texts)
-    if is_reloading is None:
-        is_reloading = sys.stdout.isatty()
+    wants_reload = sys.stdout.isatty() if is_reloading is None else is_reloading
+    is_followed = wants_reload and any(one.sources for one in targets)
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as folder:
         settings = _settings(port, Path(folder), "info" if verbose else "error")
         check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
         if settings.work_dir is None and not any(one.is_archive for one in targets):
             settings = replace(settings, work_dir=Path(folder) / "work")
-        occupant = _Models(texts, targets, flags, is_reloading, is_opening)
-        run_server(settings, is_restoring=False, occupant=occupant)
-
-
-class _Models:
-    """Brings the models, with a client of Redis that is loaded while the server's parts start."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
-        self._session: Any = None
-
-    def begin(self, settings: Settings) -> None:
-        from ferry.serving.session import Session  # noqa: PLC0415 - see above
-
-        self._session = Session(*self._arguments)
-        self._session.begin(settings)
-
-    def announce(self, supervisor: Supervisor) -> None:
-        self._session.announce(supervisor)
+        session = Session(texts, targets, flags, is_followed, is_opening)
+        run_server(settings, is_restoring=False, occupant=session)
 
 
 def _settings(port: int, folder: Path, log_level: str) -> Settings:
-    names = ("inference", "management", "metrics")
-    addresses = {
-        f"{name}_address": f"http://127.0.0.1:{port + place}" for place, name in enumerate(names)
-    }
     flags = {
+        "inference_address": f"http://127.0.0.1:{port}",
+        "management_address": f"http://127.0.0.1:{port + 1}",
+        "metrics_address": f"http://127.0.0.1:{port + 2}",
         "config_snapshots": False,
         "log_level": log_level,
         "show_tracebacks": True,  # only this machine asks
-        **addresses,
     }
     store = folder / "store"
     store.mkdir()

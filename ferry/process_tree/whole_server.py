@@ -36,6 +36,7 @@ from ferry.process_tree.redis_part import (
     words_of,
 )
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
+from ingress.page.page_switch import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
 # has little left to finish, Redis nothing. The rest is for the operating system.
@@ -251,6 +252,8 @@ class _Server:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for role, address in settings.addresses().items():
             table.add_row(role.capitalize(), escape(address))
+        if has_page(settings) and settings.inference_address.startswith("http"):
+            table.add_row("Page", escape(f"{settings.inference_address}/"))
         if (keys_path := settings.keys_path()) is not None:
             table.add_row("Tokens", f"in {escape(str(keys_path))}")
         table.add_row("Models", escape(models_words(settings, is_new=is_new)))

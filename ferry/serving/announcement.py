@@ -3,9 +3,10 @@
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ferry.serving.live_models import LiveModel
+if TYPE_CHECKING:  # `ferry serve` loads it while its server starts
+    from ferry.serving.live_models import LiveModel
 
 # Kind -> a file to send; the handler of a TorchServe archive says none.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
@@ -20,7 +21,7 @@ _MOST_CHARACTERS = 200
 _AXES_OF_IMAGES = 3
 
 
-def announcement(live: LiveModel, base_url: str) -> str:
+def announcement(live: "LiveModel", base_url: str) -> str:
     """Returns the lines about one model, without a newline at the end."""
     spec, workers = live.spec, live.workers
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
@@ -38,7 +39,7 @@ def announcement(live: LiveModel, base_url: str) -> str:
     return "\n".join([title, *(f"  {name:<9}{fact}" for name, fact in facts.items() if fact)])
 
 
-def curl_line(live: LiveModel, base_url: str) -> str:
+def curl_line(live: "LiveModel", base_url: str) -> str:
     """Returns a command for a POSIX shell that sends the model one row."""
     url = f"{base_url}/predictions/{live.spec.model_name}"
     takes = live.interface.get("input", {})

@@ -12,8 +12,7 @@ from typing import Any
 
 from batching.models.registration import name_of_archive
 from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, VERSION_PATTERN
-from ferry.serving.python_file import read_python_file
-from ferry.serving.python_source import TargetError, shown, sources_of
+from ferry.serving.python_file import TargetError, read_python_file, shown, sources_of
 
 HUGGING_FACE = "hf:"
 WITHOUT_CODE = frozenset({".onnx", ".pt", ".pts", ".pt2"})
@@ -34,13 +33,11 @@ class ServedTarget:
     """One model to serve.
 
     Attributes:
-        name: of the model; of an archive the manifest may say another.
-        version: of the model.
-        path: the file or folder; None for `hf:NAME`.
+        path: None for `hf:NAME`.
         label: what a Python file calls it; `NAME` of `hf:NAME`.
         settings: in the words of archives.
         sources: files to watch and to keep a copy of, by their places in an archive.
-        is_archive: whether it is served as it is.
+        is_archive: whether it is served as it is; its manifest may say another name.
     """
 
     name: str
@@ -73,7 +70,7 @@ class ServedTarget:
     @property
     def text(self) -> str:
         """Returns what a manifest says of it, beside the sources."""
-        return self._text("" if self.path is None else self.path.name)
+        return self._text(self.path.name if self.path else "")
 
     def config(self, more: Mapping[str, Any] | None = None) -> str:
         """Returns model-config.yaml."""
@@ -122,17 +119,15 @@ class RunFlags:
         Raises:
             TargetError: there is no such device.
         """
-        fields: dict[str, Any] = {}
-        if self.workers:
-            fields = {"min_worker": self.workers, "max_worker": self.workers}
-        kind, _, index = self.device.partition(":")
+        workers = {"min_worker": self.workers, "max_worker": self.workers} if self.workers else {}
+        kind, colon, index = self.device.partition(":")
+        if not self.device:
+            return workers
         if self.device in ("cpu", "mps"):  # to a node, Apple's GPU is none
-            return {**fields, "device_type": "cpu"}
-        if kind == "cuda" and (index.isdecimal() or self.device == kind):
-            return {**fields, "device_type": "gpu", "device_ids": (int(index),) if index else ()}
-        if self.device:
-            raise TargetError(f"--device {self.device}: write cpu, cuda, cuda:1 or mps")
-        return fields
+            return {**workers, "device_type": "cpu"}
+        if kind == "cuda" and (index.isdecimal() or not colon):
+            return {**workers, "device_type": "gpu", "device_ids": (int(index),) if index else ()}
+        raise TargetError(f"--device {self.device}: write cpu, cuda, cuda:1 or mps")
 
     def settings(self) -> dict[str, Any]:
         """Returns what they add to a model's configuration, which its `load` goes by."""
@@ -173,7 +168,10 @@ def read_target(text: str) -> list[ServedTarget]:
             for one in read_python_file(path, label)
         ]
     if path.suffix in WITHOUT_CODE:
-        return [_without_code(path)]
+        # Weights of an ONNX file may lie beside it.
+        files = [path, path.with_name(f"{path.name}.data")]
+        sources = {one.name: one for one in files if one.is_file()}
+        return [ServedTarget(_as_name(path.stem), DEFAULT_VERSION, path, sources=sources)]
     if path.is_dir() or path.name.endswith((".mar", ".tar.gz", ".tgz")):
         return [ServedTarget(name_of_archive(path.name), "", path, is_archive=True)]
     raise TargetError(
@@ -182,19 +180,12 @@ def read_target(text: str) -> list[ServedTarget]:
     )
 
 
-def _without_code(path: Path) -> ServedTarget:
-    # Weights of an ONNX file may lie beside it.
-    files = [path, path.with_name(f"{path.name}.data")]
-    sources = {one.name: one for one in files if one.is_file()}
-    return ServedTarget(_as_name(path.stem), DEFAULT_VERSION, path, sources=sources)
-
-
 def _hugging_face(name: str) -> ServedTarget:
     if not name:
         raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
-    local = Path(name)
-    label = str(local.absolute()) if local.is_dir() else name
-    return ServedTarget(_as_name(Path(name).name), DEFAULT_VERSION, None, label)
+    path = Path(name)
+    label = str(path.absolute()) if path.is_dir() else name
+    return ServedTarget(_as_name(path.name), DEFAULT_VERSION, None, label)
 
 
 def _as_name(text: str) -> str:
@@ -202,12 +193,14 @@ def _as_name(text: str) -> str:
 
 
 def _checked(target: ServedTarget) -> ServedTarget:
-    where = shown(target.path) if target.path else target.label
+    assert target.path is not None
     if not NAME_PATTERN.fullmatch(target.name):
         raise TargetError(
-            f'{where}: {target.name!r} can be no model\'s name: choose one with name = "...", of '
-            "letters, digits, '.', '_' and '-', beginning with a letter, digit or '_'"
+            f"{shown(target.path)}: {target.name!r} can be no model's name: choose one with "
+            "name = \"...\", of letters, digits, '.', '_' and '-', beginning with a letter, digit "
+            "or '_'"
         )
     if not VERSION_PATTERN.fullmatch(target.version):
-        raise TargetError(f"{where}: {target.version!r} can be no version: write it like 1.0")
+        text = f"{target.version!r} can be no version: write it like 1.0"
+        raise TargetError(f"{shown(target.path)}: {text}")
     return target

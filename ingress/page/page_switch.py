@@ -11,9 +11,8 @@ def has_page(settings: Settings) -> bool:
     Raises:
         SettingsError: the inference address is none.
     """
-    if settings.keys_path() is not None or settings.page != "loopback":
-        # A browser has no key to show.
-        return settings.keys_path() is None and settings.page == "on"
+    if settings.page == "off" or settings.keys_path() is not None:  # browsers have no key to show
+        return False
     address = parse_address(settings.inference_address, Role.INFERENCE)
     # A unix socket is there for a proxy, whose clients may be anybody.
-    return address.is_private and address.socket_path is None
+    return settings.page == "on" or (address.is_private and address.socket_path is None)

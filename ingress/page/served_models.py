@@ -59,7 +59,6 @@ class Interface(msgspec.Struct, omit_defaults=True):
 
 
 def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
-    """Returns what the workers of a version say; nothing where it has the wrong shape."""
     said = next((one.interface for one in workers if one.interface), {})
     try:
         return msgspec.convert(said, Interface)
@@ -97,14 +96,13 @@ class ServedModel:
         has_example = interface.example is not msgspec.UNSET
         example = {"example": interface.example} if has_example else {}
         kinds = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
+        bodies = {one: {"schema": _schema(one, wanted), **example} for one in kinds}
         kind = _ANSWERS.get(given.type, _JSON)
         return {
             "tags": ["models"],
             "operationId": f"predict_{self.spec.model_name}",
             "summary": interface.summary,
-            "requestBody": {
-                "content": {one: {"schema": _schema(one, wanted), **example} for one in kinds}
-            },
+            "requestBody": {"content": bodies},
             "responses": {
                 "200": schemas.answer(_schema(kind, given), "The model's answer", kind),
                 "default": schemas.ERROR,

@@ -34,7 +34,6 @@ _POLICY = (
 
 
 def page_blueprint(services: Services, document: Mapping[str, Any]) -> Blueprint:
-    """Returns the page's routes; `document` is the listener's OpenAPI document."""
     blueprint = Blueprint("page", __name__)
     add_routes(blueprint, _PageView(services, document), PAGE)
     return blueprint
@@ -54,9 +53,9 @@ class _PageView:
         names: list[str] = []
         with suppress(StoreUnavailable):  # which the page says itself
             names = [html.escape(model.spec.model_name) for model in self._models.all()]
-        text = (_FILES / "index.html").read_text(encoding="utf-8")
         rows = "".join(f"<li><code>/predictions/{name}</code></li>" for name in names)
-        return _for_browsers(text.replace("<!--models-->", rows).encode(), _HTML)
+        page = (_FILES / "index.html").read_bytes()
+        return _for_browsers(page.replace(b"<!--models-->", rows.encode()), _HTML)
 
     def models(self) -> Response:
         return json_response([model.to_document() for model in self._models.all()])

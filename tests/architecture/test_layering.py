@@ -56,8 +56,9 @@ HEAVY = frozenset(
 # May import inside functions what it likes: each of its commands loads one role only, and most
 # servers start without a client of Redis in their supervisor.
 LATE_IMPORTERS = (
-    *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow", "serve")),
+    *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")),
     "ferry/process_tree/redis_part.py",
+    "ferry/serving/session.py",
 )
 
 

@@ -92,6 +92,14 @@ def test_registered_model_serves_batches_and_the_printed_line_asks_it(
         assert ferry.shell(f"{line} -s").stdout == "hello"
 
 
+def test_table_of_addresses_has_the_page(server: FerryServer) -> None:
+    # Given / When
+    rows = [line.split() for line in server.process.log_path.read_text().splitlines()]
+    # Then
+    assert ["Page", f"{server.inference}/"] in rows
+    assert requests.get(f"{server.inference}/", timeout=20).status_code == 200
+
+
 def test_archives_own_word_counts_and_torchserves_rest_is_as_it_was(
     server: FerryServer, ferry: Command
 ) -> None:

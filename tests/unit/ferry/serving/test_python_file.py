@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from ferry.serving.python_file import read_python_file
-from ferry.serving.python_source import TargetError, sources_of
+from ferry.serving.python_file import TargetError, read_python_file, sources_of
 
 SENTIMENT = """
 import ferry

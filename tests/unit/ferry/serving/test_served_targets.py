@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ferry.serving.python_source import TargetError
+from ferry.serving.python_file import TargetError
 from ferry.serving.served_targets import RunFlags, read_target, read_targets
 from workers.archives.model_archive import inspect_archive
 
