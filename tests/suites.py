@@ -26,6 +26,7 @@ LONG_FILES = frozenset(
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_digits.py",
+        "test_e2e_doctor_targets.py",
         "test_e2e_doctor.py",
         "test_e2e_first_model.py",
         "test_e2e_handler_metrics.py",

@@ -34,6 +34,7 @@ BUILT_IN_HANDLERS = (
     "dali_image_classifier",
     "vllm_handler",
     "trt_llm_handler",
+    "tensor_model",
 )
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
@@ -87,6 +88,9 @@ class Recipe:
         settings = (self.requirements_file, self.config_file)
         sources = [(file.name, file) for file in (*named, *settings) if file is not None]
         sources += self.target.sources.items() if self.target is not None else ()
+        if self.serialized_file is not None and self.serialized_file.suffix == ".onnx":
+            data = self.serialized_file.with_name(f"{self.serialized_file.name}.data")
+            sources += [(data.name, data)] if data.is_file() else []
         files: dict[str, Path] = {}
         for place, source in (*sources, *_extra_files(self.extra_files)):
             if not files.setdefault(place, source).samefile(source):

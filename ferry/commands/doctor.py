@@ -45,7 +45,7 @@ class CannotExamine(click.ClickException):
     "--ts-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With an archive: the server's config.properties, to know whether it installs "
-    "requirements.txt.",
+    "requirements.txt, and its service_envelope.",
 )
 @json_option
 @click.pass_context
@@ -81,7 +81,11 @@ def _examine_archive(
     from workers.doctor.examination import examine  # noqa: PLC0415 - see above
 
     settings = settings_from_flags(config, {})
-    report = examine(archive, is_installing=settings.install_py_dep_per_model)
+    report = examine(
+        archive,
+        is_installing=settings.install_py_dep_per_model,
+        envelope=settings.service_envelope,
+    )
     if as_json:
         click.echo(json.dumps(_as_json(report), indent=2))
     else:

@@ -16,6 +16,8 @@ _SAMPLES: Mapping[str, Any] = {
     "boolean": True,
     "null": None,
 }
+_MOST_CHARACTERS = 200
+_AXES_OF_IMAGES = 3
 
 
 def announcement(live: LiveModel, base_url: str) -> str:
@@ -48,8 +50,11 @@ def curl_line(live: LiveModel, base_url: str) -> str:
     if kind == "form":
         fields = takes.get("schema", {}).get("properties", {})
         return " ".join([f"curl {url}", *(_form_field(name, fields[name]) for name in fields)])
+    if example is None and (inputs := live.interface.get("inputs", [])):
+        return _tensor_line(url, {str(one["name"]): _zeros(one) for one in inputs})
     if example is None:
-        example = _example(kind, takes.get("schema", {}), live.interface.get("inputs", []))
+        schema = takes.get("schema", {})
+        example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
     return f"curl {url} -d {shlex.quote(json.dumps(example))}"
 
 
@@ -72,19 +77,30 @@ def _form_field(name: str, schema: Mapping[str, Any]) -> str:
     return f"-F {name}=@photo.jpg" if is_file else f"-F {shlex.quote(f'{name}={_sample(schema)}')}"
 
 
-def _example(kind: str, schema: Mapping[str, Any], inputs: list[Mapping[str, Any]]) -> Any:
-    """Returns a value of the schema, of the tensors, or one that suits many models."""
-    rows = {str(one["name"]): _zeros(one["shape"][1:]) for one in inputs}
-    if rows:
-        return rows if len(rows) > 1 else next(iter(rows.values()))
-    return _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
+def _tensor_line(url: str, rows: Mapping[str, Any]) -> str:
+    """Returns a command that sends these arrays: as JSON, or as files if that would be long."""
+    text = json.dumps(rows if len(rows) > 1 else next(iter(rows.values())))
+    if len(text) <= _MOST_CHARACTERS:
+        return f"curl {url} -d {shlex.quote(text)}"
+    files = {f"row{number}.npy": name for number, name in enumerate(rows)}
+    saved = [f'n.save("{file}", n.zeros({_shape(rows[name])}))' for file, name in files.items()]
+    program = shlex.quote(f"import numpy as n; {'; '.join(saved)}")
+    fields = " ".join(f"-F {shlex.quote(f'{name}=@{file}')}" for file, name in files.items())
+    return f"python -c {program} && curl {url} {fields if len(rows) > 1 else '-T row0.npy'}"
 
 
-def _zeros(shape: list[Any]) -> Any:
-    if not shape:
-        return 0
-    count = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else 1
-    return [_zeros(shape[1:])] * min(count, 4096)
+def _zeros(tensor: Mapping[str, Any]) -> Any:
+    """Returns a row: nested lists. Axes of any length are short, but those of images."""
+    axes = tensor["shape"][1:]
+    unknown = 64 if len(axes) >= _AXES_OF_IMAGES else 1
+    value: Any = "some text" if tensor["datatype"] == "BYTES" else 0
+    for axis in reversed(axes):
+        value = [value] * (axis if axis > 0 else unknown)
+    return value
+
+
+def _shape(value: Any) -> list[int]:
+    return [len(value), *_shape(value[0])] if isinstance(value, list) and value else []
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:

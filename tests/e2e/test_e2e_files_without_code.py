@@ -41,14 +41,6 @@ def serve(server, name, **config):
     server.register(name)
 
 
-def refusal(server, name, target=""):
-    """Returns what the registration says of a file that is refused."""
-    put(server.store, name, target or str(server.folder / name))
-    answer = server.manage("POST", "models", url=name, initial_workers=1, synchronous="true")
-    assert answer.status_code == 500
-    return answer.json()["message"]
-
-
 def together(server, name, bodies):
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(lambda body: server.predict(name, body), bodies))
@@ -125,17 +117,19 @@ def test_file_for_one_row_is_served_row_by_row(server, name):
     )
 
 
-def test_files_that_cannot_be_served_are_refused_with_what_helps(server):
+def test_file_that_cannot_be_served_is_refused_with_what_helps(server):
+    # Given
     nets.save_onnx(server.folder / "three.onnx", 3)
-    said = refusal(server, "three.onnx")
+    put(server.store, "three.onnx", str(server.folder / "three.onnx"))
+    # When
+    answer = server.manage(
+        "POST", "models", url="three.onnx", initial_workers=1, synchronous="true"
+    )
+    # Then
+    assert answer.status_code == 500
+    said = answer.json()["message"]
     assert "The first axis of input x is fixed to 3" in said
     assert "torch.onnx.export" in said
-    nets.save_onnx_types(server.folder / "brain.onnx", TensorProto.BFLOAT16)
-    assert "float32 instead of bfloat16" in refusal(server, "brain.onnx")
-    torch.save(torch.nn.Linear(2, 2).state_dict(), server.folder / "state.pt")
-    assert "state.pt is not TorchScript" in refusal(server, "state.pt")
-    assert "There is no file" in refusal(server, "absent.onnx")
-    assert "transformers" in refusal(server, "nobody", "hf:nobody/nothing")
 
 
 def test_text_whole_numbers_and_bool_are_served_from_onnx(server):
@@ -157,8 +151,13 @@ def test_text_whole_numbers_and_bool_are_served_from_onnx(server):
     ]
     url = f"{server.inference}/v2/models/types.onnx/infer"
     tensors = server.http.post(url, json={"inputs": inputs}).json()["outputs"]
+    latin = server.predict("types.onnx", None, files={**form, "in_0": npy(b"gr\xfcn")})
+    two = {**inputs[3], "shape": [2], "data": [1, 2]}
+    whole_batch = server.http.post(url, json={"inputs": [*inputs[:3], two]})
     # Then
     expected = {f"{name}_out": value for name, value in row.items()}
+    assert (latin.status_code, whole_batch.status_code) == (400, 400)
+    assert "wants a row of shape [], not [2]" in whole_batch.text
     assert answer.json() == expected
     assert in_parts.json() == expected
     assert "Input in_1 is of INT64: a value of it is none" in lossy.json()["message"]
@@ -190,6 +189,14 @@ def test_torchscript_is_served_though_it_says_no_shapes(server):
     assert server.predict("linear.pt", row).json() == nets.WEIGHT[2].tolist()
     assert server.predict("linear.pt", npy(np.array(ROWS[2], float))).json() == [4, 5]
     assert server.predict("embedding.pts", b"[1, 3]").json() == nets.WEIGHT[[1, 3]].tolist()
+    described = [
+        server.http.get(f"{server.inference}/v2/models/{name}").json()["inputs"][0]
+        for name in ("linear.pt", "embedding.pts")
+    ]
+    assert [(one["datatype"], one["shape"]) for one in described] == [
+        ("FP32", [-1, 4]),
+        ("INT64", [-1, -1]),
+    ]
     # Rows of different lengths are run apart
     answers = together(server, "embedding.pts", [b"[0]", b"[1, 2]", b"[3]"])
     assert [len(answer.json()) for answer in answers] == [1, 2, 1]

@@ -2,14 +2,15 @@
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
 from batching.models.registration import ModelDefaults, spec_from_registration
-from batching.models.spec import ArchiveInfo
+from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
 from workers.archives.manifest import BUILT_IN_PACKAGE, split_handler
 from workers.archives.model_archive import inspect_archive, unpack_archive
 from workers.archives.requirements import read_requirements
@@ -23,6 +24,7 @@ from workers.doctor.source_examination import (
     parse_source,
     why_missing,
 )
+from workers.doctor.target_examination import examine_target
 from workers.doctor.weights_examination import examine_other_files, examine_weights
 from workers.machine.torch_version import require_safe_torch
 
@@ -45,18 +47,19 @@ class Report:
         return all(finding.verdict is not Verdict.PROBLEM for finding in self.findings)
 
 
-def examine(path: Path, *, is_installing: bool = False) -> Report:
+def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> Report:
     """Unpacks the archive into a temporary folder and examines it; executes nothing of it.
 
     Args:
         path: a .mar, a tar or tar.gz, or a folder.
         is_installing: the server will run with install_py_dep_per_model.
+        envelope: its service_envelope.
     """
     try:
         info = inspect_archive(path, path.name)
         with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
             unpacked = unpack_archive(path, info.sha256, Path(folder))
-            found = tuple(_Examination(info, unpacked, is_installing).run())
+            found = tuple(_Examination(info, unpacked, is_installing, envelope).run())
     except ServeError as error:
         text, cause = error.message, error.__cause__
         if cause is not None and str(cause) not in text:
@@ -68,10 +71,11 @@ def examine(path: Path, *, is_installing: bool = False) -> Report:
 class _Examination:
     """One archive in the folder that it was unpacked to."""
 
-    def __init__(self, info: ArchiveInfo, folder: Path, is_installing: bool) -> None:
+    def __init__(self, info: ArchiveInfo, folder: Path, is_installing: bool, envelope: str) -> None:
         self._info = info
         self._folder = folder
         self._is_installing = is_installing
+        self._envelope = envelope
         self._model: dict[str, Any] = (info.manifest or {}).get("model") or {}
         root = folder.resolve()
         self._files = {
@@ -87,8 +91,13 @@ class _Examination:
         yield from self._examine_manifest()
         yield from self._examine_requirements()
         yield from _examine_torch()
-        yield from self._examine_handler()
-        yield from self._examine_weights()
+        if self._info.handler in DECODING_HANDLERS:
+            found = [*examine_target(self._model, self._folder), *self._unreadable()]
+            found += self._examine_imports()
+            yield from dict.fromkeys(found)
+        else:
+            yield from self._examine_handler()
+            yield from self._examine_weights()
         yield from examine_other_files(self._files)
         yield from examine_config(self._info.config)
 
@@ -133,21 +142,25 @@ class _Examination:
         if not self._info.handler:
             yield problem("handler", "the manifest names none: register with handler=...")
             return
-        sources: dict[str, Source] = {}
-        for name in self._python_files():
-            parsed = parse_source(name, self._files[name])
-            if isinstance(parsed, Finding):
-                yield parsed
-            else:
-                sources[name] = parsed
+        yield from self._unreadable()
         handler = self._own_handler()
         if handler is None:
             yield self._examine_built_in(self._handler)
-        elif handler in sources:
-            found = list(examine_entry(sources[handler], self._function))
-            for source in sources.values():
-                found += examine_imports(source, self._available())
+        elif isinstance(source := self._parsed[handler], Source):
+            found = [*examine_entry(source, self._function), *self._examine_imports()]
             yield from found or [ok("handler", f"{handler} and its imports")]
+
+    @cached_property
+    def _parsed(self) -> Mapping[str, Source | Finding]:
+        return {name: parse_source(name, self._files[name]) for name in self._python_files()}
+
+    def _unreadable(self) -> list[Finding]:
+        return [one for one in self._parsed.values() if isinstance(one, Finding)]
+
+    def _examine_imports(self) -> Iterator[Finding]:
+        for source in self._parsed.values():
+            if isinstance(source, Source):
+                yield from examine_imports(source, self._available())
 
     def _python_files(self) -> list[str]:
         return sorted(name for name in self._files if name.endswith(".py"))
@@ -168,6 +181,12 @@ class _Examination:
     def _examine_built_in(self, name: str) -> Finding:
         module = f"{BUILT_IN_PACKAGE}.{name}"
         reason = why_missing(module)
+        if not reason and name == "base_handler" and self._envelope in ("", "body"):
+            return problem(
+                "handler",
+                "base_handler does not decode requests, and would fail on each: name tensor_model, "
+                "or a handler of your own",
+            )
         if not reason:
             return ok("handler", f"{name} (built in)")
         if f"No module named '{module}'" in reason:

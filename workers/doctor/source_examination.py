@@ -46,7 +46,7 @@ def parse_source(name: str, path: Path) -> Source | Finding:
 def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
     """Yields what is missing for the module to be a handler."""
     body = source.tree.body
-    if function_name in _names(body):
+    if function_name in names_of(body):
         return
     if function_name in _coroutines(body):
         yield problem("handler", f"{source.name}: {function_name} {_ASYNCHRONOUS}")
@@ -63,7 +63,9 @@ def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
     (only,) = classes
     if "handle" in _coroutines(only.body):
         yield problem("handler", f"{source.name}: {only.name}.handle {_ASYNCHRONOUS}")
-    elif missing := sorted({"initialize", "handle"} - _names(only.body) if not only.bases else ()):
+    elif missing := sorted(
+        {"initialize", "handle"} - names_of(only.body) if not only.bases else ()
+    ):
         yield problem("handler", f"{source.name}: class {only.name} lacks {' and '.join(missing)}")
 
 
@@ -99,7 +101,7 @@ def why_missing(module: str, name: str = "") -> str:
     return ""
 
 
-def _names(body: list[ast.stmt]) -> set[str]:
+def names_of(body: list[ast.stmt]) -> set[str]:
     """Returns the functions of a module or class; names that it imports or assigns count, too."""
     names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     for node in body:

@@ -3,17 +3,16 @@
 import importlib
 import importlib.util
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from workers.doctor.findings import Finding, note, ok, problem
+from workers.doctor.target_examination import is_torchscript, onnx_file
 
 PART = "weights"
 _CHECKPOINTS = (".pt", ".pth", ".ts")
 _LOADERS = {".onnx": "onnxruntime", ".pt2": "torch.export", ".so": "AOTInductor"}
 _PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
-_TORCHSCRIPT_FOLDER = "/code/"
 # Where torch says in a page of text which class it has met.
 _FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+)")
 
@@ -28,10 +27,10 @@ def examine_weights(path: Path, *, has_model_file: bool, is_loaded_by_us: bool) 
     """
     name = path.name
     if not has_model_file and path.suffix in _LOADERS:
-        loader = _LOADERS[path.suffix]
-        if loader == "onnxruntime" and importlib.util.find_spec(loader) is None:
-            return problem(PART, f"{name} needs {loader}, which is not installed here")
-        return ok(PART, f"{name} is loaded by {loader}")
+        examined = onnx_file(path) if path.suffix == ".onnx" else None
+        if isinstance(examined, Finding):
+            return problem(PART, examined.text) if is_loaded_by_us else note(PART, examined.text)
+        return ok(PART, f"{name} is loaded by {_LOADERS[path.suffix]}")
     if not has_model_file and _is_torchscript(path):
         return ok(PART, f"{name} is TorchScript")
     if has_model_file or not is_loaded_by_us:
@@ -51,13 +50,7 @@ def examine_other_files(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _is_torchscript(path: Path) -> bool:
-    if path.suffix not in _CHECKPOINTS:
-        return False
-    try:
-        with zipfile.ZipFile(path) as bundle:
-            return any(_TORCHSCRIPT_FOLDER in entry for entry in bundle.namelist())
-    except zipfile.BadZipFile:
-        return False
+    return path.suffix in _CHECKPOINTS and is_torchscript(path)
 
 
 def _examine_checkpoint(path: Path, *, is_loaded_by_us: bool) -> Finding:

@@ -46,15 +46,17 @@ class Port:
         name: in the file.
         datatype: of the protocol; empty where the file says none.
         shape: with the axis of the batch; None where the file says none.
+        likely_shape: what was found to run, where the file says none.
     """
 
     name: str
     datatype: str = ""
     shape: Sequence[int] | None = None
+    likely_shape: Sequence[int] = (DYNAMIC,)
 
     def described(self, datatype: str) -> dict[str, Any]:
         """Returns what metadata says; `datatype` where the file says none."""
-        shape = [DYNAMIC] if self.shape is None else list(self.shape)
+        shape = list(self.likely_shape if self.shape is None else self.shape)
         return {"name": self.name, "datatype": self.datatype or datatype, "shape": shape}
 
 
@@ -178,16 +180,39 @@ def _load_torchscript(path: Path, device: Any) -> Net:
     wanted = [one for one in arguments if not one.has_default_value()]
     if not wanted or any(str(one.type) != "Tensor" for one in wanted):
         raise ValueError(f"{path.name} has a forward that takes more than tensors")
-    inputs = [Port(one.name) for one in wanted]
     weights = [*module.parameters(), *module.buffers()]
+    likely_shape = _likely_shape(module, weights, device) if len(wanted) == 1 else (DYNAMIC,)
+    inputs = [Port(one.name, likely_shape=likely_shape) for one in wanted]
     floats = [str(one.dtype).removeprefix("torch.") for one in weights if one.is_floating_point()]
     return Net(
         inputs,
         [],
         _on_device(lambda tensors: module(*tensors), inputs, device),
         _TORCH_TYPES.get(next(iter(floats), ""), "FP32"),
-        "aten::embedding" in str(module.inlined_graph),
+        _has_embedding(module),
     )
+
+
+def _likely_shape(module: Any, weights: Sequence[Any], device: Any) -> Sequence[int]:
+    """Returns the shape of an input for the first weights, if the network runs with it."""
+    torch = import_module("torch")
+    first = next((one for one in weights if one.dim() > 1), None)
+    if first is None:
+        return (DYNAMIC,)
+    is_whole = _has_embedding(module)
+    row = [DYNAMIC] if is_whole else [first.shape[1], *[DYNAMIC] * (first.dim() - 2)]
+    shape = [1, *(64 if axis == DYNAMIC else axis for axis in row)]
+    try:
+        with torch.no_grad():
+            dtype = torch.int64 if is_whole else first.dtype
+            module(torch.zeros(shape, dtype=dtype, device=device))
+    except RuntimeError:  # another shape is wanted, as requests will show
+        return (DYNAMIC,)
+    return [DYNAMIC, *row]
+
+
+def _has_embedding(module: Any) -> bool:
+    return "aten::embedding" in str(module.inlined_graph)
 
 
 def _on_device(

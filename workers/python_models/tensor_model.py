@@ -169,10 +169,10 @@ def _unconverted(port: Port, value: Any) -> Any:
     else:
         try:
             array = np.asarray(value)
+            if array.dtype.kind == "S":
+                array = np.char.decode(array, "utf-8")
         except (ValueError, TypeError, OverflowError) as error:
             raise BadInput(f"Input {port.name} is not an array: {error}.") from error
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8", "replace")
     is_text = array.dtype.kind in "UO" and all(isinstance(one, str) for one in array.flat)
     if is_text != (port.datatype == BYTES) or (array.dtype.kind not in "biuf" and not is_text):
         wanted = "text in UTF-8" if port.datatype == BYTES else "numbers"

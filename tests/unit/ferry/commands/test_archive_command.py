@@ -68,6 +68,24 @@ def without_manifest(files):
     return name, manifest, list(manifest["model"]), files
 
 
+def test_weights_beside_an_onnx_file_are_packed_with_it(parts):
+    # Given
+    for name in ("net.onnx", "net.onnx.data"):
+        Path(name).write_text(name)
+
+    # When
+    made = invoke(
+        *("--model-name", "net", "--version", "1.0", "--handler", "tensor_model"),
+        *("--serialized-file", "net.onnx", "--export-path", "../out"),
+    )
+
+    # Then
+    assert made.exit_code == 0, made.output
+    _, manifest, _, files = without_manifest(contents(parts / "out" / "net.mar"))
+    assert manifest["model"]["handler"] == "tensor_model"
+    assert files == {"net.onnx": b"net.onnx", "net.onnx.data": b"net.onnx.data"}
+
+
 @pytest.mark.parametrize(
     ("archive_format", "name"),
     [("default", "m.mar"), ("zip-store", "m.mar"), ("tgz", "m.tar.gz"), ("no-archive", "m")],
