@@ -11,7 +11,7 @@ import msgspec
 
 from batching.errors import BadRequest
 from batching.protocol import Part
-from ferry.modeling import BadInput, Requests
+from ferry.modeling import BadInput
 from workers.machine.ts_folder import ts_folder
 
 _DEFAULT_BATCH_SIZE = 32
@@ -20,7 +20,7 @@ if str(ts_folder()) not in sys.path:
     sys.path.append(str(ts_folder()))
 
 from workers.python_models.encoding import encode  # noqa: E402 - needs the path
-from workers.python_models.python_model import PythonModel  # noqa: E402
+from workers.python_models.python_model import PythonModel, nobody  # noqa: E402
 from workers.python_models.row import Row  # noqa: E402
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
@@ -40,8 +40,7 @@ def local(target: Callable[..., Any], *, device: str = "cpu") -> "LocalModel":
     model = find_model(module, target.__name__)
     batch_size = int(settings_of(model).get("batch_size", _DEFAULT_BATCH_SIZE))
     python_model = PythonModel(model, target.__name__, model.version)
-    model.load(device)
-    python_model.warm_up(batch_size)
+    python_model.load(device, batch_size)
     return LocalModel(python_model, batch_size)
 
 
@@ -69,16 +68,13 @@ class LocalModel:
         return answers
 
     def _answers(self, rows: list[Row]) -> list[Any]:
-        size = len(rows)
         pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
 
         def send(some: Mapping[int, tuple[bytes, str]]) -> None:
             for place, piece in some.items():
                 pieces[place].append(piece)
 
-        nothing: list[Mapping[str, str]] = [{}] * size
-        requests = Requests(["local"] * size, nothing, nothing, [float("inf")] * size)
-        outcomes = self._model.answer(rows, requests, send)
+        outcomes = self._model.answer(rows, nobody, send)
         return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
 
 
