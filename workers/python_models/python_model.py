@@ -87,7 +87,8 @@ class PythonModel:
         outcomes: list[Any] = [self._decoder.decode(row) for row in rows]
         places = [i for i, value in enumerate(outcomes) if not isinstance(value, Exception)]
         if places:
-            outputs = self._run([outcomes[place] for place in places], places, told, send)
+            values = outcomes if len(places) == len(rows) else [outcomes[place] for place in places]
+            outputs = self._run(list(values), places, told, send)
             for place, output in zip(places, outputs, strict=True):
                 outcomes[place] = self._encoded(rows[place], output)
         return outcomes

@@ -10,11 +10,10 @@ from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from workers.python_models.open_inference import Inference
 
 _URLENCODED = "application/x-www-form-urlencoded"
-# TorchServe's names for a whole body.
-_WHOLE = ("body", "data")
+_INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """One request: its parts by name, undecoded."""
 
@@ -28,7 +27,7 @@ class Row:
             BadRequest, BadTensor: it is none, though its type says so.
         """
         body = self.parts.get("body")
-        if body is None or not body.content_type.startswith(f"{OPEN_INFERENCE_TYPE};json="):
+        if body is None or not body.content_type.startswith(_INFERENCE):
             return None
         return Inference.read(body.content, int(body.content_type.rpartition("=")[2]))
 
@@ -39,19 +38,24 @@ class Row:
         Raises:
             BadRequest: there are several, and none is called `body` or `data`.
         """
-        part = self.whole or (next(iter(self.parts.values())) if len(self.parts) == 1 else None)
+        part = self.whole
+        if part is None and len(self.parts) == 1:
+            (part,) = self.parts.values()
         if part is None:
             names = ", ".join(sorted(self.parts)) or "none"
             raise BadRequest(
                 f"One value is wanted, as the body or as a field `data`; fields: {names}."
             )
         # `curl -d` says that any body is a form; `data=…` is one, as TorchServe's clients send it.
-        is_form = part.content_type == _URLENCODED and part.content.startswith((b"data=", b"body="))
-        return next(iter(self.fields.values())) if is_form and len(self.fields) == 1 else part
+        if part.content_type != _URLENCODED or not part.content.startswith((b"data=", b"body=")):
+            return part
+        return next(iter(self.fields.values())) if len(self.fields) == 1 else part
 
     @property
     def whole(self) -> Part | None:
-        return self.parts.get("body") or self.parts.get("data")
+        """Returns the body, or the field that TorchServe's clients send in its place."""
+        parts = self.parts
+        return parts["body"] if "body" in parts else parts.get("data")
 
     @cached_property
     def fields(self) -> Mapping[str, Part]:
