@@ -1,7 +1,6 @@
 """`ferry.local`: runs a model in Python in this process, as a server would, for tests."""
 
 import itertools
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +11,7 @@ import msgspec
 
 from batching.errors import BadRequest
 from batching.protocol import Part
-from ferry.modeling import BadInput, Requests
+from ferry.modeling import BadInput
 from workers.machine.ts_folder import ts_folder
 
 _DEFAULT_BATCH_SIZE = 32
@@ -21,7 +20,7 @@ if str(ts_folder()) not in sys.path:
     sys.path.append(str(ts_folder()))
 
 from workers.python_models.encoding import encode  # noqa: E402 - needs the path
-from workers.python_models.python_model import PythonModel  # noqa: E402
+from workers.python_models.python_model import PythonModel, nobody  # noqa: E402
 from workers.python_models.row import Row  # noqa: E402
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
@@ -45,8 +44,7 @@ def local(
     model = find_model(module, target.__name__)
     batch_size = int(settings_of(model).get("batch_size", _DEFAULT_BATCH_SIZE))
     python_model = PythonModel(model, target.__name__, model.version)
-    model.load(device)
-    python_model.warm_up(batch_size)
+    python_model.load(device, batch_size)
 
     def answers(rows: Iterable[Any]) -> list[Any]:
         waiting, found = iter(rows), []
@@ -58,15 +56,13 @@ def local(
 
 
 def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
-    size = len(rows)
     pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
 
     def send(some: Mapping[int, tuple[bytes, str]]) -> None:
         for place, piece in some.items():
             pieces[place].append(piece)
 
-    requests = Requests(["local"] * size, [{}] * size, [{}] * size, [math.inf] * size)
-    outcomes = model.answer(rows, requests, send)
+    outcomes = model.answer(rows, nobody, send)
     return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
 
 

@@ -28,7 +28,7 @@ from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
 from workers.machine.devices import Device
 from workers.machine.torch_version import require_safe_torch
-from workers.python_models.target_handler import load_target, target_of
+from workers.python_models.target_handler import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -114,7 +114,7 @@ def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Dev
     folder = code_dir_of(spec, model_dir)
     _enter_folder(folder, "")
     name = str(context.model_yaml_config.get("device") or device)
-    loaded = load_target(target, spec, context, model_dir, name)
+    loaded = LoadedTarget(target, spec, context, model_dir, name)
     _choose_gpu(device)
     return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
 

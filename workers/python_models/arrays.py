@@ -4,94 +4,103 @@ numpy is imported when it is needed: most models take other rows.
 """
 
 import io
-import math
 from importlib import import_module
 from typing import Any
 
-from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
+import msgspec
+from ts.torch_handler.request_envelope.tensors import BF16, BY_DTYPE, BYTES, Tensor
 
 from batching.errors import BadRequest
 
 _NPY = b"\x93NUMPY"
-DTYPES = {
-    "BOOL": "bool",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    BF16: "float32",  # numpy has no such type
-    **{
-        f"{sign}INT{bits}": f"{sign.lower()}int{bits}"
-        for sign in ("", "U")
-        for bits in (8, 16, 32, 64)
-    },
-}
-_MOST_DIMENSIONS = 32
+# numpy has no such type as BF16.
+DTYPES = {datatype: name for name, datatype in BY_DTYPE.items()} | {BF16: "float32"}
 
 
-def is_npy(content: bytes | bytearray) -> bool:
-    return content.startswith(_NPY)
-
-
-def read_npy(content: bytes | bytearray) -> Any:
-    """Returns the array of a `.npy` file; copies nothing and runs nothing of it.
+def values_of(content: bytes | bytearray) -> Any:
+    """Returns the array of a `.npy` file, or what JSON says.
 
     Raises:
-        BadRequest: it is none, holds Python objects, or has fewer bytes than its head says.
+        BadRequest: it is neither.
     """
-    np: Any = import_module("numpy")
-
-    stream = io.BytesIO(content)
+    if content.startswith(_NPY):
+        return _read_npy(content)
     try:
-        version = np.lib.format.read_magic(stream)
-        read_head = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, is_fortran, dtype = read_head(stream)
-    except Exception as error:  # of Python's own parser, too, which reads the head
-        raise BadRequest(f"The .npy file has no readable head: {error}") from error
-    if dtype.kind not in "biufcSU":
-        raise BadRequest("The .npy file holds neither numbers nor text, but objects or records.")
-    values = memoryview(content)[stream.tell() :]
-    if len(shape) > _MOST_DIMENSIONS or len(values) != math.prod(shape) * dtype.itemsize:
-        raise BadRequest(
-            f"The .npy file says shape {list(shape)} of {dtype}, but has {len(values)} bytes of it."
-        )
-    flat = np.frombuffer(values, dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
-    return flat.reshape(shape, order="F" if is_fortran else "C")
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is neither JSON nor a .npy file: {error}.") from error
 
 
-def array_of(tensor: Tensor) -> Any:
-    """Returns an Open Inference tensor as an array; elements of BYTES as text where they are."""
-    np: Any = import_module("numpy")
-
-    if tensor.datatype == BYTES:
-        values = np.empty(len(tensor.values), object)
-        values[:] = [_text(value) for value in tensor.values]
-        return values.reshape(tensor.shape)
-    return np.array(tensor.values, DTYPES[tensor.datatype]).reshape(tensor.shape)
-
-
-def array_of_json(value: Any, dtype: Any = None) -> Any:
-    """Returns nested lists of numbers as an array.
+def array_of(value: Any, dtype: Any = None) -> Any:
+    """Returns a tensor, an array or nested lists as an array.
 
     Raises:
-        BadRequest: ragged, or not numbers.
+        ValueError: the lists are ragged.
     """
     np: Any = import_module("numpy")
-
     try:
-        array = np.asarray(value, dtype)
+        if not isinstance(value, Tensor):
+            return np.asarray(value, dtype)
+        if value.datatype == BYTES:
+            array = np.empty(len(value.values), object)
+            array[:] = texts(value)
+        else:
+            array = np.array(value.values, DTYPES[value.datatype])
+        return np.asarray(array.reshape(value.shape), dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadRequest(f"The body is not an array of numbers: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise BadRequest("The body is not an array of numbers.")
+        raise ValueError(f"not an array: {error}") from error
+
+
+def numbers_of(value: Any, dtype: Any = None) -> Any:
+    """Returns the array; of JSON, there may be only numbers in it.
+
+    Raises:
+        ValueError: as `array_of`, or there is something else in it.
+    """
+    array = array_of(value, dtype)
+    if not hasattr(value, "shape") and array.dtype.kind not in "biuf":
+        raise ValueError("not an array of numbers")
     return array
 
 
-def _text(value: Any) -> Any:
+def torch_tensor_of(value: Any) -> Any:
+    """Returns it as torch.tensor() would: JSON's numbers with a point are of the default type."""
+    torch: Any = import_module("torch")
+    tensor = torch.from_numpy(numbers_of(value).copy())
+    if hasattr(value, "shape") or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_default_dtype())
+
+
+def texts(tensor: Tensor) -> list[Any]:
+    """Returns the elements of a tensor of BYTES as text, or as bytes where they are no UTF-8."""
+    return [_text(value) if isinstance(value, bytes) else value for value in tensor.values]
+
+
+def without_batch(tensor: Tensor, least_axes: int = 2) -> Tensor:
+    """Returns the tensor without a first axis of 1, which the protocol has for the batch."""
+    if len(tensor.shape) >= least_axes and tensor.shape[:1] == [1]:
+        return Tensor(tensor.datatype, tensor.shape[1:], tensor.values)
+    return tensor
+
+
+def _text(value: bytes) -> str | bytes:
     try:
-        return value.decode() if isinstance(value, bytes) else value
+        return value.decode()
     except UnicodeDecodeError:
         return value
+
+
+def _read_npy(content: bytes | bytearray) -> Any:
+    """Runs nothing of the file; a head that says too much takes no memory that is ever used."""
+    np: Any = import_module("numpy")
+    stream = io.BytesIO(content)
+    try:
+        array = np.load(stream, allow_pickle=False)
+    except Exception as error:  # of Python's own parser, too, which reads the head
+        raise BadRequest(f"The .npy file cannot be read: {error}") from error
+    if array.dtype.kind not in "biufcSU":
+        raise BadRequest("The .npy file holds neither numbers nor text, but records.")
+    if stream.tell() != len(content) or array.nbytes > len(content):
+        raise BadRequest("The .npy file has not as many bytes as its head says.")
+    return array

@@ -1,7 +1,6 @@
 """Makes a row of a request, by the annotation of `predict`: `list[T]` takes rows of type T."""
 
 import base64
-import binascii
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +10,20 @@ from typing import Any
 
 import msgspec
 from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
+from ts.utils.util import PredictionException
 
-from batching.errors import BadRequest
+from batching.errors import BadRequest, ServeError
 from batching.protocol import Part
+from ferry.modeling import BadInput
 from workers.python_models import arrays
 from workers.python_models.row import Row
 
 IMAGE, ARRAY, TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
-FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
-_SPECIAL = frozenset({IMAGE, ARRAY, TENSOR})
+_FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 # Of nested types in a schema.
 _MOST_LEVELS = 8
+# In the schema of a file within a form.
+_FILE_MARK = "ferry-part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,25 @@ class Decoder:
 
     kind: str
     type_name: str
-    decode: Callable[[Row], Any]
+    read: Callable[[Row], Any]
     schema: Mapping[str, Any] = field(default_factory=dict)
+
+    def decode(self, row: Row) -> Any:
+        """Returns the row's value, or the error why it has none."""
+        try:
+            return self.read(row)
+        except (ServeError, PredictionException, BadInput) as error:
+            return error
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            wanted = (
+                "text in UTF-8 or JSON string"
+                if self.kind == "text"
+                else self.type_name or self.kind
+            )
+            return BadRequest(f"The body is not the {wanted} that is wanted: {error}.")
+
+    def described(self) -> dict[str, Any]:
+        return {"kind": self.kind, "type": self.type_name, "schema": self.schema}
 
 
 def decoder_of(annotation: Any) -> Decoder:
@@ -46,24 +65,16 @@ def decoder_of(annotation: Any) -> Decoder:
     if annotation is None:
         return Decoder("any", "any", _decode_any)
     name, special = _name_of(annotation), _special_name(annotation)
-    plain = {
-        bytes: Decoder("bytes", name, lambda row: bytes(_content(row))),
-        str: Decoder("text", name, _decode_text, {"type": "string"}),
-    }
-    if annotation in plain:
-        return plain[annotation]
+    if annotation is bytes:
+        return Decoder("bytes", name, _decode_bytes)
+    if annotation is str:
+        return Decoder("text", name, _decode_text, {"type": "string"})
     if special == IMAGE:
-        return Decoder("image", name, lambda row: _image(_value(row)))
+        return Decoder("image", name, lambda row: _special(annotation, _content(row)))
     if special:
-        read = partial(_special, annotation)
-        return Decoder("tensor", name, lambda row: read(_array_value(row)), {"type": "array"})
-    if hasattr(annotation, "model_validate"):  # pydantic
-        schema = _inlined(annotation.model_json_schema())
-        return Decoder("json", name, partial(_decode_pydantic, annotation), schema)
-    return _structured(annotation, name)
-
-
-def _structured(annotation: Any, name: str) -> Decoder:
+        return Decoder(
+            "tensor", name, lambda row: _special(annotation, _array_value(row)), {"type": "array"}
+        )
     try:
         decode = msgspec.json.Decoder(annotation, dec_hook=_special).decode
         schema = _inlined(msgspec.json.schema(annotation, schema_hook=_special_schema))
@@ -71,7 +82,7 @@ def _structured(annotation: Any, name: str) -> Decoder:
         raise TypeError(
             f"predict takes a list of {name}, which no body can become: {error}"
         ) from error
-    kind = "form" if "ferry-part" in str(schema) else "json"
+    kind = "form" if _FILE_MARK in str(schema) else "json"
     return Decoder(kind, name, partial(_decode_structured, annotation, decode), schema)
 
 
@@ -92,18 +103,15 @@ def row_type(annotation: Any) -> Any:
     return arguments[0]
 
 
-def described(annotation: Any) -> tuple[str, Mapping[str, Any]]:
+def described_output(annotation: Any) -> dict[str, Any]:
     """Returns the name and the JSON schema of a row's output, as far as they are known."""
+    kind = annotation
     try:
         kind = row_type(annotation)
+        decoder = decoder_of(kind)
     except TypeError:  # an array, say, or a generator
-        return _name_of(annotation), {}
-    if kind is None:
-        return "any", {}
-    try:
-        return _name_of(kind), decoder_of(kind).schema
-    except TypeError:
-        return _name_of(kind), {}
+        return {"type": _name_of(kind), "schema": {}}
+    return {"type": decoder.type_name, "schema": decoder.schema}
 
 
 # --- one value
@@ -127,30 +135,23 @@ def _guessed(part: Part) -> Any:
         return bytes(part.content)
 
 
+def _decode_bytes(row: Row) -> bytes:
+    content = _content(row)
+    return content.encode() if isinstance(content, str) else bytes(content)
+
+
 def _decode_text(row: Row) -> str:
-    if row.inference is not None:
-        value = _from_tensors(row)
-        if isinstance(value, str):
-            return value
-        raise BadRequest("Text is wanted: a tensor of BYTES with one element.")
-    part = row.body
-    try:
-        text = part.content.decode()
-        value = msgspec.json.decode(text) if part.content_type == "application/json" else text
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"Text in UTF-8 is wanted, or a JSON string: {error}.") from error
-    if not isinstance(value, str):
-        raise BadRequest("Text is wanted, or a JSON string.")
-    return value
+    content = _content(row)
+    text = content if isinstance(content, str) else content.decode()
+    is_json = row.inference is None and row.body.content_type == "application/json"
+    return msgspec.json.decode(text, type=str) if is_json else text
 
 
 def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) -> Any:
-    try:
-        if row.inference is not None:
-            values = _from_tensors(row)
-            return msgspec.convert(values, annotation, strict=False, dec_hook=_special)
-        is_form = len(row.fields) > 1 or (row.fields is row.parts and not _has_body(row))
-        if not is_form:
+    if row.inference is not None:
+        values = _from_tensors(row)
+    else:
+        if len(row.parts) == 1 and row.whole is not None:
             try:
                 return decode(row.body.content)
             except msgspec.ValidationError:
@@ -158,34 +159,8 @@ def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) 
             except msgspec.DecodeError:
                 if row.fields is row.parts:
                     raise
-        fields = {name: _field(part) for name, part in row.fields.items()}
-        return msgspec.convert(fields, annotation, strict=False, dec_hook=_special)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(
-            f"The body is not the {_name_of(annotation)} that is wanted: {error}."
-        ) from error
-
-
-def _decode_pydantic(annotation: Any, row: Row) -> Any:
-    try:
-        values = _from_tensors(row) if row.inference is not None else _json(row.body.content)
-        return annotation.model_validate(values)
-    except ValueError as error:  # pydantic's own is one
-        raise BadRequest(
-            f"The body is not the {annotation.__name__} that is wanted: {_first(error)}"
-        ) from error
-
-
-def _first(error: ValueError) -> str:
-    details = getattr(error, "errors", None)
-    if details is None:
-        return str(error)
-    one = details()[0]
-    return f"{one['msg']} - at `{'.'.join(['$', *map(str, one['loc'])])}`"
-
-
-def _has_body(row: Row) -> bool:
-    return "body" in row.parts or "data" in row.parts
+        values = {name: _field(part) for name, part in row.fields.items()}
+    return msgspec.convert(values, annotation, strict=False, dec_hook=_special)
 
 
 def _field(part: Part) -> Any:
@@ -194,140 +169,107 @@ def _field(part: Part) -> Any:
     return part.content.decode() if is_text else bytes(part.content)
 
 
-def _json(content: bytes | bytearray) -> Any:
-    try:
-        return msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The body is not JSON: {error}.") from error
-
-
-def _content(row: Row) -> bytes | bytearray:
+def _content(row: Row) -> bytes | bytearray | str:
+    """Returns the body, or the one element of a tensor."""
     if row.inference is None:
         return row.body.content
     value = _from_tensors(row)
-    if isinstance(value, str):
-        return value.encode()
-    if not isinstance(value, bytes):
-        raise BadRequest("Bytes are wanted: a tensor of BYTES with one element.")
+    if not isinstance(value, str | bytes):
+        raise BadRequest("A tensor of BYTES with one element is wanted.")
     return value
 
 
-def _value(row: Row) -> bytes | bytearray | str:
-    """Returns the bytes of a file, or the text of a JSON string, which is base64."""
-    content = _content(row)
-    return str(_json(content)) if content[:1] == b'"' else content
-
-
 def _array_value(row: Row) -> Any:
-    if row.inference is not None:
-        (tensor, *others) = row.inference.inputs.values()
-        if others:
-            raise BadRequest(f"One tensor is wanted, not {1 + len(others)}.")
-        return one_row(tensor)
-    content = row.body.content
-    return content if content.startswith(b"\x93NUMPY") else _json(content)
-
-
-# --- tensors
-
-
-def one_row(tensor: Tensor) -> Tensor:
-    """Returns the tensor without its first axis if that is 1: the protocol has it for the batch."""
-    if len(tensor.shape) > 1 and tensor.shape[0] == 1:
-        return Tensor(tensor.datatype, tensor.shape[1:], tensor.values)
-    return tensor
+    if row.inference is None:
+        return row.body.content
+    (tensor, *others) = row.inference.inputs.values()
+    if others:
+        raise BadRequest(f"One tensor is wanted, not {1 + len(others)}.")
+    return arrays.without_batch(tensor)
 
 
 def _from_tensors(row: Row) -> Any:
+    """Returns nested lists by the names of the tensors, or those of the only one."""
     assert row.inference is not None
-    values = {name: _plain(one_row(tensor)) for name, tensor in row.inference.inputs.items()}
+    tensors = row.inference.inputs.items()
+    values = {name: _nested(arrays.without_batch(tensor)) for name, tensor in tensors}
     return next(iter(values.values())) if len(values) == 1 else values
 
 
-def _plain(tensor: Tensor) -> Any:
-    if tensor.datatype in FLOATS:
-        # JSON spells 1.0 as 1, too.
-        return Tensor(tensor.datatype, tensor.shape, [float(one) for one in tensor.values]).nested()
-    if tensor.datatype != BYTES:
-        return tensor.nested()
-    texts = [_text_or_bytes(value) for value in tensor.values]
-    return texts[0] if len(texts) == 1 else Tensor(BYTES, tensor.shape, texts).nested()
-
-
-def _text_or_bytes(value: Any) -> Any:
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError:
-        return value
+def _nested(tensor: Tensor) -> Any:
+    values = tensor.values
+    if tensor.datatype in _FLOATS:
+        values = [float(value) for value in values]  # JSON spells 1.0 as 1, too
+    elif tensor.datatype == BYTES:
+        values = arrays.texts(tensor)
+        if len(values) == 1:
+            return values[0]
+    return Tensor(tensor.datatype, tensor.shape, values).nested()
 
 
 # --- types that need a library
 
 
 def _special(kind: Any, value: Any) -> Any:
-    """Makes an image, array or tensor of a file's bytes, JSON's values or a tensor."""
+    """Makes an image, array, tensor or pydantic model of a file, JSON's values or a tensor."""
     special = _special_name(kind)
     if special == IMAGE:
         return _image(value)
-    if special is None:
-        raise NotImplementedError(f"{kind!r}")
-    if isinstance(value, str):
-        value = _from_base64(value)
-    if isinstance(value, bytes | bytearray):
-        array = (
-            arrays.read_npy(value) if arrays.is_npy(value) else arrays.array_of_json(_json(value))
+    if special:
+        if isinstance(value, str | bytes | bytearray):
+            value = arrays.values_of(_file(value))
+        return (
+            arrays.torch_tensor_of(value)
+            if special == TENSOR
+            else arrays.numbers_of(value, _dtype(kind))
         )
-    elif isinstance(value, Tensor):
-        array = arrays.array_of(value)
-    elif special == TENSOR:
-        return _torch_tensor(value)
-    else:
-        array = arrays.array_of_json(value, _dtype(kind))
-    if special == TENSOR:
-        return import_module("torch").from_numpy(array.copy())
-    return array if (dtype := _dtype(kind)) is None else array.astype(dtype, copy=False)
-
-
-def _torch_tensor(value: Any) -> Any:
-    array = arrays.array_of_json(value)
-    # As torch.tensor() makes them: numbers with a point are of the default type.
-    tensor = import_module("torch").from_numpy(array.copy())
-    return (
-        tensor.to(import_module("torch").get_default_dtype()) if array.dtype.kind == "f" else tensor
-    )
+    if not hasattr(kind, "model_validate"):
+        raise NotImplementedError(f"{kind!r}")
+    try:
+        return kind.model_validate(value)
+    except import_module("pydantic").ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(["$", *map(str, first["loc"])])
+        raise ValueError(f"{first['msg']} - at `{place}`") from error
 
 
 def _image(value: Any) -> Any:
-    content = _from_base64(value) if isinstance(value, str) else value
-    opened = import_module("ts.torch_handler.images").open_image(content)
+    opened = import_module("ts.torch_handler.images").open_image(_file(value))
     return import_module("PIL.ImageOps").exif_transpose(opened)
 
 
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(
-            text.partition(",")[2] if text.startswith("data:") else text, validate=True
-        )
-    except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"A file within JSON is text in base64: {error}.") from error
+def _file(value: Any) -> bytes | bytearray:
+    """Returns the bytes of a file; as text, or as a whole body of JSON, it is in base64.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, str | bytes | bytearray):
+        raise ValueError("a file is wanted")
+    if isinstance(value, bytes | bytearray) and value[:1] != b'"':
+        return value
+    text = value if isinstance(value, str) else msgspec.json.decode(value, type=str)
+    return base64.b64decode(
+        text.partition(",")[2] if text.startswith("data:") else text, validate=True
+    )
 
 
-def _special_name(kind: Any) -> str | None:
+def _special_name(kind: Any) -> str:
     kind = typing.get_origin(kind) or kind
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
-    return name if name in _SPECIAL else None
+    return name if name in (IMAGE, ARRAY, TENSOR) else ""
 
 
 def _special_schema(kind: Any) -> dict[str, Any]:
     special = _special_name(kind)
-    if special is None:
+    if special == IMAGE:
+        return {"type": "string", "format": "binary", "title": _FILE_MARK}
+    if special:
+        return {"type": "array", "items": {}, "title": _FILE_MARK}
+    if not hasattr(kind, "model_json_schema"):
         raise NotImplementedError(f"{kind!r}")
-    shape = (
-        {"type": "string", "format": "binary"}
-        if special == IMAGE
-        else {"type": "array", "items": {}}
-    )
-    return {**shape, "title": "ferry-part"}
+    schema: dict[str, Any] = _inlined(kind.model_json_schema())
+    return schema
 
 
 def _dtype(kind: Any) -> Any:
@@ -338,11 +280,8 @@ def _dtype(kind: Any) -> Any:
 
 
 def _name_of(annotation: Any) -> str:
-    if isinstance(annotation, type) and not typing.get_args(annotation):
-        return (
-            annotation.__name__ if annotation.__module__ == "builtins" else annotation.__qualname__
-        )
-    return str(annotation).replace("typing.", "")
+    is_plain = isinstance(annotation, type)
+    return annotation.__qualname__ if is_plain else str(annotation).replace("typing.", "")
 
 
 def _inlined(schema: Any) -> Any:

@@ -5,9 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ferry.modeling import Model
 from workers.python_models.decoding import decoder_of
-from workers.python_models.row import Row
+from workers.python_models.python_model import FileModel
 
 # How the name of an architecture ends -> the task.
 _TASKS = {
@@ -23,11 +22,10 @@ _OF_TEXT = frozenset({*list(_TASKS.values())[:4], "feature-extraction"})
 _OF_IMAGES = frozenset({"image-classification", "object-detection", "image-feature-extraction"})
 
 
-class Pipeline(Model):
+class Pipeline(FileModel):
     """A pipeline whose rows are text, or images; what it says of a row is the answer."""
 
     _pipeline: Any
-    _read: Any
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,18 +57,9 @@ class Pipeline(Model):
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # a batch needs one
         is_text = made.task in _OF_TEXT
-        self._read = decoder_of(str if is_text else import_module("PIL.Image").Image)
+        self.decoder = decoder_of(str if is_text else import_module("PIL.Image").Image)
+        self.interface = {"summary": f"{made.task} by transformers"}
         self._pipeline = made
-
-    def interface(self) -> dict[str, Any]:
-        takes = self._read
-        return {
-            "summary": f"{self._pipeline.task} by transformers",
-            "input": {"kind": takes.kind, "type": takes.type_name, "schema": takes.schema},
-        }
-
-    def read_row(self, row: Row) -> Any:
-        return self._read.decode(row)
 
     def predict(self, batch: list[Any]) -> list[Any]:
         # Some pipelines answer a list of one row without the list, but never a generator.

@@ -12,24 +12,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from ts.torch_handler.request_envelope.tensors import BadTensor, tensor_of
-from ts.utils.util import PredictionException
+from ts.torch_handler.request_envelope.tensors import tensor_of
 
-from batching.errors import BadRequest, PredictionFailed, ServeError
-from ferry.modeling import Answer, BadInput, Model, Requests
-from workers.python_models.decoding import Decoder, decoder_of, described, row_type
+from batching.errors import PredictionFailed
+from ferry.modeling import Answer, Model, Requests
+from workers.python_models.decoding import Decoder, decoder_of, described_output, row_type
 from workers.python_models.encoding import encode, encoded, rows_of
 from workers.python_models.row import Row
 
 # Sends the next piece of answers, by the places of their rows: bodies with content types.
 Send = Callable[[Mapping[int, tuple[bytes, str]]], None]
+# Returns what came with the rows in these places.
+Told = Callable[[Sequence[int]], Requests]
 Outcome = Answer | Exception
 
-_ITS_OWN = (ServeError, PredictionException, BadInput, BadTensor)
+
+class FileModel(Model):
+    """A model of a file without code: `load` sets how it reads rows, and what it says of itself."""
+
+    decoder: Decoder
+    interface: dict[str, Any]
 
 
 class PythonModel:
-    """One model, after its `load`.
+    """One model.
 
     Raises:
         TypeError: `predict` cannot be called with a batch, or its annotation is no type of rows.
@@ -41,99 +47,83 @@ class PythonModel:
         parameters, hints = _signature(model.predict)
         self._takes_requests = len(parameters) > 1
         self._is_stream = inspect.isgeneratorfunction(model.predict)
-        self._decoder = self._decoder_of(hints.get(parameters[0]))
+        self._decoder = decoder_of(row_type(hints.get(parameters[0])))
         self._returned = hints.get("return")
+
+    def load(self, device: str, batch_size: int) -> None:
+        """Loads the model, and runs its examples as a whole batch, and the first of them alone."""
+        self.model.load(device)
+        if isinstance(self.model, FileModel):
+            self._decoder = self.model.decoder
+        examples = list(self.model.warm_up)
+        for size in (batch_size, 1) if examples else ():
+            rows = list(itertools.islice(itertools.cycle(examples), size))
+            self._run(rows, range(size), nobody, lambda _: None)
 
     @property
     def interface(self) -> dict[str, Any]:
         """Returns what the model takes and gives, as JSON, for people and for API documents."""
         of_class = inspect.getdoc(self.model) if self.model.__doc__ != Model.__doc__ else ""
-        takes, gives = self._decoder, described(self._returned)
         interface: dict[str, Any] = {
             "summary": " ".join((of_class or "").partition("\n\n")[0].split()),
-            "input": {"kind": takes.kind, "type": takes.type_name, "schema": takes.schema},
-            "output": {"type": gives[0], "schema": gives[1]},
+            "input": self._decoder.described(),
+            "output": described_output(self._returned),
             "inputs": [],
             "outputs": [],
         }
         for example in self.model.warm_up[:1]:
-            with contextlib.suppress(TypeError, ValueError):
+            with contextlib.suppress(PredictionFailed, ValueError, msgspec.DecodeError):
                 is_text = isinstance(example, str)
                 value = example if is_text else msgspec.json.decode(encode(example)[0])
                 interface["example"] = value
-        own = getattr(self.model, "interface", None)
-        return interface | (own() if own is not None else {})
+        return interface | (self.model.interface if isinstance(self.model, FileModel) else {})
 
-    def warm_up(self, batch_size: int) -> None:
-        """Runs the model's examples as a whole batch, and the first of them alone."""
-        examples = list(self.model.warm_up)
-        for size in (batch_size, 1) if examples else ():
-            rows = list(itertools.islice(itertools.cycle(examples), size))
-            nobody = Requests(["warm-up"] * size, [{}] * size, [{}] * size, [math.inf] * size)
-            self._run(rows, nobody, lambda _: None)
-
-    def answer(
-        self, rows: Sequence[Row | Exception], requests: Requests | None, send: Send
-    ) -> list[Outcome]:
-        """Returns an answer or an error for each row.
-
-        Args:
-            rows: requests, or why one is none.
-            requests: what came with the rows; may be None where `takes_requests` is false.
-            send: takes the pieces of a streamed answer.
+    def answer(self, rows: Sequence[Row], told: Told, send: Send) -> list[Outcome]:
+        """Returns an answer or an error for each row; `send` takes pieces of streamed answers.
 
         Raises:
             Exception: whatever `predict` raises, for the whole batch.
         """
-        decoded = [self._decode(row) for row in rows]
-        places = [place for place, (_, error) in enumerate(decoded) if error is None]
-        outcomes: list[Any] = [error for _, error in decoded]
+        outcomes: list[Any] = [self._decoder.decode(row) for row in rows]
+        places = [i for i, value in enumerate(outcomes) if not isinstance(value, Exception)]
         if places:
-            values = [decoded[place][0] for place in places]
-            chosen = None if requests is None else _chosen(requests, places)
-            outputs = self._run(values, chosen, lambda pieces: send(_placed(pieces, places)))
+            values = outcomes if len(places) == len(rows) else [outcomes[place] for place in places]
+            outputs = self._run(list(values), places, told, send)
             for place, output in zip(places, outputs, strict=True):
                 outcomes[place] = self._encoded(rows[place], output)
         return outcomes
 
-    @property
-    def takes_requests(self) -> bool:
-        return self._takes_requests
-
-    def _decoder_of(self, annotation: Any) -> Decoder:
-        read_row = getattr(self.model, "read_row", None)
-        if read_row is not None:
-            return Decoder("tensor", "", read_row)
-        return decoder_of(row_type(annotation))
-
-    def _decode(self, row: Row | Exception) -> tuple[Any, Exception | None]:
-        if isinstance(row, Exception):
-            return None, row
-        try:
-            return self._decoder.decode(row), None
-        except BadInput as error:
-            return None, BadRequest(str(error))
-        except _ITS_OWN as error:
-            return None, error
-
-    def _run(self, values: list[Any], requests: Requests | None, send: Send) -> list[Any]:
-        arguments = (values, requests) if self._takes_requests else (values,)
+    def _run(
+        self, values: list[Any], places: Sequence[int], told: Told, send: Send
+    ) -> Sequence[Any]:
+        arguments = (values, told(places)) if self._takes_requests else (values,)
         outputs = self.model.predict(*arguments)
         if self._is_stream:
             with contextlib.closing(outputs):
-                return _stream(outputs, len(values), send)
-        return _counted(rows_of(outputs), len(values))
+                return _stream(outputs, places, send)
+        return rows_of(outputs, len(values))
 
-    def _encoded(self, row: Row | Exception, output: Any) -> Outcome:
-        inference = getattr(row, "inference", None)
-        if inference is None or isinstance(output, Exception | Answer):
-            return encoded(output)
+    def _encoded(self, row: Row, output: Any) -> Outcome:
+        if isinstance(output, Exception):
+            return output
         try:
-            value = _with_batch_axis(output) if _has_batch_axis(row) else output
-            body, headers = inference.answer(value, self._name, self._version)
+            if row.inference is None or isinstance(output, Answer):
+                return encoded(output)
+            inputs = row.inference.inputs.values()
+            has_batch_axis = all(one.shape and one.shape[0] == 1 for one in inputs)
+            value = _with_batch_axis(output) if has_batch_axis else output
+            body, headers = row.inference.answer(value, self._name, self._version)
+            return Answer(body, headers=headers)
+        except PredictionFailed as error:
+            return error
         except (TypeError, ValueError) as error:
             return PredictionFailed(f"predict returned what no tensor can be made of: {error}.")
-        return Answer(body, headers=headers)
+
+
+def nobody(places: Sequence[int]) -> Requests:
+    """Returns what comes with rows that no client has sent."""
+    size = len(places)
+    return Requests([""] * size, [{}] * size, [{}] * size, [math.inf] * size)
 
 
 def _signature(predict: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
@@ -157,12 +147,12 @@ def _signature(predict: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     return [parameters[0].name, *others[:1]], hints
 
 
-def _stream(steps: Iterable[Any], size: int, send: Send) -> list[Any]:
+def _stream(steps: Iterable[Any], places: Sequence[int], send: Send) -> list[Any]:
     """Sends what each step yields; returns the ends of the answers."""
-    ends: list[Any] = [Answer()] * size
+    ends: dict[int, Any] = dict.fromkeys(places, Answer())
     for step in steps:
         pieces = {}
-        for place, piece in enumerate(_counted(rows_of(step), size)):
+        for place, piece in zip(places, rows_of(step, len(places)), strict=True):
             if piece is None or isinstance(ends[place], Exception):
                 continue
             if isinstance(piece, Exception):
@@ -171,28 +161,7 @@ def _stream(steps: Iterable[Any], size: int, send: Send) -> list[Any]:
                 pieces[place] = encode(piece)
         if pieces:
             send(pieces)
-    return ends
-
-
-def _counted(outputs: list[Any], size: int) -> list[Any]:
-    if len(outputs) != size:
-        raise PredictionFailed(
-            f"predict returned {len(outputs)} outputs for {size} rows: one for each is wanted."
-        )
-    return outputs
-
-
-def _placed(pieces: Mapping[int, Any], places: Sequence[int]) -> dict[int, Any]:
-    return {places[number]: piece for number, piece in pieces.items()}
-
-
-def _chosen(requests: Requests, places: Sequence[int]) -> Requests:
-    columns = (requests.ids, requests.headers, requests.queries, requests.deadlines_s)
-    return Requests(*([column[place] for place in places] for column in columns))  # type: ignore[arg-type]
-
-
-def _has_batch_axis(row: Any) -> bool:
-    return all(one.shape and one.shape[0] == 1 for one in row.inference.inputs.values())
+    return list(ends.values())
 
 
 def _with_batch_axis(output: Any) -> Any:

@@ -5,41 +5,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import parse_qsl
 
-from ts.torch_handler.request_envelope.tensors import Tensor
-
 from batching.errors import BadRequest
-from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
+from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from workers.python_models.open_inference import Inference
 
 _URLENCODED = "application/x-www-form-urlencoded"
-# TorchServe's names for a whole body.
-_WHOLE = ("body", "data")
+_INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """One request: its parts by name, undecoded, or one of the Open Inference Protocol."""
+    """One request: its parts by name, undecoded."""
 
     parts: Mapping[str, Part]
-    inference: Inference | None = None
 
-    @classmethod
-    def of(cls, request: Request) -> "Row":
-        """Reads the request.
+    @cached_property
+    def inference(self) -> Inference | None:
+        """Returns the request if it is one of the Open Inference Protocol.
 
         Raises:
-            BadRequest, BadTensor: it is no inference request, though its type says so.
+            BadRequest, BadTensor: it is none, though its type says so.
         """
-        parts = {part.name: part for part in request.parts}
-        body = parts.get("body")
-        if body is not None and body.content_type.startswith(f"{OPEN_INFERENCE_TYPE};json="):
-            json_bytes = int(body.content_type.rpartition("=")[2])
-            return cls({}, Inference.read(body.content, json_bytes))
-        return cls(parts)
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor] | None:
-        return None if self.inference is None else self.inference.inputs
+        body = self.parts.get("body")
+        if body is None or not body.content_type.startswith(_INFERENCE):
+            return None
+        return Inference.read(body.content, int(body.content_type.rpartition("=")[2]))
 
     @property
     def body(self) -> Part:
@@ -48,13 +38,24 @@ class Row:
         Raises:
             BadRequest: there are several, and none is called `body` or `data`.
         """
-        for name in _WHOLE:
-            if name in self.parts:
-                return self._field_of(self.parts[name])
-        if len(self.parts) == 1:
-            return next(iter(self.parts.values()))
-        names = ", ".join(sorted(self.parts)) or "none"
-        raise BadRequest(f"One value is wanted, as the body or as a field `data`; fields: {names}.")
+        part = self.whole
+        if part is None and len(self.parts) == 1:
+            (part,) = self.parts.values()
+        if part is None:
+            names = ", ".join(sorted(self.parts)) or "none"
+            raise BadRequest(
+                f"One value is wanted, as the body or as a field `data`; fields: {names}."
+            )
+        # `curl -d` says that any body is a form; `data=…` is one, as TorchServe's clients send it.
+        if part.content_type != _URLENCODED or not part.content.startswith((b"data=", b"body=")):
+            return part
+        return next(iter(self.fields.values())) if len(self.fields) == 1 else part
+
+    @property
+    def whole(self) -> Part | None:
+        """Returns the body, or the field that TorchServe's clients send in its place."""
+        parts = self.parts
+        return parts["body"] if "body" in parts else parts.get("data")
 
     @cached_property
     def fields(self) -> Mapping[str, Part]:
@@ -64,9 +65,3 @@ class Row:
             return self.parts
         pairs = parse_qsl(body.content.decode("utf-8", "replace"), keep_blank_values=True)
         return {name: Part(name, "", bytearray(text.encode())) for name, text in pairs}
-
-    def _field_of(self, part: Part) -> Part:
-        # `curl -d` says that any body is a form; `data=…` is one, as TorchServe's clients send it.
-        if part.content_type == _URLENCODED and part.content.startswith((b"data=", b"body=")):
-            return next(iter(self.fields.values()))
-        return part

@@ -2,16 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from ts.context import Context
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.torch_handler.request_envelope.tensors import BadTensor
 
 import ferry.modeling
 from batching.errors import BadRequest
@@ -30,15 +27,6 @@ log = logging.getLogger(__name__)
 _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTarget:
-    """A model that is ready: `run(items, context)` answers with one outcome per claimed request."""
-
-    run: Callable[[Sequence[Claimed], Context], list[Outcome]]
-    interface: Mapping[str, Any]
-    close: Callable[[], None]
-
-
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
     """Returns what the version's manifest names.
 
@@ -52,42 +40,29 @@ def target_of(spec: ModelSpec, model_dir: Path) -> Target:
     return Target.of(text, model_dir)
 
 
-def load_target(
-    target: Target, spec: ModelSpec, context: Context, model_dir: Path, device: str
-) -> LoadedTarget:
-    """Imports, loads and warms up the model.
+class LoadedTarget:
+    """A model that is imported, loaded and warmed up.
 
     Raises:
         Exception: whatever the model raises; TypeError, LookupError: it is none.
     """
-    ferry.modeling.MEASURES[:] = [_measuring(context, spec.model_version)]
-    own = _file_model(target)
-    model = own or find_model(load_module(target, model_dir), target.name)
-    python_model = PythonModel(model, *spec.key)
-    model.load(device)
-    python_model.warm_up(spec.batch_size)
-    return LoadedTarget(_Batches(python_model, spec), python_model.interface, _closing(model))
 
-
-def _file_model(target: Target) -> Model | None:
-    """Returns the model of a target without code; None for a Python file."""
-    if target.path is None:
-        return Pipeline(target.name)
-    return None if target.path.suffix == ".py" else TensorModel(target.path)
-
-
-class _Batches:
-    """Makes rows of claimed requests, and brings pieces of answers to their clients."""
-
-    def __init__(self, model: PythonModel, spec: ModelSpec) -> None:
-        self._model = model
+    def __init__(
+        self, target: Target, spec: ModelSpec, context: Context, model_dir: Path, device: str
+    ) -> None:
+        ferry.modeling.MEASURES[:] = [_measuring(context, spec.model_version)]
+        self._model = PythonModel(_model_of(target, model_dir), *spec.key)
+        self._model.load(device, spec.batch_size)
         self._patience_s = spec.queue_timeout_s + spec.response_timeout_s
+        self.interface = self._model.interface
 
-    def __call__(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
-        if len(items) == 1 and (answer := self._special(items[0])) is not None:
-            return [answer]
-        rows = [_row(item) for item in items]
-        requests = self._requests(items) if self._model.takes_requests else None
+    def run(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
+        """Returns an answer or an error for each claimed request."""
+        headers = items[0].request.headers  # such requests come alone
+        if headers.get("explain") == "True":
+            return [BadRequest("This model does not explain its predictions.")]
+        if headers.get("describe") == "True":
+            return [encoded(self.interface)]
 
         def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
             for place, (_, kind) in pieces.items():
@@ -96,22 +71,24 @@ class _Batches:
             ids = {place: items[place].request_id for place in pieces}
             context.send_pieces({place: body for place, (body, _) in pieces.items()}, ids)
 
-        return self._model.answer(rows, requests, send)
+        rows = [Row({part.name: part for part in item.request.parts}) for item in items]
+        return self._model.answer(
+            rows, lambda places: self._told([items[place] for place in places]), send
+        )
 
-    def _special(self, item: Claimed) -> Outcome | None:
-        headers = item.request.headers
-        if headers.get("explain") == "True":
-            return BadRequest("This model does not explain its predictions.")
-        if headers.get("describe") == "True":
-            return encoded(self._model.interface)
-        return None
+    def close(self) -> None:
+        try:
+            self._model.model.unload()
+        except Exception:  # it may raise anything, and the worker ends in any case
+            log.exception("unload failed")
 
-    def _requests(self, items: Sequence[Claimed]) -> Requests:
+    def _told(self, items: Sequence[Claimed]) -> Requests:
         now_s = time.monotonic()
+        headers = [item.request.headers for item in items]
         return Requests(
             [item.request_id for item in items],
-            [item.request.headers for item in items],
-            [dict(parse_qsl(item.request.headers.get(URL_QUERY, ""))) for item in items],
+            headers,
+            [dict(parse_qsl(one.get(URL_QUERY, ""))) for one in headers],
             [now_s + self._left_s(item) for item in items],
         )
 
@@ -121,11 +98,12 @@ class _Batches:
         return limit_s - item.queue_us / 1e6
 
 
-def _row(item: Claimed) -> Row | Exception:
-    try:
-        return Row.of(item.request)
-    except (BadRequest, BadTensor) as error:
-        return error
+def _model_of(target: Target, model_dir: Path) -> Model:
+    if target.path is None:
+        return Pipeline(target.name)
+    if target.path.suffix != ".py":
+        return TensorModel(target.path)
+    return find_model(load_module(target, model_dir), target.name)
 
 
 def _measuring(context: Context, model_version: str) -> ferry.modeling.Measure:
@@ -137,13 +115,3 @@ def _measuring(context: Context, model_version: str) -> ferry.modeling.Measure:
         context.metrics.add_metric(name, value, unit, None, dimensions, metric_type)
 
     return measure
-
-
-def _closing(model: Model) -> Callable[[], None]:
-    def close() -> None:
-        try:
-            model.unload()
-        except Exception:  # it may raise anything, and the worker ends in any case
-            log.exception("unload failed")
-
-    return close

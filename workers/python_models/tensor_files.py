@@ -6,30 +6,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ts.torch_handler.request_envelope.tensors import BF16, BYTES
+from ts.torch_handler.request_envelope.tensors import BF16, BY_DTYPE, BYTES
 
 # Of an axis.
 DYNAMIC = -1
 OUTPUT_NAME = "output"
-_ONNX_TYPES = {
-    "float": "FP32",
-    "double": "FP64",
-    "float16": "FP16",
-    "bool": "BOOL",
-    "string": BYTES,
-    **{
-        f"{sign}int{bits}": f"{sign.upper()}INT{bits}"
-        for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
-    },
-}
-_TORCH_TYPES = {
-    "float32": "FP32",
-    "float64": "FP64",
-    "float16": "FP16",
-    "bfloat16": BF16,
-    **{name: datatype for name, datatype in _ONNX_TYPES.items() if "int" in name or name == "bool"},
-}
+# What onnxruntime takes from numpy, which has no BF16.
+_ONNX_TYPES = BY_DTYPE | {"float": "FP32", "double": "FP64", "string": BYTES, "bfloat16": ""}
 _EXPORT = {
     ".onnx": 'torch.onnx.export(model, (example,), "net.onnx", dynamo=True, '
     "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))",
@@ -44,35 +27,28 @@ class Port:
 
     Attributes:
         name: in the file.
-        datatype: of the protocol; empty where the file says none.
-        shape: with the axis of the batch; None where the file says none.
-        likely_shape: what was found to run, where the file says none.
+        datatype: of the protocol.
+        shape: with the axis of the batch.
+        likely_float: where the file says neither type nor shape, so that these are only likely:
+            the datatype that numbers with a point become.
     """
 
     name: str
-    datatype: str = ""
-    shape: Sequence[int] | None = None
-    likely_shape: Sequence[int] = (DYNAMIC,)
+    datatype: str
+    shape: Sequence[int]
+    likely_float: str = ""
 
-    def described(self, datatype: str) -> dict[str, Any]:
-        """Returns what metadata says; `datatype` where the file says none."""
-        shape = list(self.likely_shape if self.shape is None else self.shape)
-        return {"name": self.name, "datatype": self.datatype or datatype, "shape": shape}
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A loaded file: `run` takes arrays by input name, and returns arrays or tensors by name.
-
-    `float_datatype` and `has_embedding` help where the file does not say types: which numbers with
-    a point become, and whether numbers without one stay whole.
-    """
+    """A loaded file: `run` takes arrays by input name, and returns arrays or tensors by name."""
 
     inputs: Sequence[Port]
     outputs: Sequence[Port]
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    float_datatype: str = "FP32"
-    has_embedding: bool = False
 
 
 def load_net(path: Path, device: str) -> Net:
@@ -95,13 +71,12 @@ def is_one_by_one(path: Path, inputs: Sequence[Port]) -> bool:
     Raises:
         ValueError: the first axis is fixed to more, or there is none.
     """
-    fixed = {port.name: port.shape[:1] for port in inputs if port.shape is not None}
-    unfit = {name: first for name, first in fixed.items() if list(first) not in ([DYNAMIC], [1])}
-    if unfit:
-        name, first = next(iter(unfit.items()))
-        what = f"fixed to {first[0]}" if first else "missing"
-        raise ValueError(f"The first axis of input {name} is {what}: {how_to_export(path)}")
-    return any(list(first) == [1] for first in fixed.values())
+    fixed = {port.name: list(port.shape[:1]) for port in inputs if not port.likely_float}
+    for name, first in fixed.items():
+        if first not in ([DYNAMIC], [1]):
+            what = f"fixed to {first[0]}" if first else "missing"
+            raise ValueError(f"The first axis of input {name} is {what}: {how_to_export(path)}")
+    return [1] in fixed.values()
 
 
 def how_to_export(path: Path) -> str:
@@ -122,14 +97,13 @@ def _load_onnx(path: Path, device: Any) -> Net:
 
 def _onnx_port(value: Any) -> Port:
     datatype = _ONNX_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"))
-    if datatype is None:
+    if not datatype:
         raise ValueError(
             f"{value.name} is a {value.type}, which cannot be served: export the model with "
             "tensors of numbers (float32 instead of bfloat16), bool or string. (Classifiers of "
             "scikit-learn: options={'zipmap': False}.)"
         )
-    shape = [axis if isinstance(axis, int) else DYNAMIC for axis in value.shape]
-    return Port(value.name, datatype, shape)
+    return Port(value.name, datatype, _axes(value.shape))
 
 
 def _load_pt2(path: Path, device: Any) -> Net:
@@ -158,13 +132,20 @@ def _load_pt2(path: Path, device: Any) -> Net:
 
 
 def _torch_port(name: str, value: Any) -> Port:
-    datatype = _TORCH_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
-    if datatype is None:
+    datatype = _datatype(value)
+    if not datatype:
         raise ValueError(
             f"{name} is no tensor of numbers or bool: export the model with such ones alone"
         )
-    shape = [axis if isinstance(axis, int) else DYNAMIC for axis in value.shape]
-    return Port(name, datatype, shape)
+    return Port(name, datatype, _axes(value.shape))
+
+
+def _datatype(value: Any) -> str:
+    return BY_DTYPE.get(str(getattr(value, "dtype", "")).removeprefix("torch."), "")
+
+
+def _axes(shape: Sequence[Any]) -> list[int]:
+    return [axis if isinstance(axis, int) else DYNAMIC for axis in shape]
 
 
 def _load_torchscript(path: Path, device: Any) -> Net:
@@ -181,25 +162,22 @@ def _load_torchscript(path: Path, device: Any) -> Net:
     if not wanted or any(str(one.type) != "Tensor" for one in wanted):
         raise ValueError(f"{path.name} has a forward that takes more than tensors")
     weights = [*module.parameters(), *module.buffers()]
-    likely_shape = _likely_shape(module, weights, device) if len(wanted) == 1 else (DYNAMIC,)
-    inputs = [Port(one.name, likely_shape=likely_shape) for one in wanted]
-    floats = [str(one.dtype).removeprefix("torch.") for one in weights if one.is_floating_point()]
-    return Net(
-        inputs,
-        [],
-        _on_device(lambda tensors: module(*tensors), inputs, device),
-        _TORCH_TYPES.get(next(iter(floats), ""), "FP32"),
-        _has_embedding(module),
-    )
+    likely_float = next((_datatype(one) for one in weights if one.is_floating_point()), "FP32")
+    is_whole = "aten::embedding" in str(module.inlined_graph)
+    shape = [DYNAMIC]
+    if len(wanted) == 1:
+        shape += _likely_row(module, weights, device, is_whole)
+    datatype = "INT64" if is_whole else likely_float
+    inputs = [Port(one.name, datatype, shape, likely_float) for one in wanted]
+    return Net(inputs, [], _on_device(lambda tensors: module(*tensors), inputs, device))
 
 
-def _likely_shape(module: Any, weights: Sequence[Any], device: Any) -> Sequence[int]:
-    """Returns the shape of an input for the first weights, if the network runs with it."""
+def _likely_row(module: Any, weights: Sequence[Any], device: Any, is_whole: bool) -> list[int]:
+    """Returns the shape of a row for the first weights; [] if the network does not run with it."""
     torch = import_module("torch")
     first = next((one for one in weights if one.dim() > 1), None)
     if first is None:
-        return (DYNAMIC,)
-    is_whole = _has_embedding(module)
+        return []
     row = [DYNAMIC] if is_whole else [first.shape[1], *[DYNAMIC] * (first.dim() - 2)]
     shape = [1, *(64 if axis == DYNAMIC else axis for axis in row)]
     try:
@@ -207,12 +185,8 @@ def _likely_shape(module: Any, weights: Sequence[Any], device: Any) -> Sequence[
             dtype = torch.int64 if is_whole else first.dtype
             module(torch.zeros(shape, dtype=dtype, device=device))
     except RuntimeError:  # another shape is wanted, as requests will show
-        return (DYNAMIC,)
-    return [DYNAMIC, *row]
-
-
-def _has_embedding(module: Any) -> bool:
-    return "aten::embedding" in str(module.inlined_graph)
+        return []
+    return row
 
 
 def _on_device(

@@ -7,14 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from ts.torch_handler.request_envelope.tensors import BYTES
+from ts.torch_handler.request_envelope.tensors import BYTES, Tensor
 
-from batching.errors import BadRequest, PredictionFailed
-from batching.protocol import Part
-from ferry.modeling import BadInput, Model
+from batching.errors import PredictionFailed
+from ferry.modeling import BadInput
 from workers.python_models import arrays
-from workers.python_models.decoding import one_row
+from workers.python_models.decoding import Decoder
+from workers.python_models.python_model import FileModel
 from workers.python_models.row import Row
 from workers.python_models.tensor_files import (
     DYNAMIC,
@@ -28,7 +27,7 @@ from workers.python_models.tensor_files import (
 log = logging.getLogger(__name__)
 
 
-class TensorModel(Model):
+class TensorModel(FileModel):
     """An ONNX, torch.export or TorchScript file whose first axis is the batch."""
 
     _net: Net
@@ -38,41 +37,24 @@ class TensorModel(Model):
         self._path = path
 
     def load(self, device: str) -> None:
-        self._net = load_net(self._path, device)
-        self._is_one_by_one = is_one_by_one(self._path, self._net.inputs)
+        self._net = net = load_net(self._path, device)
+        self._is_one_by_one = is_one_by_one(self._path, net.inputs)
         if self._is_one_by_one:
             log.warning(
                 "%s: the first axis is fixed to 1, so rows are run one by one: %s",
                 self._path.name,
                 how_to_export(self._path),
             )
-
-    def interface(self) -> dict[str, Any]:
-        net = self._net
         schema: dict[str, Any] = {"type": "array"}
         if len(net.inputs) > 1:
             properties = {port.name: {"type": "array"} for port in net.inputs}
             schema = {"type": "object", "properties": properties, "required": list(properties)}
-        return {
+        self.decoder = Decoder("tensor", "", self._read_row, schema)
+        self.interface = {
             "summary": "",
-            "input": {"kind": "tensor", "type": "", "schema": schema},
-            "inputs": [port.described(_whole_or_float(net)) for port in net.inputs],
-            "outputs": [port.described(net.float_datatype) for port in net.outputs],
+            "inputs": [port.described() for port in net.inputs],
+            "outputs": [port.described() for port in net.outputs],
         }
-
-    def read_row(self, row: Row) -> dict[str, Any]:
-        """Returns an array for each input, without the axis of the batch.
-
-        Raises:
-            BadInput, BadRequest: the request does not have them.
-        """
-        values = self._values(row)
-        names = [port.name for port in self._net.inputs]
-        if sorted(values) != sorted(names):
-            raise BadInput(
-                f"The inputs of this model are {', '.join(names)}, not {', '.join(values)}."
-            )
-        return {port.name: _array(self._net, port, values[port.name]) for port in self._net.inputs}
 
     def predict(self, batch: list[dict[str, Any]]) -> list[Any]:
         groups = defaultdict(list)
@@ -100,14 +82,24 @@ class TensorModel(Model):
             return list(next(iter(found.values())))
         return [{name: value[i] for name, value in found.items()} for i in range(len(rows))]
 
+    def _read_row(self, row: Row) -> dict[str, Any]:
+        """Returns an array for each input, without the axis of the batch."""
+        values = self._values(row)
+        ports = {port.name: port for port in self._net.inputs}
+        if values.keys() != ports.keys():
+            raise BadInput(
+                f"The inputs of this model are {', '.join(ports)}, not {', '.join(values)}."
+            )
+        return {name: _array(port, values[name]) for name, port in ports.items()}
+
     def _values(self, row: Row) -> Mapping[str, Any]:
         """Returns what the request has for each name: a tensor, an array, or JSON."""
         names = [port.name for port in self._net.inputs]
-        if row.tensors is not None:
-            return row.tensors
+        if row.inference is not None:
+            return row.inference.inputs
         if len(row.parts) > 1 or set(row.parts) & set(names):
-            return {name: _value(part) for name, part in row.parts.items()}
-        value = _value(row.body)
+            return {name: arrays.values_of(part.content) for name, part in row.parts.items()}
+        value = arrays.values_of(row.body.content)
         if isinstance(value, dict):
             return value
         if len(names) > 1:
@@ -118,40 +110,23 @@ class TensorModel(Model):
         return {names[0]: value}
 
 
-def _value(part: Part) -> Any:
-    if arrays.is_npy(part.content):
-        return arrays.read_npy(part.content)
-    try:
-        return msgspec.json.decode(part.content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is neither JSON nor a .npy file: {error}.") from error
-
-
-def _whole_or_float(net: Net) -> str:
-    return "INT64" if net.has_embedding else net.float_datatype
-
-
-def _array(net: Net, port: Port, value: Any) -> Any:
+def _array(port: Port, value: Any) -> Any:
     """Returns the input's array, of its type and shape.
 
     Raises:
         BadInput: it cannot be made of this value without loss, or has another shape.
     """
-    np = import_module("numpy")
     array = _unconverted(port, value)
-    is_whole = array.dtype.kind in "biu" and (hasattr(value, "dtype") or hasattr(value, "datatype"))
-    if not port.datatype and array.dtype.kind in "biu" and (is_whole or net.has_embedding):
-        return array
-    datatype = port.datatype or net.float_datatype
-    wanted = object if datatype == BYTES else np.dtype(arrays.DTYPES[datatype])
-    with np.errstate(all="ignore"):
-        converted = array.astype(wanted, copy=False)
-    if datatype != BYTES and not _is_kept(array, converted):
-        raise BadInput(f"Input {port.name} is of {datatype}: a value of it is none.")
-    if port.shape is not None and not _fits(converted.shape, port.shape[1:]):
+    if port.likely_float:
+        if array.dtype.kind in "biu" and (hasattr(value, "shape") or port.datatype == "INT64"):
+            return array
+        return _converted(port.name, array, port.likely_float)
+    converted = _converted(port.name, array, port.datatype)
+    wanted = port.shape[1:]
+    fits = [allowed in (DYNAMIC, axis) for axis, allowed in zip(array.shape, wanted, strict=False)]
+    if len(wanted) != array.ndim or not all(fits):
         raise BadInput(
-            f"Input {port.name} wants a row of shape {list(port.shape[1:])}, not "
-            f"{list(converted.shape)}."
+            f"Input {port.name} wants a row of shape {list(wanted)}, not {list(array.shape)}."
         )
     return converted
 
@@ -159,20 +134,14 @@ def _array(net: Net, port: Port, value: Any) -> Any:
 def _unconverted(port: Port, value: Any) -> Any:
     """Returns text or numbers as an array, without the protocol's axis of the batch."""
     np = import_module("numpy")
-    if hasattr(value, "datatype"):
-        is_row = port.shape is not None and len(value.shape) < len(port.shape)
-        if is_row or port.shape is None:
-            value = value if is_row else one_row(value)
-        elif value.shape[:1] == [1]:
-            value = type(value)(value.datatype, value.shape[1:], value.values)
+    if isinstance(value, Tensor):
+        value = arrays.without_batch(value, 2 if port.likely_float else len(port.shape))
+    try:
         array = arrays.array_of(value)
-    else:
-        try:
-            array = np.asarray(value)
-            if array.dtype.kind == "S":
-                array = np.char.decode(array, "utf-8")
-        except (ValueError, TypeError, OverflowError) as error:
-            raise BadInput(f"Input {port.name} is not an array: {error}.") from error
+        if array.dtype.kind == "S":
+            array = np.char.decode(array, "utf-8")
+    except ValueError as error:
+        raise BadInput(f"Input {port.name} is {error}.") from error
     is_text = array.dtype.kind in "UO" and all(isinstance(one, str) for one in array.flat)
     if is_text != (port.datatype == BYTES) or (array.dtype.kind not in "biuf" and not is_text):
         wanted = "text in UTF-8" if port.datatype == BYTES else "numbers"
@@ -180,15 +149,14 @@ def _unconverted(port: Port, value: Any) -> Any:
     return array
 
 
-def _is_kept(array: Any, converted: Any) -> bool:
-    """Returns whether whole numbers stayed what they were, and others finite."""
+def _converted(name: str, array: Any, datatype: str) -> Any:
+    """Returns the array in this type, in which whole numbers stay what they were."""
     np = import_module("numpy")
-    if converted.dtype.kind == "f":
-        return bool(np.array_equal(np.isfinite(array), np.isfinite(converted)))
-    return bool(np.array_equal(array, converted))
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    return len(shape) == len(wanted) and all(
-        allowed in (DYNAMIC, axis) for axis, allowed in zip(shape, wanted, strict=True)
-    )
+    if datatype == BYTES:
+        return array.astype(object, copy=False)
+    with np.errstate(all="ignore"):
+        converted = array.astype(arrays.DTYPES[datatype], copy=False)
+    see = np.isfinite if converted.dtype.kind == "f" else np.asarray
+    if not np.array_equal(see(array), see(converted)):
+        raise BadInput(f"Input {name} is of {datatype}: a value of it is none.")
+    return converted

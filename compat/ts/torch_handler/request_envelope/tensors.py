@@ -33,7 +33,7 @@ _CODES = {
 DATATYPES = frozenset({*_CODES, BYTES, BF16})
 
 # By the names of numpy and torch.
-_BY_DTYPE = {
+BY_DTYPE = {
     "bool": "BOOL",
     "float16": "FP16",
     "half": "FP16",
@@ -108,7 +108,7 @@ def tensor_of(value: Any) -> Tensor | None:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         if hasattr(value, "detach"):
             value = value.detach().cpu()
-        datatype = _BY_DTYPE.get(str(value.dtype).removeprefix("torch."))
+        datatype = BY_DTYPE.get(str(value.dtype).removeprefix("torch."))
         values = _flat(value.tolist())
         return (
             Tensor(datatype, list(value.shape), values)
