@@ -130,10 +130,17 @@ class PythonModel:
             return encoded(output)
         try:
             value = _with_batch_axis(output) if _has_batch_axis(row) else output
+            value = self._named(value)
             body, headers = inference.answer(value, self._name, self._version)
         except (TypeError, ValueError) as error:
             return PredictionFailed(f"predict returned what no tensor can be made of: {error}.")
         return Answer(body, headers=headers)
+
+    def _named(self, output: Any) -> Any:
+        """Returns a file's only output under the name that its metadata has."""
+        names: list[str] = list(getattr(self.model, "output_names", []))
+        has_axis = len(getattr(output, "shape", [])) > 0
+        return {names[0]: output} if len(names) == 1 and has_axis else output
 
 
 def _signature(predict: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
