@@ -86,9 +86,11 @@ bench: install
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
 
-# A first model beside LitServe, BentoML and mosec: some six minutes. Needs wrk. Writes README's table.
+# A first model beside LitServe, BentoML and mosec, and what batching does for one: some eight
+# minutes. Needs wrk. Writes README's table and charts.
 bench-first: install
-	$(BIN)/python -m benchmarks.first_model
+	$(BIN)/python -m benchmarks.first_model && $(BIN)/python -m benchmarks.batching
+	$(BIN)/python -m benchmarks.summary
 
 # ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: install
@@ -131,9 +133,9 @@ bench-scale: install
 	@code=0; for name in scaling idle; do $(BIN)/python -m benchmarks.$$name || \
 	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
 
-# The charts of README and docs/performance.md, from benchmarks/results/.
+# The charts and figures of README and docs/performance.md, from benchmarks/results/.
 charts: install
-	$(BIN)/python -m benchmarks.charts
+	$(BIN)/python -m benchmarks.summary
 
 # README's picture of the page, under load. Needs Chromium.
 screenshots: install

@@ -146,7 +146,7 @@ def compare(
 
 
 def publish(record: Mapping[str, Any], name: str, *, is_short: bool) -> Path:
-    """Writes the record, and its table into docs/performance.md unless short; returns the path."""
+    """Writes the record, and its table into the journal unless short; returns the path."""
     path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
     write_record(record, path)
     if not is_short:
@@ -155,7 +155,7 @@ def publish(record: Mapping[str, Any], name: str, *, is_short: bool) -> Path:
 
 
 def write_costs() -> None:
-    """Writes into docs/performance.md what the records say of processor time."""
+    """Writes into the journal what the records say of processor time."""
     paths = [RESULTS / f"{name}.json" for name in REQUEST_PATH]
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     write_block(COSTS, costs(records))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_report RECORD
 
-writes the tables of a record, made on another machine perhaps, into docs/performance.md.
+writes the tables of a record, made on another machine perhaps, into benchmarks/results/README.md.
 """
 
 import contextlib

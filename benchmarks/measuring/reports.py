@@ -98,7 +98,7 @@ def finish(
 ) -> int:
     """Prints and writes the measurement; returns the exit code.
 
-    Unless short, the table is also in docs/performance.md.
+    Unless short, the table is also in benchmarks/results/README.md.
     """
     end_servers_on_sigterm()
     console = Console(highlight=False, soft_wrap=True)

@@ -1,8 +1,8 @@
 """`ferry torchserve`: the command line of TorchServe, for its scripts and its manuals.
 
-README.md has the file of two lines that makes it the command `torchserve`. Its defaults are
-TorchServe's, not those of `ferry up`: the server asks for tokens and registers no models over HTTP
-until the flags say otherwise.
+docs/moving-from-torchserve.md has the file of two lines that makes it the command `torchserve`. Its
+defaults are TorchServe's, not those of `ferry up`: the server asks for tokens and registers no
+models over HTTP until the flags say otherwise.
 Source: TorchServe 0.12 ts/arg_parser.py, ts/model_server.py.
 """
 

@@ -119,6 +119,12 @@ class QueueMachine(RuleBasedStateMachine):
             self.idle.add(name)
         return queue
 
+    def let_living_beat(self) -> None:
+        """Beats for living workers, as their node would: an example may take seconds."""
+        seconds, microseconds = self.harness.client.time()
+        beats = dict.fromkeys(self.living, seconds * 1000 + microseconds // 1000)
+        self.harness.client.zadd(self.harness.keys.worker_beats, beats, xx=True)
+
     # --- what the model does
 
     def tickets(self) -> int:
@@ -183,6 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(ingress=MOSTLY_A, count=st.integers(1, 4))
     def submit(self, ingress: str, count: int) -> None:
+        self.let_living_beat()
         names = [f"r{len(self.known) + number}" for number in range(count)]
         tickets, room = self.tickets(), max(0, MAX_QUEUE - len(self.queue))
         refused = -4 if tickets <= room else 0

@@ -1,4 +1,4 @@
-"""TorchServe's manual, typed in as it is printed, where README.md has made `torchserve` ours."""
+"""TorchServe's manual, typed in as it is printed, after docs/moving-from-torchserve.md."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from batching.settings.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.clients import needs_curl
 from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, FerryServer, processes_of
-from tests.e2e.test_readme import blocks
+from tests.e2e.test_readme import MOVING, blocks
 from tests.ports import free_ports
 from tests.support import came_true, eventually
 
@@ -86,7 +86,7 @@ class Terminal:
         }
         for name in ("REDIS_URL", "LOG_LOCATION", "TS_CONFIG_FILE"):
             self.environment.pop(name, None)
-        for block in blocks():
+        for block in blocks(MOVING):
             if "torchserve" in block.kinds:
                 self.type(block.text)
 

@@ -1,8 +1,8 @@
 """Pages with commands, run as they stand: on scratch ports and without the network.
 
 A comment above a block says what it is: `run` is executed, `server` is started and stays up,
-`instead` follows a Ctrl-C, `redis` needs one, `make` names targets, `tests` are a handler's own,
-`torchserve` makes that command (`test_e2e_torchserve.py`), `setup` is for people.
+`instead` follows a Ctrl-C, `redis` needs one, `tests` are a handler's own, `torchserve` makes that
+command (`test_e2e_torchserve.py`), `quick` is TorchServe's quick start, `setup` is for people.
 """
 
 import json
@@ -16,7 +16,6 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
     r"^<!-- (?P<words>[a-z ]+) -->\n```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
+FILE = re.compile(r"^<!-- file (\S+) -->\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
 # What torchvision would fetch; random weights of the same shape stand in for it.
 CHECKPOINT = "resnet152-f82ba261.pth"
@@ -81,7 +81,7 @@ class Reader:
         }
 
     def _own_bin(self) -> Path:
-        """Makes the folder in which README's `torchserve` comes to lie, beside `ferry`."""
+        """Makes the folder in which the command `torchserve` comes to lie, beside `ferry`."""
         place = self.folder / "bin"
         place.mkdir()
         (place / "ferry").symlink_to(FERRY)
@@ -97,6 +97,7 @@ class Reader:
             text = text.replace(f"--port-base {base}", f"--port-base {port}")
             for offset in range(3):
                 text = text.replace(f"localhost:{base + offset}", f"127.0.0.1:{port + offset}")
+        text = text.replace("ferry serve ", f"ferry serve --port {self.port} ")
         return text.replace(REDIS_IN_README, self.redis_url or REDIS_IN_README)
 
     def run(self, text: str) -> str:
@@ -129,7 +130,8 @@ class Reader:
             self.folder, ["-c", command], program="bash", environment=self.environment
         )
         self.servers.append(server)
-        server.wait_for_line("Model server started." if " up " in text else "started")
+        lines = {"ferry up": "Model server started.", "ferry serve": "Ctrl-C ends."}
+        server.wait_for_line(lines.get(" ".join(text.split()[:2]), "started"))
 
     def follow(self, page: Iterable[Block]) -> str:
         """Runs and serves what the blocks say, in their order; returns what was printed."""
@@ -171,7 +173,15 @@ def redis_url() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("document", "least"),
-    [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3), (MOVING, 13), (JOBS, 10), (BULK, 1)],
+    [
+        ("README.md", 10),
+        (HANDLERS, 4),
+        (TWO_MODELS, 3),
+        (MOVING, 19),
+        (JOBS, 10),
+        (BULK, 1),
+        ("docs/container.md", 6),
+    ],
 )
 def test_document_marks_every_shell_block(document, least):
     # Given
@@ -194,11 +204,35 @@ def test_readme_names_only_make_targets_that_exist():
 
 
 @needs_curl
-def test_readme_quick_start_works_as_pasted(reader):
+def test_readme_works_as_pasted(reader):
+    # Given its file
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, content in FILE.findall(text):
+        (reader.folder / name).write_text(content)
+    page = [block for block in blocks() if not {"redis", "compose"} & block.kinds]
+    [serve] = (block.text for block in page if "serve" in block.kinds)
+    [ask] = (block.text for block in page if "ask" in block.kinds)
+    # When the model of five lines is served and asked
+    reader.serve(serve)
+    numbers = json.loads(reader.run(ask))
+    # Then it answers, and the server has printed this very line
+    assert len(numbers) == 2
+    said = reader.servers[0].log_path.read_text().replace("localhost", "127.0.0.1")
+    assert reader.adapted(ask).strip() in said.replace("http://", "")
+    # When the rest is run: another server, the table of batches, and a job
+    printed = reader.follow(page)
+    # Then
+    assert re.search(r"^ *32 ", printed, re.MULTILINE)
+    assert '"status": "queued"' in printed
+    reader.stop()
+
+
+@needs_curl
+def test_torchserves_quick_start_works_as_pasted(reader):
     # Given
     reader.fetch_weights()
-    # When every block runs up to the one that needs a Redis of its own
-    printed = reader.follow(takewhile(lambda block: "redis" not in block.kinds, blocks()))
+    # When
+    printed = reader.follow(block for block in blocks(MOVING) if "quick" in block.kinds)
     # Then
     assert 'Model \\"resnet-152\\" Version: 1.0 registered with 0 initial workers' in printed
     assert 'resnet-152-batch_v2\\" Version: 1.0 registered with 1 initial workers' in printed
@@ -252,10 +286,10 @@ def test_two_models_answer_behind_one_as_pasted(reader):
 @needs_curl
 def test_move_from_torchserve_works_as_pasted_and_back(reader):
     # Given `torchserve`, which is ours here, as the old server
-    [command] = (block for block in blocks() if "torchserve" in block.kinds)
+    [command] = (block for block in blocks(MOVING) if "torchserve" in block.kinds)
     reader.run(command.text)
     # When
-    printed = reader.follow(blocks(MOVING))
+    printed = reader.follow(block for block in blocks(MOVING) if "quick" not in block.kinds)
     # Then both servers answered, with the same; and the old one is back where it was
     assert printed.count('"digit": 0') == 2
     assert printed.count('\nts_inference_requests_total{model_name="digits"') == 2
