@@ -48,7 +48,7 @@ def save_onnx(path, batch="n", *, data="", kind=TensorProto.FLOAT):
         ],
         [numpy_helper.from_array(weight, "w")],
     )
-    _save(path, graph, data)
+    save_graph(path, graph, data)
 
 
 def save_onnx_types(path, *kinds):
@@ -66,10 +66,10 @@ def save_onnx_types(path, *kinds):
             for name, kind in zip(names, kinds, strict=True)
         ],
     )
-    _save(path, graph)
+    save_graph(path, graph)
 
 
-def _save(path, graph, data=""):
+def save_graph(path, graph, data=""):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     options = {"save_as_external_data": True, "location": data, "size_threshold": 0}
     onnx.save(model, path, **(options if data else {}))
@@ -78,7 +78,7 @@ def _save(path, graph, data=""):
 def save_pt2(path, rows=3, *, is_dynamic=True):
     shapes = {"x": {0: torch.export.Dim("batch")}} if is_dynamic else None
     program = torch.export.export(Sized(), (torch.ones(rows, 4),), dynamic_shapes=shapes)
-    _save_program(program, path)
+    save_program(program, path)
 
 
 def save_mixed_pt2(path):
@@ -89,10 +89,10 @@ def save_mixed_pt2(path):
         {"many": torch.ones(3, dtype=torch.int64), "flag": torch.ones(3, dtype=torch.bool)},
         dynamic_shapes={"half": batch, "many": batch, "flag": batch},
     )
-    _save_program(program, path)
+    save_program(program, path)
 
 
-def _save_program(program, path):
+def save_program(program, path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.export.save(program, path)

@@ -219,5 +219,7 @@ def test_folder_of_transformers_is_served(server):
         assert other["label"] == one["label"]
         assert other["score"] == pytest.approx(one["score"], abs=1e-4)
     assert server.predict("hugging", b"\xff").status_code == 400
+    # More words than the network has positions: on a GPU they would end the worker.
+    assert server.predict("hugging", b"good " * 600).status_code == 200
     described = server.manage("GET", "models/hugging", customized="true").json()[0]
     assert described["customizedMetadata"]["input"]["kind"] == "text"

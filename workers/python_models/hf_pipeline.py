@@ -20,6 +20,12 @@ _TASKS = {
 }
 _OF_TEXT = frozenset({*list(_TASKS.values())[:4], "feature-extraction"})
 _OF_IMAGES = frozenset({"image-classification", "object-detection", "image-feature-extraction"})
+# On a GPU a text longer than the network's positions would end the worker.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "text-classification": {"truncation": True},
+    "feature-extraction": {"truncation": True},
+    "fill-mask": {"tokenizer_kwargs": {"truncation": True}},
+}
 
 
 class Pipeline(FileModel):
@@ -63,7 +69,8 @@ class Pipeline(FileModel):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         # Some pipelines answer a list of one row without the list, but never a generator.
-        return list(self._pipeline((row for row in batch), batch_size=len(batch)))
+        options = _OPTIONS.get(self._pipeline.task, {})
+        return list(self._pipeline((row for row in batch), batch_size=len(batch), **options))
 
 
 def _task_of(folder: Path) -> str | None:

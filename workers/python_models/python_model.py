@@ -112,12 +112,19 @@ class PythonModel:
             inputs = row.inference.inputs.values()
             has_batch_axis = all(one.shape and one.shape[0] == 1 for one in inputs)
             value = _with_batch_axis(output) if has_batch_axis else output
+            value = self._named(value)
             body, headers = row.inference.answer(value, self._name, self._version)
             return Answer(body, headers=headers)
         except PredictionFailed as error:
             return error
         except (TypeError, ValueError) as error:
             return PredictionFailed(f"predict returned what no tensor can be made of: {error}.")
+
+    def _named(self, output: Any) -> Any:
+        """Returns a file's only output under the name that its metadata has."""
+        outputs = self.model.interface["outputs"] if isinstance(self.model, FileModel) else []
+        has_axis = len(getattr(output, "shape", [])) > 0
+        return {outputs[0]["name"]: output} if len(outputs) == 1 and has_axis else output
 
 
 def nobody(places: Sequence[int]) -> Requests:

@@ -1,5 +1,6 @@
 """Loads files that need no code: ONNX, torch.export's .pt2, and TorchScript."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -49,6 +50,7 @@ class Net:
     inputs: Sequence[Port]
     outputs: Sequence[Port]
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    most_rows: int = sys.maxsize
 
 
 def load_net(path: Path, device: str) -> Net:
@@ -128,7 +130,17 @@ def _load_pt2(path: Path, device: Any) -> Net:
         inputs,
         [_torch_port(name, value) for name, value in outputs.items()],
         _on_device(run, inputs, device),
+        most_rows=min((_most_rows(node.meta["val"]) for node in places), default=sys.maxsize),
     )
+
+
+def _most_rows(value: Any) -> int:
+    """Returns how long the first axis of an input may be: `Dim("batch", max=8)` is checked."""
+    symbol = getattr(value.shape[0], "node", None) if len(value.shape) else None
+    if symbol is None:
+        return sys.maxsize
+    upper = symbol.shape_env.bound_sympy(symbol.expr).upper
+    return int(upper) if upper.is_Integer else sys.maxsize
 
 
 def _torch_port(name: str, value: Any) -> Port:

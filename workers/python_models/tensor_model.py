@@ -63,10 +63,26 @@ class TensorModel(FileModel):
             groups[place if self._is_one_by_one else repr(alike)].append(place)
         outputs: list[Any] = [None] * len(batch)
         for places in groups.values():
-            rows = self._run([batch[place] for place in places])
-            for place, output in zip(places, rows, strict=True):
-                outputs[place] = output
+            for start in range(0, len(places), self._net.most_rows):
+                chosen = places[start : start + self._net.most_rows]
+                rows = self._run_or_refuse([batch[place] for place in chosen])
+                for place, output in zip(chosen, rows, strict=True):
+                    outputs[place] = output
         return outputs
+
+    def _run_or_refuse(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Runs rows; what fails alone is refused where no shape was there to check it by."""
+        try:
+            return self._run(rows)
+        except RuntimeError as error:
+            is_checked = all(port.shape is not None for port in self._net.inputs)
+            if is_checked or len(rows) > 1 or "CUDA" in str(error):
+                raise
+            sent = ", ".join(
+                f"{name} {one.dtype} {list(one.shape)}" for name, one in rows[0].items()
+            )
+            reason = str(error).strip().splitlines()[-1]  # TorchScript's source stands before it
+            return [BadInput(f"The model does not take {sent}: {reason}")]
 
     def _run(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         np = import_module("numpy")

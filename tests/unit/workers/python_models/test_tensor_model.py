@@ -1,11 +1,18 @@
 """Files without code: what cannot be served is refused at load, as `ferry doctor` says."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+from ferry.modeling import BadInput
 from tests import nets
 from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
+from workers.python_models.open_inference import Inference
+from workers.python_models.python_model import PythonModel
+from workers.python_models.row import Row
 from workers.python_models.tensor_model import TensorModel
 
 
@@ -103,3 +110,57 @@ def test_fixed_axis_of_one_is_a_note(tmp_path):
     # Then
     assert not problems(found)
     assert any("rows are run one by one" in text for text in notes(found))
+
+
+def test_program_gets_as_many_rows_as_it_was_exported_for(tmp_path):
+    # Given
+    batch = torch.export.Dim("batch", max=3)
+    program = torch.export.export(
+        nets.Sized(), (torch.ones(2, 4),), dynamic_shapes={"x": {0: batch}}
+    )
+    nets.save_program(program, tmp_path / "net.pt2")
+    model = load(tmp_path / "net.pt2")
+
+    # When
+    outputs = model.predict([{"x": np.ones(4, np.float32)} for _ in range(8)])
+
+    # Then
+    assert [int(output["size"]) for output in outputs] == [3, 3, 3, 3, 3, 3, 2, 2]
+
+
+def test_row_that_torchscript_does_not_take_is_refused_alone(tmp_path):
+    # Given
+    nets.save_torchscript(tmp_path / "net.pt", torch.nn.Linear(4, 2))
+    model = load(tmp_path / "net.pt")
+
+    # When
+    rows = [{"input": np.ones(size, np.float32)} for size in (4, 3, 4)]
+    good, bad, _ = model.predict(rows)
+
+    # Then
+    assert good.shape == (2,)
+    assert isinstance(bad, BadInput)
+    assert "does not take input float32 [3]: RuntimeError: mat1 and mat2" in str(bad)
+
+
+def test_only_output_has_the_name_that_the_file_tells(tmp_path):
+    # Given
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["negative"])],
+        "negation",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("negative", TensorProto.FLOAT, ["n", 2])],
+    )
+    nets.save_graph(tmp_path / "net.onnx", graph)
+    model = PythonModel(load(tmp_path / "net.onnx"), "net", "1.0")
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
+    asked = json.dumps({"inputs": inputs}).encode()
+
+    # When
+    row = Row({}, Inference.read(asked, len(asked)))
+    (answer,) = model.answer([row], None, lambda _: None)
+
+    # Then
+    (output,) = json.loads(answer.body)["outputs"]
+    assert output == {"name": "negative", "datatype": "FP32", "shape": [1, 2], "data": [-1, -2]}
+    assert [one["name"] for one in model.interface["outputs"]] == ["negative"]
