@@ -3,6 +3,7 @@
 OpenAPI 3.0 has other words for some of it, and a document with anything else in it is not valid.
 """
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -29,7 +30,8 @@ def openapi_schema(schema: Any, levels: int = _LEVELS) -> dict[str, Any]:
         if kept := [inner(one) for one in _list(schema, word) if not _is_null(one)]:
             found[word] = kept
     if values := [schema["const"]] if "const" in schema else _list(schema, "enum"):
-        found["enum"] = values
+        # Each once, as OpenAPI has it.
+        found["enum"] = list({json.dumps(one, default=str): one for one in values}.values())
     # No `default` or `title`: the one would have to fit the rest, and properties have their names.
     texts = {word: schema.get(word) for word in ("description", "format")}
     return found | {word: text for word, text in texts.items() if isinstance(text, str)}

@@ -75,7 +75,7 @@ class TensorModel(FileModel):
         try:
             return self._run(rows)
         except RuntimeError as error:
-            is_checked = all(port.shape is not None for port in self._net.inputs)
+            is_checked = not any(port.likely_float for port in self._net.inputs)
             if is_checked or len(rows) > 1 or "CUDA" in str(error):
                 raise
             sent = ", ".join(

@@ -7,11 +7,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput
 from tests import nets
 from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
-from workers.python_models.open_inference import Inference
-from workers.python_models.python_model import PythonModel
+from workers.python_models.python_model import PythonModel, nobody
 from workers.python_models.row import Row
 from workers.python_models.tensor_model import TensorModel
 
@@ -157,8 +157,9 @@ def test_only_output_has_the_name_that_the_file_tells(tmp_path):
     asked = json.dumps({"inputs": inputs}).encode()
 
     # When
-    row = Row({}, Inference.read(asked, len(asked)))
-    (answer,) = model.answer([row], None, lambda _: None)
+    kind = f"{OPEN_INFERENCE_TYPE};json={len(asked)}"
+    row = Row({"body": Part("body", kind, bytearray(asked))})
+    (answer,) = model.answer([row], nobody, lambda _: None)
 
     # Then
     (output,) = json.loads(answer.body)["outputs"]
