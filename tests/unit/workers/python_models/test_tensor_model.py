@@ -152,7 +152,8 @@ def test_only_output_has_the_name_that_the_file_tells(tmp_path):
         [helper.make_tensor_value_info("negative", TensorProto.FLOAT, ["n", 2])],
     )
     nets.save_graph(tmp_path / "net.onnx", graph)
-    model = PythonModel(load(tmp_path / "net.onnx"), "net", "1.0")
+    model = PythonModel(TensorModel(tmp_path / "net.onnx"), "net", "1.0")
+    model.load("cpu", 1)
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
     asked = json.dumps({"inputs": inputs}).encode()
 
