@@ -26,6 +26,8 @@ LONG_FILES = frozenset(
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_digits.py",
+        "test_e2e_files_without_code.py",
+        "test_e2e_first_steps.py",
         "test_e2e_doctor_targets.py",
         "test_e2e_doctor.py",
         "test_e2e_first_model.py",
