@@ -1,4 +1,4 @@
-"""The commands of `ferry`, each with the module that is loaded only when the command is used."""
+"""Loads the module of a command of `ferry` only when the command is used."""
 
 import importlib
 from typing import NamedTuple

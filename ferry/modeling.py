@@ -1,4 +1,4 @@
-"""What a model in Python is written with: `import ferry`, and a class or a function.
+"""Defines the vocabulary of models in Python: `import ferry`, and a class or a function.
 
 Imports neither torch nor anything else of this project, so that a model's file is cheap to import.
 """
@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What came with the rows of a batch, in their order, for a `predict` that asks for it.
+    """Brings ids, headers and deadlines of the rows, in their order, to a `predict` that asks.
 
     `headers` have names in lower case. `deadlines_s` are moments of `time.monotonic()`, after which
     nobody waits for the answer.

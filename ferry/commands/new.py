@@ -41,7 +41,7 @@ _IF_THERE = 'import ferry\nimport pytest\n\npytest.importorskip("{}")'
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What stands in the model's file and in its test, for one kind of rows."""
+    """Holds the text of the model's file and of its test, for one kind of rows."""
 
     summary: str
     takes: str

@@ -48,7 +48,7 @@ _END_S = 2.0
 
 
 class Occupant(Protocol):
-    """What a server is started for, by a command that brings its own models."""
+    """Brings the models of a server: `ferry serve` is one."""
 
     def begin(self, settings: Settings) -> None:
         """Is called once Redis answers, while the others start."""

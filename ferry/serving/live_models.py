@@ -51,7 +51,7 @@ class LiveModel:
 
 
 class LiveModels:
-    """The models of one `ferry serve`, by the names of their targets.
+    """Holds the models of one `ferry serve`, by the names of their targets.
 
     They go into the registry from here: the first can so load while the ingress still starts.
     """

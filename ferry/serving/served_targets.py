@@ -108,7 +108,7 @@ class ServedTarget:
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """How many workers each model has, and where they run; 0 and "": as the models say."""
+    """Says how many workers each model has, and where; 0 and "": as the models say."""
 
     workers: int = 0
     device: str = ""

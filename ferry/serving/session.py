@@ -1,4 +1,4 @@
-"""What `ferry serve` adds to a server: its models, what it says of them, and reload.
+"""Adds to a server what `ferry serve` has: models, what is said of them, and reload.
 
 A save may be a rename, come in two writes, or come while the one before it is still loading, whose
 version is then given up. What cannot be read or loaded is shown, and the old version serves on.

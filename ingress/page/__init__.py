@@ -1,1 +1,1 @@
-"""What browsers are shown at the inference port: its models, batches and API document."""
+"""Shows browsers the models, batches and API document of the inference port."""

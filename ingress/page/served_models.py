@@ -32,7 +32,7 @@ _ANSWERS: Mapping[str, str] = {"str": _TEXT, "bytes": _BYTES, "Image": "image/pn
 
 
 class Side(msgspec.Struct, omit_defaults=True):
-    """What goes into a model, or comes out: `type` as its author wrote it."""
+    """Describes what goes into a model, or comes out: `type` as its author wrote it."""
 
     kind: str = ""
     type: str = ""
@@ -48,7 +48,7 @@ class Tensor(msgspec.Struct):
 
 
 class Interface(msgspec.Struct, omit_defaults=True):
-    """What a worker says of its model; all of it is missing for TorchServe's handlers."""
+    """Reads what a worker says of its model: nothing, for TorchServe's handlers."""
 
     summary: str = ""
     input: Side | None = None
@@ -68,7 +68,7 @@ def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The default version of a model, the names of all of them, and its workers."""
+    """Holds the default version of a model, the names of all versions, and its workers."""
 
     spec: ModelSpec
     versions: Sequence[str]

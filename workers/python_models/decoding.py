@@ -28,7 +28,7 @@ _FILE_MARK = "ferry-part"
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How a body becomes a row. `kind` is one of json, text, image, bytes, tensor, form and any."""
+    """Makes a row of a body. `kind` is one of json, text, image, bytes, tensor, form and any."""
 
     kind: str
     type_name: str

@@ -21,7 +21,7 @@ TENSOR_SUFFIXES = frozenset({".onnx", ".pt", ".pts", ".pth", ".ts", ".pt2"})
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is served. `path` is absolute; of `hf:NAME` it is None. `name` may be empty."""
+    """Names what is served. `path` is absolute; of `hf:NAME` it is None. `name` may be empty."""
 
     text: str
     path: Path | None
