@@ -253,7 +253,7 @@ def test_bad_rows_fail_alone_within_a_batch(ask):
     assert [answers[0].text, answers[3].text] == ["3", "3"]
 
 
-def test_exception_makes_each_row_run_alone_and_shows_the_users_frames(ask):
+def test_exception_makes_each_row_run_alone_and_shows_the_users_frames(ask, zoo):
     # Given
     ask("choosy", b"warm", config={"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"})
     bodies = [b"good", b"crash", b"raise", b"fine"]
@@ -268,6 +268,9 @@ def test_exception_makes_each_row_run_alone_and_shows_the_users_frames(ask):
     assert message.rstrip().endswith("KeyError: 'missing'")
     assert "runner.py" not in message
     assert answers[2].json()["message"] == "raised"
+    # And so does the log, without lines of the server's own
+    assert "KeyError: 'missing'" in zoo.process.log()
+    assert "runner.py" not in zoo.process.log()
 
 
 def test_answer_may_have_type_headers_and_status_of_its_own(ask):

@@ -4,9 +4,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import walk_tb
 
 from batching.protocol import Claimed
+from workers.handling.tracebacks import user_traceback
 
 QUIET_S = 10.0
 # A handler that fails at more places has its tracebacks written more often.
@@ -25,8 +27,16 @@ class _Written:
 class FailureLog:
     """Knows the logged tracebacks. Keeps no exception: it would hold a batch's tensors."""
 
-    def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        shown_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Logs whole tracebacks, or only the lines of the model's own files in `shown_dir`."""
         self._log = log
+        self._shown_dir = shown_dir
         self._clock = clock
         self._written: dict[_Place, _Written] = {}
 
@@ -44,7 +54,10 @@ class FailureLog:
         self._written[place] = _Written(now_s)
         if last is not None and last.left_out:
             words = f"{words} left_out={last.left_out}"
-        self._log.error("%s", words, exc_info=error)
+        if self._shown_dir is not None:
+            self._log.error("%s\n%s", words, user_traceback(error, self._shown_dir))
+        else:
+            self._log.error("%s", words, exc_info=error)
 
 
 def short_ids(items: Sequence[Claimed]) -> str:

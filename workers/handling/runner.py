@@ -64,7 +64,7 @@ class Runner:
         self._most_bytes = most_bytes  # of an answer
         # The folder of code whose lines clients may see in tracebacks.
         self._shown_dir = shown_dir
-        self._failures = FailureLog(log)
+        self._failures = FailureLog(log, shown_dir=shown_dir)
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
