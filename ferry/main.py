@@ -56,9 +56,8 @@ def main() -> None:
 
     \b
     For example, in two terminals:
-      ferry up --model-store model_store
-      ferry models register digits.mar
-      ferry predict digits picture.png
+      ferry serve model.py
+      curl localhost:8080/predictions/model -d '[1, 2, 3, 4]'
 
     `ferry COMMAND --help` tells more of each.
     """  # noqa: D301 - click's mark of lines that stay as they are

@@ -62,7 +62,7 @@ def test_role_takes_the_settings_of_the_other_one_all_the_same() -> None:
 
 def test_help_begins_with_an_example_and_has_sections() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
-    assert text.index("ferry up --model-store") < text.index("Options:") < text.index("Serve:")
+    assert text.index("ferry serve model.py") < text.index("Options:") < text.index("Serve:")
     for one in COMMANDS:
         assert (f"  {one.name} " in text) == bool(one.section)
     assert "..." not in text.partition("Options:")[2]  # no sentence is cut
