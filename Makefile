@@ -25,7 +25,7 @@ JOBS ?= 2
 install: $(STAMP)
 
 # pip looks at the version, too, but that of an old Python first fetches every torch there is.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml packages/client/pyproject.toml
 	@test -n "$(PYTHON)" && $(PYTHON) $(NEW_ENOUGH) || { \
 	  echo "$(if $(PYTHON),$(PYTHON) is not,Nothing here is) Python 3.11 or later. Install one, or: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
-	$(BIN)/pip install --quiet -e '.[worker,local,bench,test,dev]'
+	$(BIN)/pip install --quiet -e packages/client -e '.[worker,local,bench,test,dev]'
 	@touch $@
 
 # Trains a small network, serves it and asks it. Stays up until Ctrl-C.
@@ -113,8 +113,8 @@ endif
 WHEELS_PYTHON ?= 3.12
 wheels: install
 	rm -rf .wheels
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir .wheels .
-	$(BIN)/pip download --quiet --dest .wheels --only-binary=:all: --python-version $(WHEELS_PYTHON) \
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir .wheels . ./packages/client
+	$(BIN)/pip download --quiet --dest .wheels --find-links .wheels --only-binary=:all: --python-version $(WHEELS_PYTHON) \
 	  "$$(echo .wheels/torchferry-*.whl)[local]" 'aiohttp>=3.11,<4' $(WHEELS_TEST)
 
 # The wheels beside what $(PYTHON) has: torch, torchvision and Pillow, and pip, which the new

@@ -8,15 +8,15 @@ from urllib.parse import quote
 import click
 import httpx
 
-from ferry.client import TOKEN_VARIABLE
-from ferry.client.answer_errors import text_of
-from ferry.client.reaching import (
+from ferry.wrong_address import no_server_of_ours, wrong_address
+from ferry_client.connection import (
     CONNECT_TIMEOUT_S,
+    TOKEN_VARIABLE,
     is_this_machine,
     why_not_opened,
     why_not_sent,
 )
-from ferry.wrong_address import no_server_of_ours, wrong_address
+from ferry_client.errors import text_of
 
 # Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
 ANSWER_TIMEOUT_S = 900.0

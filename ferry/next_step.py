@@ -11,7 +11,7 @@ import httpx
 from click.core import ParameterSource
 
 from ferry.api import Api
-from ferry.client.reaching import is_this_machine
+from ferry_client.connection import is_this_machine
 
 # The text of a registration that was waited for.
 _REGISTERED = re.compile(r'Model "([^"]+)" Version: (\S+) registered with (\d+) initial workers')

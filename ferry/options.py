@@ -23,7 +23,6 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import ENV_PREFIX, Settings, SettingsError
 from batching.settings.sources import read_properties, switches_read_as_false
 from batching.settings.torchserve_keys import why_without_effect
-from ferry.client import TOKEN_VARIABLE
 from ferry.console import warn
 from ferry.role_settings import MOST_USED, SECTIONS
 
@@ -190,7 +189,7 @@ def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
         default=f"http://127.0.0.1:{port}",
         show_default=True,
         show_envvar=True,
-        help=f"Where the {kind} API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
+        help=f"Where the {kind} API listens. FERRY_TOKEN, if set, is the token for it.",
     )
 
 

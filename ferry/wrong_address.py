@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ferry.client.answer_errors import is_page, text_of
+from ferry_client.errors import is_page, text_of
 
 _ASK_TIMEOUT_S = 2.0
 # A path that only this listener of a server has, by the listener's name.

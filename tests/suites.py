@@ -48,6 +48,7 @@ LONG_FILES = frozenset(
         "test_readme.py",
         # Slow, and beside the request's way.
         "test_bench.py",
+        "test_client_wheel.py",
         "test_control_queue.py",
         "test_digits_example.py",
         "test_doctor_of_torchserve.py",

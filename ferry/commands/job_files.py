@@ -14,17 +14,17 @@ from typing import Any
 import click
 
 from ferry.api import Api, token_hint
-from ferry.client.answer_errors import (
+from ferry.wrong_address import ELSEWHERE
+from ferry_client.async_client import AsyncClient
+from ferry_client.calls import Options, guessed_type
+from ferry_client.errors import (
     AnswerError,
     FerryError,
     NotFound,
     ServerUnreachable,
     Unauthorized,
 )
-from ferry.client.async_client import AsyncClient
-from ferry.client.prediction import Prediction
-from ferry.client.submission import Options, guessed_type
-from ferry.wrong_address import ELSEWHERE
+from ferry_client.jobs import Prediction
 
 # What Python's table lacks, or has several of.
 _SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}

@@ -13,10 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ferry.api import Api
-from ferry.client.answer_errors import FerryError, WaitTimeout
-from ferry.client.async_client import AsyncClient
-from ferry.client.submission import Options
-from ferry.client.sync_client import Client
 from ferry.commands.job_files import (
     JobFiles,
     SentFile,
@@ -39,6 +35,10 @@ from ferry.options import (
     management_option,
     version_option,
 )
+from ferry_client.async_client import AsyncClient
+from ferry_client.calls import Options
+from ferry_client.client import Client
+from ferry_client.errors import FerryError, WaitTimeout
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 # GET /jobs answers with at most this many at a time.

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ferry.api import Api, error_text
-from ferry.client.submission import guessed_type
 from ferry.console import ending_at_interrupt, err, out
 from ferry.options import check_header_value, inference_option, json_option, version_option
+from ferry_client.calls import guessed_type
 
 # More at once only lengthen the queue; a batch is filled long before.
 MAX_CONCURRENT = 64

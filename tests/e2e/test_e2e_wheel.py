@@ -1,7 +1,6 @@
 """The wheel alone, in an environment without this checkout, serves a handler that imports `ts`."""
 
 import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.distributions import build_wheels, install
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
 HANDLER = """
 from ts.torch_handler.base_handler import BaseHandler
 import ts
@@ -31,34 +30,26 @@ class Handler(BaseHandler):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def build(folder: Path) -> Path:
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    done = subprocess.run(
-        [*words, str(folder), str(ROOT)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"no wheel can be built here: {done.stderr.strip()[-200:]}")
-    [wheel] = folder.glob("*.whl")
-    return wheel
-
-
 def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
-    # Given an environment with the dependencies of this one, and the wheel
-    wheel = build(tmp_path / "wheels")
+    # Given an environment with the dependencies of this one, and the wheels
+    wheels = build_wheels(tmp_path / "wheels", ".", "packages/client")
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     site = Path(
         sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
     )
-    with zipfile.ZipFile(wheel) as bundle:
-        names = {name.split("/")[0] for name in bundle.namelist()}
-        bundle.extractall(site)
+    names = set()
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as bundle:
+            names |= {name.split("/")[0] for name in bundle.namelist()}
+            bundle.extractall(site)
     dependencies = {str(Path(requests.__file__).parents[1]), sysconfig.get_path("purelib")}
     (site / "dependencies.pth").write_text("\n".join(sorted(dependencies)))
     # Then nothing of ours but these is importable
     assert {name for name in names if not name.endswith(".dist-info")} == {
         "batching",
         "ferry",
+        "ferry_client",
         "ingress",
         "workers",
     }
@@ -92,14 +83,9 @@ def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
 def test_new_models_pass_their_tests_with_the_wheel_and_its_dependencies_alone(
     tmp_path: Path,
 ) -> None:
-    # Given an environment that has the wheel, what it depends on, and pytest
-    wheel = build(tmp_path / "wheels")
-    python = tmp_path / "environment" / "bin" / "python"
-    venv.create(tmp_path / "environment", with_pip=True)
-    words = [str(python), "-m", "pip", "install", "--quiet", str(wheel), "pytest"]
-    installed = subprocess.run(words, capture_output=True, text=True, check=False)
-    if installed.returncode:
-        pytest.skip(f"no dependencies can be had here: {installed.stderr.strip()[-200:]}")
+    # Given an environment that has the wheels, what they depend on, and pytest
+    wheels = build_wheels(tmp_path / "wheels", ".", "packages/client")
+    python = install(tmp_path / "environment", *map(str, wheels), "pytest")
     models = tmp_path / "models"
     models.mkdir()
     # When

@@ -3,7 +3,6 @@
 import click
 import pytest
 
-from ferry.client.prediction import Prediction
 from ferry.commands.job_files import (
     files_in,
     idempotency_key,
@@ -11,6 +10,7 @@ from ferry.commands.job_files import (
     without_result,
     write_result,
 )
+from ferry_client.jobs import Prediction
 
 
 @pytest.mark.parametrize(

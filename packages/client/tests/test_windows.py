@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from ferry.client.windows import in_order
+from ferry_client.async_client import in_order
 
 
 class Begun:

@@ -2,18 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
 
-from ferry.client import flows
-from ferry.client.answer_errors import FerryError
-from ferry.client.flows import Flow
-from ferry.client.job_state import JobState, JobView
-from ferry.client.prediction import Prediction
-from ferry.client.reaching import Reach
-from ferry.client.senders import AsyncSender
-from ferry.client.submission import Data, Options
-from ferry.client.windows import in_order
+from ferry_client import flows
+from ferry_client.calls import Data, Options
+from ferry_client.connection import AsyncSender, Endpoint
+from ferry_client.errors import FerryError
+from ferry_client.flows import Flow
+from ferry_client.jobs import JobState, JobView, Prediction
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int], None]
@@ -32,7 +30,7 @@ class AsyncClient:
         *,
         patience_s: float = 60.0,
     ) -> None:
-        self._sender = AsyncSender(Reach(url, token), patience_s)
+        self._sender = AsyncSender(Endpoint(url, token), patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,3 +182,59 @@ class AsyncJob(JobView):
     async def _see(self, flow: Flow[JobState]) -> Self:
         self._state = await self._sender.run(flow)
         return self
+
+
+class Future(Protocol):
+    """Names what futures of threads and of event loops have in common."""
+
+    def cancel(self) -> bool: ...
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None: ...
+
+
+F = TypeVar("F", bound=Future)
+
+
+def in_order(
+    start: Callable[[T], F],
+    inputs: Iterable[T],
+    in_flight: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> Generator[F, None, None]:
+    """Starts each input when there is room for it; yields the futures in the inputs' order.
+
+    Cancels those that are open when it is closed.
+
+    Args:
+        start: begins the work on one input.
+        inputs: taken one by one.
+        in_flight: so many are begun and not yet given out.
+        on_progress: called with the number of finished ones, where their futures call back.
+
+    Raises:
+        ValueError: `in_flight` is less than 1.
+    """
+    if in_flight < 1:
+        raise ValueError(f"in_flight must be 1 or more, not {in_flight}")
+    under_way: deque[F] = deque()
+    finished = 0
+
+    def count(_: object) -> None:
+        nonlocal finished
+        finished += 1
+        if on_progress is not None:
+            on_progress(finished)
+
+    try:
+        for one in inputs:
+            future = start(one)
+            future.add_done_callback(count)
+            under_way.append(future)
+            if len(under_way) >= in_flight:
+                yield under_way[0]
+                under_way.popleft()
+        while under_way:
+            yield under_way[0]
+            under_way.popleft()
+    finally:
+        for future in under_way:
+            future.cancel()

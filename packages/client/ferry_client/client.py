@@ -1,20 +1,19 @@
 """Asks a server, blocking. Safe to use from several threads."""
 
+import asyncio
+import concurrent.futures
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from ferry.client import flows
-from ferry.client.answer_errors import FerryError
-from ferry.client.async_client import AsyncClient, Progress
-from ferry.client.background_loop import BackgroundLoop
-from ferry.client.flows import Flow
-from ferry.client.job_state import JobState, JobView
-from ferry.client.prediction import Prediction
-from ferry.client.reaching import Reach
-from ferry.client.senders import Sender
-from ferry.client.submission import Data, Options
-from ferry.client.windows import in_order
+from ferry_client import flows
+from ferry_client.async_client import AsyncClient, Progress, in_order
+from ferry_client.calls import Data, Options
+from ferry_client.connection import Endpoint, Sender
+from ferry_client.errors import FerryError
+from ferry_client.flows import Flow
+from ferry_client.jobs import JobState, JobView, Prediction
 
 T = TypeVar("T")
 
@@ -29,7 +28,7 @@ class Client:
             sent later (503 with Retry-After) or, once it has answered, cannot be reached.
 
     Raises:
-        FerryError: any method may raise those of `ferry.client.answer_errors`.
+        FerryError: any method may raise those of `ferry_client.errors`.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Client:
         *,
         patience_s: float = 60.0,
     ) -> None:
-        self._sender = Sender(Reach(url, token), patience_s)
+        self._sender = Sender(Endpoint(url, token), patience_s)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +127,7 @@ class Client:
             return_errors: yields an input's error in its place; otherwise the first one is raised.
             options: see `Options`.
         """
-        with BackgroundLoop() as loop:
+        with _BackgroundLoop() as loop:
             client = loop.wait(self._async_client())
 
             def start(data: Data) -> Any:
@@ -187,3 +186,39 @@ class Job(JobView):
     def _see(self, flow: Flow[JobState]) -> Self:
         self._state = self._sender.run(flow)
         return self
+
+
+class _BackgroundLoop:
+    """An event loop in a thread of its own, for the length of a with block."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ferry-client", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begins the coroutine; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs the coroutine and returns its result."""
+        return self.start(coroutine).result()
+
+    def finish(self) -> None:
+        """Waits until all that was begun has ended."""
+        self.wait(_finish())
+
+
+async def _finish() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)

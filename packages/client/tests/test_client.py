@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import ferry
-from tests.http_server import serving
-from tests.ports import free_ports
-from tests.unit.ferry.client.answering_server import (
+from packages.client.tests.answering_server import (
     JOB,
     JOB_ID,
     LOST,
@@ -19,6 +17,8 @@ from tests.unit.ferry.client.answering_server import (
     answer,
     refusal,
 )
+from tests.http_server import serving
+from tests.ports import free_ports
 
 AGAIN = refusal(503, "QueueFullException", retry_after="0")
 

@@ -16,10 +16,9 @@ from urllib.parse import quote
 
 import httpx
 
-from ferry.client.answer_errors import FerryError, ServerUnreachable, WaitTimeout, error_of
-from ferry.client.job_state import JobState
-from ferry.client.prediction import Prediction
-from ferry.client.submission import MARGIN_S, Call, Data, Options, prediction_call
+from ferry_client.calls import MARGIN_S, Call, Data, Options, prediction_call
+from ferry_client.errors import FerryError, ServerUnreachable, WaitTimeout, error_of
+from ferry_client.jobs import JobState, Prediction
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,44 @@
+"""Asks a running server for predictions and jobs, from Python.
+
+What to send, what to make of the answer and when to try again is written once, in `flows`; the two
+clients only carry it out, blocking or not.
+"""
+
+from ferry_client.async_client import AsyncClient, AsyncJob
+from ferry_client.client import Client, Job
+from ferry_client.errors import (
+    AnswerError,
+    BadRequest,
+    Conflict,
+    FerryError,
+    NotFound,
+    Overloaded,
+    PredictionFailed,
+    ResultGone,
+    ServerUnreachable,
+    Unauthorized,
+    WaitTimeout,
+)
+from ferry_client.jobs import JobError, JobProgress, JobState, Prediction
+
+__all__ = [
+    "AnswerError",
+    "AsyncClient",
+    "AsyncJob",
+    "BadRequest",
+    "Client",
+    "Conflict",
+    "FerryError",
+    "Job",
+    "JobError",
+    "JobProgress",
+    "JobState",
+    "NotFound",
+    "Overloaded",
+    "Prediction",
+    "PredictionFailed",
+    "ResultGone",
+    "ServerUnreachable",
+    "Unauthorized",
+    "WaitTimeout",
+]
