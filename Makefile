@@ -25,7 +25,7 @@ JOBS ?= 2
 install: $(STAMP)
 
 # pip looks at the version, too, but that of an old Python first fetches every torch there is.
-$(STAMP): pyproject.toml packages/client/pyproject.toml
+$(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml)
 	@test -n "$(PYTHON)" && $(PYTHON) $(NEW_ENOUGH) || { \
 	  echo "$(if $(PYTHON),$(PYTHON) is not,Nothing here is) Python 3.11 or later. Install one, or: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \

@@ -1,7 +1,8 @@
 """Talks to a running server over its own HTTP API, as any other client does."""
 
+import contextlib
 import json
-import os
+from collections.abc import Iterator
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -9,17 +10,10 @@ import click
 import httpx
 
 from ferry.wrong_address import no_server_of_ours, wrong_address
-from ferry_client.connection import (
-    CONNECT_TIMEOUT_S,
-    TOKEN_VARIABLE,
-    is_this_machine,
-    why_not_opened,
-    why_not_sent,
-)
-from ferry_client.errors import text_of
+from ferry_client.calls import ANSWER_TIMEOUT_S, Call
+from ferry_client.connection import TOKEN_VARIABLE, Endpoint, Sender, token_of
+from ferry_client.errors import FerryError, text_of
 
-# Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
-ANSWER_TIMEOUT_S = 900.0
 # For a command that talks to both APIs, which have keys of their own.
 INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 
@@ -51,32 +45,22 @@ class Api:
 
     def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._base_url = base_url.rstrip("/")
-        headers = token_header()
-        try:
-            self._client = httpx.Client(
-                timeout=httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S),
-                # A file per request and up to 64 at once: the pool must not be the bottleneck.
-                limits=httpx.Limits(max_connections=64),
-                headers=headers,
-                # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
-                verify=httpx.create_ssl_context(),
-                trust_env=not is_this_machine(base_url),
-            )
-        except (ImportError, ValueError, OSError) as error:
-            raise click.ClickException(why_not_opened(error)) from error
+        self._answer_timeout_s = answer_timeout_s
+        with _told():
+            self._sender = Sender(Endpoint(base_url, None), patience_s=0)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._sender.close()
 
     def send(
         self,
         method: str,
         *path: str,
         params: dict[str, Any] | None = None,
-        content: bytes | None = None,
+        content: bytes = b"",
         content_type: str = "",
     ) -> httpx.Response:
         """Sends a request and returns the answer, whatever its status.
@@ -91,13 +75,18 @@ class Api:
         Raises:
             ClickException: no server answers at this address.
         """
-        url = "/".join([self._base_url, *(quote(segment, safe=":") for segment in path)])
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
-        headers = {"content-type": content_type} if content_type else {}
-        try:
-            return self._client.request(method, url, params=query, content=content, headers=headers)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise click.ClickException(why_not_sent(self._base_url, error)) from error
+        with _told():
+            return self._sender.send(
+                Call(
+                    method,
+                    "".join(f"/{quote(segment, safe=':')}" for segment in path)
+                    + (f"?{httpx.QueryParams(query)}" if query else ""),
+                    {"content-type": content_type} if content_type else {},
+                    content,
+                    self._answer_timeout_s,
+                )
+            )
 
     def answer(self, method: str, *path: str, **request: Any) -> httpx.Response:
         """Returns the answer, as `send`, of a listener that has what was asked for.
@@ -106,7 +95,7 @@ class Api:
             ClickException: no server answers at this address, another listener, or none of ours.
         """
         response = self.send(method, *path, **request)
-        if response.is_error and (text := wrong_address(self._client, self._base_url, response)):
+        if response.is_error and (text := wrong_address(self._base_url, response)):
             raise click.ClickException(text)
         return response
 
@@ -143,10 +132,18 @@ def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
     Raises:
         ClickException: the variable has characters that no token has.
     """
-    token = os.environ.get(variable, "").strip()
-    if not (token.isascii() and token.isprintable()):
-        raise click.ClickException(f"{variable} has characters that no token has")
+    with _told():
+        token = token_of(variable)
     return {"authorization": f"Bearer {token}"} if token else {}
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Has the command end with what the client says."""
+    try:
+        yield
+    except FerryError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def error_text(response: httpx.Response) -> str:

@@ -1,12 +1,15 @@
 """Says what listens at an address whose answer is not the one that was asked for."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from ferry_client.errors import is_page, text_of
+from ferry_client.calls import Call
+from ferry_client.connection import Endpoint, Sender
+from ferry_client.errors import FerryError, is_page, text_of
 
 _ASK_TIMEOUT_S = 2.0
 # A path that only this listener of a server has, by the listener's name.
@@ -25,14 +28,13 @@ _UNKNOWN_PATH = frozenset({404, 405, 501})
 _LONGEST_QUOTE = 100
 
 
-def wrong_address(client: httpx.Client, base_url: str, response: httpx.Response) -> str:
+def wrong_address(base_url: str, response: httpx.Response) -> str:
     """Returns in one line what listens there instead; empty if it is what was asked for.
 
     Asks the server for its description only if the error may be another listener's, or another
     program's.
 
     Args:
-        client: has the certificates.
         base_url: what the user named, without a slash at its end.
         response: the error.
     """
@@ -40,7 +42,7 @@ def wrong_address(client: httpx.Client, base_url: str, response: httpx.Response)
     if kind not in ELSEWHERE and not (kind == "" and _is_of_a_stranger(response)):
         return ""
     path = [one for one in response.url.path.split("/") if one]
-    there = _paths(client, base_url)
+    there = _paths(base_url)
     names = [name for name, mark in _MARKS.items() if mark in there]
     if not names:
         return no_server_of_ours(base_url, response) if kind == "" else ""
@@ -51,7 +53,7 @@ def wrong_address(client: httpx.Client, base_url: str, response: httpx.Response)
         return ""
     here = f"{base_url} is the {' and '.join(names)} port"
     for url in _neighbours(base_url, names[0], wanted):
-        if _MARKS[wanted] in _paths(client, url):
+        if _MARKS[wanted] in _paths(url):
             return f"{here}; {wanted} is {url}"
     return f"{here}; {wanted} is another one, {_USUAL_PORTS[wanted]} unless it was set"
 
@@ -82,12 +84,13 @@ def _quote(response: httpx.Response) -> str:
     return f"{short} (HTTP {response.status_code})"
 
 
-def _paths(client: httpx.Client, base_url: str) -> Sequence[str]:
+def _paths(base_url: str) -> Sequence[str]:
     """Returns the paths that a listener describes; none if it is no server of ours."""
     try:
-        answer = client.get(f"{base_url}/api-description", timeout=_ASK_TIMEOUT_S)
+        with contextlib.closing(Sender(Endpoint(base_url, None), patience_s=0)) as sender:
+            answer = sender.send(Call("GET", "/api-description", answer_timeout_s=_ASK_TIMEOUT_S))
         document: Any = answer.json()
-    except (httpx.TransportError, ValueError):
+    except (FerryError, ValueError):
         return ()
     paths = document.get("paths") if isinstance(document, dict) else None
     return list(paths) if isinstance(paths, dict) else ()

@@ -146,8 +146,8 @@ class Client:
 
     async def _async_client(self) -> AsyncClient:
         """Makes a client of the event loop that this runs on."""
-        reach = self._sender.reach
-        return AsyncClient(reach.url, reach.token, patience_s=self._sender.patience_s)
+        endpoint = self._sender.endpoint
+        return AsyncClient(endpoint.url, endpoint.token, patience_s=self._sender.patience_s)
 
 
 class Job(JobView):

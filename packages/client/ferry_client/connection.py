@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ferry_client.calls import Call
-from ferry_client.errors import ServerUnreachable
+from ferry_client.errors import FerryError, ServerUnreachable
 from ferry_client.flows import Flow
 
 CONNECT_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ class Endpoint:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
-        self.token = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
+        self.token = token_of(TOKEN_VARIABLE) if token is None else token
         # One that never answered is not worth waiting for: its address may be wrong.
         self._has_answered = False
         self._context: ssl.SSLContext | None = None
@@ -83,6 +83,18 @@ class Endpoint:
         )
 
 
+def token_of(variable: str) -> str:
+    """Returns the token that the environment has under this name; empty without one.
+
+    Raises:
+        FerryError: it has characters that no token has.
+    """
+    token = os.environ.get(variable, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise FerryError(f"{variable} has characters that no token has")
+    return token
+
+
 class ClientPool(Generic[H]):
     """HTTP clients of which each sends one request at a time, so that it has one connection.
 
@@ -90,54 +102,66 @@ class ClientPool(Generic[H]):
     that took more time than all the rest.
     """
 
-    def __init__(self, reach: Endpoint, kind: Callable[..., H]) -> None:
-        self._reach = reach
+    def __init__(self, endpoint: Endpoint, kind: Callable[..., H]) -> None:
+        self._endpoint = endpoint
         self._kind = kind
-        self._spare = [reach.open(kind)]  # at once: it tells what is wrong with the environment
+        self._idle = [endpoint.open(kind)]  # at once: it tells what is wrong with the environment
 
     @contextlib.contextmanager
     def one(self) -> Iterator[H]:
         """Lends a client; the one that was used last is the likeliest to be connected."""
         try:
-            http = self._spare.pop()
+            http = self._idle.pop()
         except IndexError:
-            http = self._reach.open(self._kind)
+            http = self._endpoint.open(self._kind)
         try:
             yield http
         finally:
-            self._spare.append(http)
+            self._idle.append(http)
 
     def take_all(self) -> list[H]:
         """Returns those that are not in use, to be closed."""
-        found, self._spare = self._spare, []
+        found, self._idle = self._idle, []
         return found
 
 
 class Sender:
     """Sends what flows yield. Safe to use from several threads."""
 
-    def __init__(self, reach: Endpoint, patience_s: float) -> None:
-        self.reach = reach
+    def __init__(self, endpoint: Endpoint, patience_s: float) -> None:
+        self.endpoint = endpoint
         self.patience_s = patience_s
-        self._spares = ClientPool(reach, httpx.Client)
+        self._clients = ClientPool(endpoint, httpx.Client)
 
     def close(self) -> None:
-        for http in self._spares.take_all():
+        for http in self._clients.take_all():
             http.close()
+
+    def send(self, call: Call) -> httpx.Response:
+        """Returns the answer to one request, whatever its status.
+
+        Raises:
+            ServerUnreachable: there is none.
+        """
+        time.sleep(call.delay_s)
+        try:
+            with self._clients.one() as http:
+                response = http.request(**self.endpoint.request(call))
+        except _FAILURES as error:
+            raise self.endpoint.failure(error) from error
+        self.endpoint.answered()
+        return response
 
     def run(self, flow: Flow[T]) -> T:
         """Returns what comes of the flow; raises what it raises."""
         try:
             call = next(flow)
             while True:
-                time.sleep(call.delay_s)
                 try:
-                    with self._spares.one() as http:
-                        response = http.request(**self.reach.request(call))
-                except _FAILURES as error:
-                    call = flow.throw(self.reach.failure(error))
+                    response = self.send(call)
+                except ServerUnreachable as error:
+                    call = flow.throw(error)
                 else:
-                    self.reach.answered()
                     call = flow.send(response)
         except StopIteration as end:
             value: T = end.value
@@ -147,28 +171,36 @@ class Sender:
 class AsyncSender:
     """Sends what flows yield, on one event loop."""
 
-    def __init__(self, reach: Endpoint, patience_s: float) -> None:
-        self.reach = reach
+    def __init__(self, endpoint: Endpoint, patience_s: float) -> None:
+        self.endpoint = endpoint
         self.patience_s = patience_s
-        self._spares = ClientPool(reach, httpx.AsyncClient)
+        self._clients = ClientPool(endpoint, httpx.AsyncClient)
 
     async def close(self) -> None:
-        for http in self._spares.take_all():
+        for http in self._clients.take_all():
             await http.aclose()
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Returns the answer to one request, as `Sender.send`."""
+        await asyncio.sleep(call.delay_s)
+        try:
+            with self._clients.one() as http:
+                response = await http.request(**self.endpoint.request(call))
+        except _FAILURES as error:
+            raise self.endpoint.failure(error) from error
+        self.endpoint.answered()
+        return response
 
     async def run(self, flow: Flow[T]) -> T:
         """Returns what comes of the flow; raises what it raises."""
         try:
             call = next(flow)
             while True:
-                await asyncio.sleep(call.delay_s)
                 try:
-                    with self._spares.one() as http:
-                        response = await http.request(**self.reach.request(call))
-                except _FAILURES as error:
-                    call = flow.throw(self.reach.failure(error))
+                    response = await self.send(call)
+                except ServerUnreachable as error:
+                    call = flow.throw(error)
                 else:
-                    self.reach.answered()
                     call = flow.send(response)
         except StopIteration as end:
             value: T = end.value
