@@ -1,63 +1,38 @@
-"""What batching does for README's model: `ferry bench batching` on a server of its own.
+"""What batching does for README's model.
 
     python -m benchmarks.batching
 
 Exit code 0: the largest batches answer as many requests/s as the bar says; 1: fewer.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.first_model.contenders import PROGRAMS
-from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.figures import batch_count
+from benchmarks.measuring.load import BenchmarkError, Load, drive_with_wrk
 from benchmarks.measuring.records import told
 from benchmarks.measuring.reports import at_least, at_most, finish, to_record
 from benchmarks.servers.archive_servers import Torchferry
-from benchmarks.servers.server import Job, ferry_addresses, ferry_command
+from benchmarks.servers.server import Job, ferry_command
 
-MODEL, ROW = "model", "[1, 2, 3, 4]"
-SIZES, DELAY_MS, CONNECTIONS, SECONDS = "1,4,16,32", 10, 64, 10
+MODEL, ROW = "model", b"[1, 2, 3, 4]"
+SIZES, DELAY_MS, CONNECTIONS = (1, 4, 16, 32), 10, 64
+WARM_UP_S, SECONDS = 2, 10
 LEAST_RATIO = 3.0
-
-
-class EmptyFerry(Torchferry):
-    """Registers nothing: the command does, with each batch size."""
-
-    def measure(self, archive: str, *words: str) -> dict[str, Any]:
-        """Runs `ferry bench batching` against this server; returns its report."""
-        names = [name.removesuffix("ADDRESS") + "URL" for name in ferry_addresses(self._ports)]
-        urls = dict(zip(names, map(self._address, range(3)), strict=True))
-        urls["FERRY_METRICS_URL"] += "/metrics"
-        command = [ferry_command(), "bench", "batching", archive, *words, "--json"]
-        run = subprocess.run(command, env=urls, capture_output=True, text=True, check=False)
-        if run.returncode:
-            raise BenchmarkError(run.stderr)
-        report: dict[str, Any] = json.loads(run.stdout)
-        return report
-
-    def _register(self) -> None:
-        """Leaves the server without models."""
 
 
 def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="batching-") as name:
-        folder = Path(name)
         program = str(PROGRAMS / f"{MODEL}.py")
-        pack = [ferry_command(), "archive", program, "--export-path", str(folder)]
+        pack = [ferry_command(), "archive", program, "--export-path", name]
         subprocess.run(pack, check=True, capture_output=True)
-        body = folder / "row.json"
-        body.write_text(ROW, encoding="utf-8")
-        job = Job(MODEL, folder / f"{MODEL}.mar", 1, DELAY_MS)
-        words = ["--body", str(body), "--content-type", "application/json", "--batch-sizes", SIZES]
-        words += ["--delays", str(DELAY_MS), "--connections", str(CONNECTIONS)]
-        words += ["--duration", str(SECONDS), "--out", str(folder / "bench")]
-        with EmptyFerry(job) as server:
-            points = server.measure(job.archive.name, *words)["points"]
+        points = [measure_size(Path(name) / f"{MODEL}.mar", size) for size in SIZES]
     single = points[0]["requests_per_s"]
     ratio = points[-1]["requests_per_s"] / single
     errors = sum(point["errors"] for point in points)
@@ -67,6 +42,18 @@ def measure() -> dict[str, Any]:
     ]
     about = {"connections": CONNECTIONS, "seconds": SECONDS, "points": points}
     return to_record("batching", about, verdicts)
+
+
+def measure_size(archive: Path, batch_size: int) -> dict[str, Any]:
+    with Torchferry(Job(MODEL, archive, batch_size, DELAY_MS)) as server:
+        load = Load(server.url_of(MODEL), ROW, "application/json", CONNECTIONS)
+        drive_with_wrk(load, WARM_UP_S)
+        before = batch_count(server.metrics_url, MODEL)
+        report = drive_with_wrk(load, SECONDS)
+        after = batch_count(server.metrics_url, MODEL)
+    if before is None or after is None:
+        raise BenchmarkError(f"{server.metrics_url} does not tell how large batches were")
+    return {"batch_size": batch_size, "mean_batch": after.since(before), **asdict(report)}
 
 
 def markdown(record: Mapping[str, Any]) -> str:

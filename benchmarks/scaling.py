@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 
 from benchmarks.claims import claim_times_ms
+from benchmarks.measuring import driver
+from benchmarks.measuring.figures import batch_count
 from benchmarks.measuring.load import BenchmarkError, Load, drive_with_wrk, wrk_path
 from benchmarks.measuring.processors import Meter
 from benchmarks.measuring.records import told
 from benchmarks.measuring.reports import Verdict, at_least, at_most, finish, positive, to_record
 from benchmarks.servers.fleet import Fleet
-from ferry.load import driver
-from ferry.load.figures import batch_count
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 BATCH_SIZE, NAP_MS = 8, 50

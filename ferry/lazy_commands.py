@@ -41,7 +41,7 @@ COMMANDS = (
     ),
     LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "TorchServe's command line."),
     LazyCommand("shadow", "ferry.commands.shadow", _COMPARE, "Compare two servers' answers."),
-    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "Throughput and latency under load."),
+    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "What batching does for a model."),
     LazyCommand("container", "ferry.commands.container", "", "The entry point of the image."),
 )
 

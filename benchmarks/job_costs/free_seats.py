@@ -12,11 +12,11 @@ import aiohttp
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.measuring import driver
+from benchmarks.measuring.figures import figures
 from benchmarks.measuring.load import BenchmarkError
 from benchmarks.measuring.processors import processor_s
 from benchmarks.servers.fleet import Fleet
-from ferry.load import driver
-from ferry.load.figures import figures
 
 HANDLER = Path(__file__).with_name("seats_handler.py")
 BATCH_SIZE, HANDLER_MS, DELAY_MS = 16, 20, 5

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferry.load import driver
-from ferry.load.figures import figures
+from benchmarks.measuring import driver
+from benchmarks.measuring.figures import figures
 
 WRK_SCRIPT = Path(__file__).with_name("requests.lua")
 REPORT_MARK = "REPORT "

@@ -134,6 +134,10 @@ class Torchferry(ArchiveServer):
         if tree is not None:
             self.name, self.version = f"{OURS} before", commit_of(tree)
 
+    @property
+    def metrics_url(self) -> str:
+        return f"{self._address(2)}/metrics"
+
     def processes(self) -> dict[str, list[int]]:
         return by_role(self.pid)
 

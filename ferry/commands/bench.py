@@ -1,227 +1,200 @@
-"""`ferry bench`: how much a server takes, and what batching does for a model."""
+"""`ferry bench`: what batching does for a model, in a table and a chart for the terminal."""
 
 import contextlib
+import functools
+import http.client
+import itertools
 import json
+import math
 import signal
-import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import click
-from rich.markup import escape
-from rich.table import Table
+from rich.progress import track
+from rich.table import Column, Table
 
-from ferry.console import out, warn
-from ferry.load.driver import Load
-from ferry.load.figures import Figures
-from ferry.load.load_options import load_options, make_load
-from ferry.load.report import HEADS, Point, as_record, table, write_report
-from ferry.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, progress_bar
-from ferry.options import inference_option, json_option, management_option
+from ferry.api import INFERENCE_TOKEN_VARIABLE, Api, token_header
+from ferry.console import err, out, warn
+from ferry.options import NumberRange, inference_option, json_option, management_option
+from ferry_client.calls import read_data
 
-NO_SUCCESS = "no request was answered with a success"
-# Each was part of the warm-up, which took longer than the whole run; or --rate is low.
-NONE_MEASURED = "no request was sent in the seconds that are measured: raise --duration"
-
-
-def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
-    """Returns a callback that reads whole numbers from `smallest` on, separated by commas."""
-
-    def read(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
-        texts = [text.strip() for text in value.split(",")]
-        if not all(text.isdecimal() and int(text) >= smallest for text in texts):
-            raise click.BadParameter(f"{value!r}: whole numbers from {smallest} on, with commas")
-        return sorted({int(text) for text in texts})
-
-    return read
+_ANSWER_TIMEOUT_S = 60.0
+_FIRST_ERROR = 400
+_NO_SUCCESS = "no request was answered with a success"
+_WIDEST_BAR = 20
+_WARMUP_S = 1.0
+# A client must not spin when no server listens.
+_PAUSE_S = 0.01
 
 
-@click.group()
-def bench() -> None:
-    """Measure throughput and latency under load."""
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
+    texts = [text.strip() for text in value.split(",")]
+    if not all(text.isdecimal() and int(text) > 0 for text in texts):
+        raise click.BadParameter(f"{value!r}: whole numbers from 1 on, with commas")
+    return sorted({int(text) for text in texts})
 
 
-@bench.command(name="url")
-@click.argument("url")
-@load_options
-@json_option
-def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
-    """Send POST requests to one URL and measure throughput and latency.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Holds what one combination was answered; its percentiles are of successes."""
 
-    URL may be that of any HTTP server; of a model here it is
-    http://localhost:8080/predictions/MODEL.
-
-    Without --rate, each connection sends its next request when it has an answer (closed loop). With
-    --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
-    """
-    load = make_load(url, **options)
-    if not _is_http(url):
-        raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
-    with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
-        found = measure_run(load, metrics_url, bar, url)
-    if as_json:
-        click.echo(json.dumps({"url": url, **asdict(found)}, indent=2))
-    else:
-        _print_figures(found)
-    _require_success(found)
-    if model_of(url):
-        _warn_of_unknown_batches([found], metrics_url)
+    batch_size: int
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+    first_error: str
 
 
-@bench.command(name="batching")
+# The seconds that a success took; the text of an error.
+Answer: TypeAlias = float | str
+
+
+@click.command(context_settings={"show_default": True})
 @click.argument("archive")
 @click.option(
+    "--body",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File that each request sends as its body. Default: an empty body.",
+)
+@click.option(
     "--batch-sizes",
-    callback=_numbers(1),
+    callback=_numbers,
     default="1,2,4,8",
-    show_default=True,
-    help="Batch sizes to try, separated by commas.",
+    help="Batch sizes to try, separated by commas. 1 is always tried: the baseline.",
 )
 @click.option(
-    "--delays",
-    callback=_numbers(0),
-    default="0,10",
-    show_default=True,
-    help="Batch delays to try, in milliseconds, separated by commas.",
+    "--clients",
+    callback=_numbers,
+    default="16",
+    help="How many clients send at a time, separated by commas. Each waits for its answer.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Workers per node."
+    "--delay", "delay_ms", type=click.IntRange(0), default=10, help="max_batch_delay, in ms."
 )
 @click.option(
-    "--out",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="bench",
-    show_default=True,
-    help="Folder for chart.png and report.json.",
+    "--duration",
+    "duration_s",
+    type=NumberRange(0, 86_400, min_open=True),
+    default=5.0,
+    help="Seconds for each combination, after one to warm up.",
 )
-@load_options
 @management_option
 @inference_option
 @json_option
-def bench_batching(  # noqa: PLR0917 - click passes all of them by name
+def bench(  # noqa: PLR0917 - click passes all of them by name
     archive: str,
+    body: Path | None,
     batch_sizes: list[int],
-    delays: list[int],
-    workers: int,
-    folder: Path,
+    clients: list[int],
+    delay_ms: int,
+    duration_s: float,
     management_url: str,
     inference_url: str,
-    metrics_url: str,
     as_json: bool,
-    **options: Any,
 ) -> None:
-    """Register ARCHIVE with each batch size and delay in turn, and measure each.
+    """Register ARCHIVE with each batch size in turn, send requests, and compare.
 
-    Batch size 1 is always measured, too: the baseline that batching is compared with.
+    The requests are Python's own, some thousands a second at most; wrk and oha send more.
 
-    Where tokens are on, FERRY_TOKEN is the management key and FERRY_INFERENCE_TOKEN the inference
-    key.
+    With tokens on, FERRY_TOKEN is the management key, FERRY_INFERENCE_TOKEN the inference key.
     """
-    sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
-    load = make_load("", **options)
-    with _writing(folder):  # before minutes of measuring
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    plan = combinations(batch_sizes, delays)
-    seconds = (load.warmup_s + load.duration_s) * len(plan)
-    points: list[Point] = []
+    content, kind = read_data(body or b"")
+    headers = {"content-type": kind} if kind else {}
+    headers |= token_header(INFERENCE_TOKEN_VARIABLE) or token_header()
     # A job's time limit ends it with SIGTERM, and a model left behind would keep its workers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with progress_bar(seconds, is_quiet=as_json) as bar:
-            for size, delay in plan:
-                points.append(sweep.measure(load, size, delay, bar))
-                # Without a success in the first run, the others would have none either.
-                _require_success(points[0].figures)
-    except KeyboardInterrupt:
-        if points and not as_json:
-            _print_points(points)
-        raise
-    facts = _facts(sweep, load)
+    plan = list(itertools.product(sorted({1, *batch_sizes}), clients))
+    runs: list[Run] = []
+    with Api(management_url) as api:
+        for size, count in track(plan, "", console=err(), transient=True, disable=as_json):
+            query = {"batch_size": size, "max_batch_delay": delay_ms, "initial_workers": 1}
+            with _registered(api, archive, query) as name:
+                url = f"{inference_url.rstrip('/')}/predictions/{name}"
+                post = functools.partial(_post_until, url, content, headers)
+                _drive(post, count, min(_WARMUP_S, duration_s))
+                runs.append(_run(size, count, _drive(post, count, duration_s), duration_s))
+            if not runs[0].requests_per_s:
+                raise click.ClickException(f"{_NO_SUCCESS}: {runs[0].first_error}")
     if as_json:
-        click.echo(as_record(facts, points))
+        click.echo(json.dumps([asdict(run) for run in runs], indent=2))
     else:
-        _print_points(points)
-    _warn_of_unknown_batches([point.figures for point in points], metrics_url)
-    with _writing(folder):
-        paths = write_report(folder, f"Batching {archive}", facts, points)
-    if not as_json:
-        click.echo(f"Wrote {', '.join(map(str, paths))}.")
+        _print(runs)
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns what keeps the report from being written into a sentence."""
+def _registered(api: Api, archive: str, query: dict[str, int]) -> Iterator[str]:
+    """Registers the archive under a name of its own, and unregisters it."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
     try:
-        yield
-    except ImportError as error:
-        raise click.ClickException(f"{EXTRA} ({error})") from error
-    except OSError as error:
-        raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
+        api.call("POST", "models", url=archive, model_name=name, synchronous="true", **query)
+        yield name
+    finally:
+        # It may be there or not, if the registration was refused or interrupted.
+        api.send("DELETE", "models", name)
 
 
-def _require_success(found: Figures) -> None:
-    if not found.requests:
-        raise click.ClickException(NONE_MEASURED)
-    if found.errors == found.requests:
-        failure = found.failures[0]
-        raise click.ClickException(f"{NO_SUCCESS}: {failure.kind}, the first: {failure.text}")
+def _drive(post: Callable[[float], list[Answer]], clients: int, seconds: float) -> list[Answer]:
+    """Returns all answers; each client sends when it has its answer."""
+    end_s = time.perf_counter() + seconds
+    with ThreadPoolExecutor(clients) as pool:
+        return list(itertools.chain.from_iterable(pool.map(post, [end_s] * clients)))
 
 
-def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
-    if all(one.mean_batch is None for one in found):
-        warn(f"{metrics_url} does not tell how large batches were (--metrics-url)")
+def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float) -> list[Answer]:
+    """Sends one request after the other on one connection."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    answers: list[Answer] = []
+    with contextlib.closing(kind(parts.netloc, timeout=_ANSWER_TIMEOUT_S)) as connection:
+        while (begun_s := time.perf_counter()) < end_s:
+            try:
+                connection.request("POST", parts.path, content, headers)
+                response = connection.getresponse()
+                text = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                answers.append(str(error) or type(error).__name__)
+                time.sleep(_PAUSE_S)
+                continue
+            if response.status < _FIRST_ERROR:
+                answers.append(time.perf_counter() - begun_s)
+            else:
+                answers.append(f"{response.status} {text[:300].decode(errors='replace')}")
+    return answers
 
 
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no such port, or half an address
-        return False
+def _run(size: int, clients: int, answers: list[Answer], seconds: float) -> Run:
+    errors = [one for one in answers if isinstance(one, str)]
+    ordered_ms = sorted(1000 * one for one in answers if isinstance(one, float)) or [0.0]
+    p50_ms, p99_ms = (ordered_ms[math.ceil(share * len(ordered_ms)) - 1] for share in (0.5, 0.99))
+    rate_per_s = (len(answers) - len(errors)) / seconds
+    return Run(size, clients, rate_per_s, p50_ms, p99_ms, len(errors), "".join(errors[:1]))
 
 
-def _facts(sweep: Sweep, load: Load) -> dict[str, str]:
-    return {
-        "archive": sweep.archive,
-        "workers": str(sweep.workers),
-        "body": f"{len(load.body)} bytes",
-        "connections": str(load.connections),
-        "requests leave": f"{load.rate_per_s:g}/s" if load.rate_per_s else "as answers come",
-        "seconds per run": f"{load.duration_s:g}, after {load.warmup_s:g} of warming up",
-    }
-
-
-def _print_figures(found: Figures) -> None:
-    rows = {
-        "requests/s": f"{found.requests_per_s:.1f}",
-        "p50": f"{found.p50_ms:.1f} ms",
-        "p95": f"{found.p95_ms:.1f} ms",
-        "p99": f"{found.p99_ms:.1f} ms",
-        "mean batch": "-" if found.mean_batch is None else f"{found.mean_batch:.1f}",
-        "requests": str(found.requests),
-        "errors": str(found.errors),
-    }
-    rows |= {f"  {one.kind}": f"{one.count}, the first: {one.text}" for one in found.failures}
-    grid = Table(box=None, show_header=False)
-    for name, value in rows.items():
-        grid.add_row(name, escape(value))
-    out(wraps=True).print(grid)
-
-
-def _print_points(points: list[Point]) -> None:
-    # It must fit into a terminal of 80 columns.
-    grid = Table(*HEADS, box=None, pad_edge=False, collapse_padding=True)
-    for column in grid.columns:
-        column.justify = "right"
-    for row in table(points):
-        grid.add_row(*row)
+def _print(runs: list[Run]) -> None:
+    """Prints a row and a bar per run; `x single` compares it with batches of one."""
+    heads = ("clients", "batch size", "requests/s", "x single", "p50 ms", "p99 ms", "errors")
+    grid = Table(*(Column(head, justify="right") for head in heads), "", box=None, pad_edge=False)
+    single_per_s = {run.clients: run.requests_per_s for run in runs if run.batch_size == 1}
+    most_per_s = max(run.requests_per_s for run in runs)
+    for run in sorted(runs, key=lambda run: (run.clients, run.batch_size)):
+        single = single_per_s[run.clients]
+        grid.add_row(
+            *(str(run.clients), str(run.batch_size), f"{run.requests_per_s:,.0f}"),
+            f"{run.requests_per_s / single:.1f}" if single else "-",
+            *(f"{run.p50_ms:.1f}", f"{run.p99_ms:.1f}", str(run.errors)),
+            "█" * round(_WIDEST_BAR * run.requests_per_s / most_per_s),
+        )
     out().print(grid)
-    for point in points:
-        for one in point.figures.failures:
-            setting = f"batch size {point.batch_size}, delay {point.delay_ms} ms"
-            warn(f"{setting}: {one.kind} ({one.count}), the first: {one.text}")
+    for run in runs:
+        if run.errors:
+            warn(f"batch size {run.batch_size}, {run.clients} clients: {run.first_error}")

@@ -1,11 +1,11 @@
 """What a comparison of two servers comes to: a row per path, and the first differences."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferry.load.figures import percentile
 from ferry.shadow.comparison import Answer, Tolerance, Verdict, compare
 
 _SHARES = (0.5, 0.95, 0.99)
@@ -98,3 +98,8 @@ class Result:
 def _percentiles_ms(latencies_s: Sequence[float]) -> list[float]:
     ordered = sorted(latencies_s)
     return [1000 * percentile(ordered, share) for share in _SHARES] if ordered else []
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least this share of the ordered values does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0

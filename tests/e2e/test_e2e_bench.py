@@ -1,4 +1,4 @@
-"""`ferry bench batching` against a running server."""
+"""`ferry bench` against a running server."""
 
 import json
 import subprocess
@@ -15,49 +15,65 @@ import time
 def handle(data, context):
     if data:
         time.sleep(0.02)
+    if any((row.get("body") or b"") == b"fail" for row in data or []):
+        raise ValueError("no")
     return data and ["done" for _ in data]
 """
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
+def bench(server: FerryServer, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(FERRY), "bench", *words, "--duration", "1.5", "--delay", "0"],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "FERRY_MANAGEMENT_URL": server.management,
+            "FERRY_INFERENCE_URL": server.inference,
+        },
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def registered(server: FerryServer) -> list[str]:
+    return [model["modelName"] for model in server.manage("GET", "models").json()["models"]]
+
+
 def test_bench_shows_what_batching_does_and_leaves_no_model(
     server: FerryServer, tmp_path: Path
 ) -> None:
     # Given a model that takes as long for eight requests as for one
     archive = make_archive(server.store, "napping", {"handler.py": SLOW})
     # When
-    words = ["--batch-sizes", "8", "--delays", "0", "--duration", "1.5", "--connections", "16"]
-    done = subprocess.run(
-        [
-            str(FERRY),
-            "bench",
-            "batching",
-            archive,
-            *words,
-            "--json",
-            "--out",
-            str(tmp_path / "out"),
-        ],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(tmp_path),
-            "FERRY_MANAGEMENT_URL": server.management,
-            "FERRY_INFERENCE_URL": server.inference,
-            "FERRY_METRICS_URL": f"{server.metrics}/metrics",
-        },
-        capture_output=True,
-        timeout=50,
-        check=False,
-    )
+    done = bench(server, tmp_path, archive, "--batch-sizes", "8", "--clients", "1,16", "--json")
     # Then
-    assert done.returncode == 0, done.stderr.decode()
-    single, batched = json.loads(done.stdout)["points"]
-    assert (single["errors"], batched["errors"]) == (0, 0)
-    assert single["mean_batch"] == 1.0
-    assert batched["mean_batch"] > 2
-    assert batched["requests_per_s"] > 1.5 * single["requests_per_s"]
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"chart.png", "report.json"}
+    assert done.returncode == 0, done.stderr
+    runs = {(run["batch_size"], run["clients"]): run for run in json.loads(done.stdout)}
+    assert set(runs) == {(1, 1), (1, 16), (8, 1), (8, 16)}
+    assert not any(run["errors"] for run in runs.values())
+    assert runs[8, 16]["requests_per_s"] > 1.5 * runs[1, 16]["requests_per_s"]
+    assert runs[1, 1]["p50_ms"] >= 20
     # And nothing of it is registered any more
-    names = [model["modelName"] for model in server.manage("GET", "models").json()["models"]]
-    assert not [name for name in names if name.startswith("bench-")]
+    assert not [name for name in registered(server) if name.startswith("bench-")]
+
+
+def test_bench_tells_why_nothing_succeeds_and_leaves_no_model(
+    server: FerryServer, tmp_path: Path
+) -> None:
+    # Given
+    archive = make_archive(server.store, "failing", {"handler.py": SLOW})
+    body = tmp_path / "body"
+    body.write_text("fail")
+    # When
+    failed = bench(server, tmp_path, archive, "--body", str(body), "--batch-sizes", "1")
+    refused = bench(server, tmp_path, "missing.mar")
+    # Then
+    assert failed.returncode == 1
+    assert "no request was answered with a success: 503" in failed.stderr
+    assert refused.returncode == 1
+    assert "missing.mar" in refused.stderr
+    assert not [name for name in registered(server) if name.startswith("bench-")]

@@ -130,7 +130,7 @@ class _Driver:
 
     def _arrivals(self) -> Iterator[float]:
         """Yields when requests leave: at random, as if from many independent clients."""
-        source = random.Random(_SEED)  # noqa: S311 - the same arrivals in each run
+        source = random.Random(_SEED)
         due_s = self._start_s
         while (due_s := due_s + source.expovariate(self._load.rate_per_s)) < self._end_s:
             yield due_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ferry.load.driver import Outcome
+from benchmarks.measuring.driver import Outcome
 
 BATCH_METRIC = "ferry_batch_size"
 _METRICS_TIMEOUT_S = 5.0

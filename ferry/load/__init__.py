@@ -1,1 +1,0 @@
-"""Sends load to a server and reports what it did, for `ferry bench`."""
