@@ -222,7 +222,7 @@ def test_readme_works_as_pasted(reader):
     # When the rest is run: another server, the table of batches, and a job
     printed = reader.follow(page)
     # Then
-    assert re.search(r"^ *32 ", printed, re.MULTILINE)
+    assert re.search(r"^ *64 +32 ", printed, re.MULTILINE)
     assert '"status": "queued"' in printed
     reader.stop()
 
