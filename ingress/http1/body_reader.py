@@ -107,7 +107,7 @@ def _incomplete() -> BadRequest:
 
 def _codings(exchange: Exchange) -> list[str]:
     # All lines together are one list.
-    lines = (value for name, value in exchange.headers if name == "transfer-encoding")
+    lines = (value for name, value in exchange.headers if name.lower() == "transfer-encoding")
     return [value.strip().lower() for value in lines]
 
 

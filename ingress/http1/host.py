@@ -147,7 +147,9 @@ def _names_one_host(exchange: Exchange) -> bool:
         return exchange.http_version < "1.1"
     # Mostly no header comes twice, which costs less to see.
     names = exchange.headers
-    return len(exchange.fields) == len(names) or [name for name, _ in names].count("host") == 1
+    if len(exchange.fields) == len(names):
+        return True
+    return [name.lower() for name, _ in names].count("host") == 1
 
 
 async def _finish(exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:

@@ -23,9 +23,9 @@ _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"
 # Those of them that say how its body comes.
 _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
-# Looked up rather than decoded: most requests have no others.
+# Spelled so, and in lower case. Looked up rather than decoded: most requests have no others.
 _USUAL_NAMES = {
-    spelling.encode(): name
+    spelling.encode(): (spelling, name)
     for name in (
         "accept",
         "accept-encoding",
@@ -155,6 +155,7 @@ class RequestParser:
         self._head_bytes = self._around_bytes = 0
         is_short = len(self._url) <= _MAX_KEPT_CHARS
         path, query = _known_split(self._url) if is_short else _split(self._url)
+        headers, fields = _decoded(self._lines)
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
@@ -162,10 +163,13 @@ class RequestParser:
             path=path,
             query=query,
             http_version=parser.get_http_version(),
-            headers=_decoded(self._lines),
+            headers=headers,
+            fields=fields,
             keeps_alive=parser.should_keep_alive(),
         )
-        if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
+        # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
+        # llhttp goes by it nevertheless (RFC 9112, 6.1).
+        if exchange.http_version < "1.1" and "transfer-encoding" in fields:
             raise _Refused
         self._on_request(exchange)
 
@@ -190,7 +194,7 @@ class RequestParser:
         upgrade with each POST over http://. The bytes behind it may be no HTTP.
         """
         assert self._current is not None
-        framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
+        framing = (line for line in self._current.headers if line[0].lower() in _BODY_FRAMING)
         head = "".join(f"{name}: {value}\r\n" for name, value in framing)
         callbacks = SimpleNamespace(
             on_body=self.on_body, on_message_complete=self.on_message_complete
@@ -205,23 +209,28 @@ class RequestParser:
         return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
 
 
-def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> list[Header]:
-    """Returns the headers with names in lower case, without those whose values are not UTF-8.
+def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> tuple[list[Header], dict[str, str]]:
+    """Returns `headers` and `fields` of an exchange.
 
     Raises:
-        UnicodeDecodeError: such a one says where the request ends; a proxy may read it otherwise.
+        UnicodeDecodeError: one that is not UTF-8 says where the request ends; a proxy may read it
+            otherwise.
     """
+    headers, fields = [], {}
     try:
-        return [
-            (_USUAL_NAMES.get(name) or _lower(name), value.decode().strip(" \t"))
-            for name, value in lines
-        ]
+        for name, line in lines:
+            value = line.decode().strip(" \t")
+            spelled, lower = _USUAL_NAMES.get(name) or _spellings(name)
+            headers.append((spelled, value))
+            fields[lower] = value
     except UnicodeDecodeError:
         return _decoded([line for line in lines if _is_utf8(*line)])
+    return headers, fields
 
 
-def _lower(name: bytes) -> str:
-    return name.decode("latin-1").lower()
+def _spellings(name: bytes) -> tuple[str, str]:
+    text = name.decode("latin-1")
+    return text, text.lower()
 
 
 def _is_utf8(name: bytes, value: bytes) -> bool:
@@ -232,12 +241,6 @@ def _is_utf8(name: bytes, value: bytes) -> bool:
             raise
         return False
     return True
-
-
-def _has_transfer_encoding(exchange: Exchange) -> bool:
-    # In HTTP/1.0, where a proxy may not know this header and see another end of the request, llhttp
-    # goes by it nevertheless (RFC 9112, 6.1).
-    return any(name == "transfer-encoding" for name, _ in exchange.headers)
 
 
 def _split(target: bytes) -> tuple[str, str]:

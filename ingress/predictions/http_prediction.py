@@ -100,6 +100,10 @@ class HttpPrediction(Prediction):
     def base_url(self) -> str:
         """Returns the URL of the server as this client sees it, without a slash at the end."""
 
+    def sent_headers(self) -> dict[str, str]:
+        """Returns the headers for the handler, as the client spelled them where that is known."""
+        return self._headers
+
     @abstractmethod
     async def send_stream(self, answer: StreamedAnswer) -> None:
         """Sends an answer in pieces, and closes it.
@@ -197,13 +201,15 @@ class HttpPrediction(Prediction):
         self.timeout_s = read_timeout_s(self._headers) or 0.0
 
     def _read(self, target: Target, body: Content) -> Request:
+        sent = self.sent_headers()
         if self.spec is not None and self.spec.decodes_itself:
             if not target.is_v2:
-                return read_undecoded(target, self._headers, body, self._query)
+                return read_undecoded(target, self._headers, body, self._query, sent=sent)
             self._is_tensors = True
         if self._is_tensors:
-            return read_tensors(target, self._headers, body)
-        return read_request(target, self._headers, body, self._query if target.takes_query else "")
+            return read_tensors(target, self._headers, body, sent=sent)
+        query = self._query if target.takes_query else ""
+        return read_request(target, self._headers, body, query, sent=sent)
 
     async def _named(self, request: Request) -> Target:
         """Returns the target with its model's name, from wherever TorchServe takes it.

@@ -35,6 +35,9 @@ class _RoutedPrediction(HttpPrediction):
     def base_url(self) -> str:
         return _base_url(self.shared, self.exchange)
 
+    def sent_headers(self) -> dict[str, str]:
+        return dict(self.exchange.headers)
+
     async def send_stream(self, answer: StreamedAnswer) -> None:
         await send_answer(answer, self.exchange, self.shared.max_response_size_bytes)
 
@@ -116,6 +119,9 @@ class InferenceRouter:
         try:
             # Neither Redis nor a handler needs the key.
             authorization = headers.pop("authorization", "")
+            exchange.headers = [
+                header for header in exchange.headers if header[0].lower() != "authorization"
+            ]
             self._authorizer.admit(exchange.method, exchange.path, authorization)
         except ServeError as error:
             exchange.respond(*error_answer(error))

@@ -110,9 +110,9 @@ def _answer(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
 
 def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
     # In an environ, an underscore could not be told from the dash of a trusted header.
-    if "_" in name or name in ("content-length", "transfer-encoding"):
-        return
     key = name.upper().replace("-", "_")
+    if "_" in name or key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
+        return
     if key != "CONTENT_TYPE":
         key = f"HTTP_{key}"
     environ[key] = f"{environ[key]},{value}" if key in environ else value

@@ -30,12 +30,19 @@ _MAX_BOUNDARY_CHARS = 200
 # A header may contain tabs. Other control characters would end a line elsewhere, or move a cursor.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
+# Requests that the worker runs alone, by these headers; a handler finds them in any spelling.
+_SPECIAL = ("describe", "explain")
 _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_undecoded(
-    target: Target, headers: dict[str, str], body: Content, query: str = ""
+    target: Target,
+    headers: dict[str, str],
+    body: Content,
+    query: str = "",
+    *,
+    sent: dict[str, str] | None = None,
 ) -> Request:
     """Makes a request for a model that decodes bodies itself.
 
@@ -45,23 +52,29 @@ def read_undecoded(
     Raises:
         BadRequest: a multipart form that cannot be parsed or has too many parts.
     """
-    headers[URL_QUERY] = query
     kind = _mime(headers.get("content-type", ""))
     whole = [Part("body", kind, body)]
     parts = whole if kind == _URLENCODED else read_parts(headers.get("content-type", ""), body)
-    return _request(target, headers, parts)
+    request = _request(target, headers, parts, sent)
+    return Request({**request.headers, URL_QUERY: query}, parts)
 
 
 def read_request(
-    target: Target, headers: dict[str, str], body: Content, query: str = ""
+    target: Target,
+    headers: dict[str, str],
+    body: Content,
+    query: str = "",
+    *,
+    sent: dict[str, str] | None = None,
 ) -> Request:
-    """Makes a request of headers and body; `headers` becomes part of it.
+    """Makes a request of headers and body; `sent`, or else `headers`, becomes part of it.
 
     Args:
         target: what the path asks for; overwrites the headers `explain` and `url_path`.
         headers: names in lower case.
         body: whole and already within `max_request_size`.
         query: its pairs are parts, too, before those of the body.
+        sent: the headers with their names as the client spelled them.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
@@ -69,10 +82,16 @@ def read_request(
     parts = read_parts(headers.get("content-type", ""), body)
     if query:
         parts = _last_of_each_name(chain(_urlencoded_parts(query.encode()), parts))
-    return _request(target, headers, parts)
+    return _request(target, headers, parts, sent)
 
 
-def _request(target: Target, headers: dict[str, str], parts: list[Part]) -> Request:
+def _request(
+    target: Target, fields: dict[str, str], parts: list[Part], sent: dict[str, str] | None
+) -> Request:
+    headers = fields if sent is None else sent
+    for name in _SPECIAL:
+        if name in fields:
+            headers[name] = fields[name]
     if target.explain is not None:
         headers["explain"] = target.explain
     if target.url_path is not None:
@@ -89,7 +108,9 @@ def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
 
-def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Request:
+def read_tensors(
+    target: Target, headers: dict[str, str], body: Content, *, sent: dict[str, str] | None = None
+) -> Request:
     """Makes a request of the headers and the body of the Open Inference Protocol.
 
     Raises:
@@ -98,9 +119,8 @@ def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Requ
     text = headers.get(TENSOR_HEADER, str(len(body)))
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
-    if target.explain is not None:
-        headers["explain"] = target.explain
-    return Request(headers, [Part("body", f"{OPEN_INFERENCE_TYPE};json={int(text)}", body)])
+    kind = f"{OPEN_INFERENCE_TYPE};json={int(text)}"
+    return _request(target, headers, [Part("body", kind, body)], sent)
 
 
 def first_in_query(query: str, name: str) -> str:

@@ -53,7 +53,7 @@ def impatient():
     async def answer(exchange):
         try:
             if exchange.method == "POST":
-                await read_body(exchange, dict(exchange.headers), 100_000, timeout_s=BODY_TIMEOUT_S)
+                await read_body(exchange, exchange.fields, 100_000, timeout_s=BODY_TIMEOUT_S)
         except RequestTimeout as error:
             exchange.respond(*error_answer(error, "id"))
         else:
