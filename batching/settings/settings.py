@@ -114,6 +114,19 @@ class Settings:
     max_response_size_bytes: int = _setting(
         6_553_500, key="max_response_size", doc="largest answer of a handler"
     )
+    max_form_parts: int = _setting(1000, doc="parts, or fields, that a form may have")
+    max_header_size_bytes: int = _setting(
+        65_536, key="max_header_size", doc="largest request line with all headers"
+    )
+    idle_timeout_s: float = _setting(
+        65.0, key="idle_timeout", doc="seconds a connection may wait for the head of a request"
+    )
+    body_timeout_s: float = _setting(
+        60.0, key="body_timeout", doc="seconds a request's body may take to arrive"
+    )
+    unread_timeout_s: float = _setting(
+        30.0, key="unread_timeout", doc="seconds a client may take in nothing of its answer"
+    )
     number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
     decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
     service_envelope: str = _setting(

@@ -13,10 +13,10 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.http1.exchange import Connection, Exchange, Header
+from ingress.http1.exchange import Answer, Connection, Exchange, Header
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 100
+# As which a shorter header counts, or a head of little ones would be ten thousands.
+LEAST_HEADER_BYTES = 64
 _MAX_KEPT_CHARS = 256
 # The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
@@ -61,11 +61,12 @@ _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class Unreadable(Exception):
-    """The bytes are not HTTP, or too many. `status` is the answer's."""
+    """The bytes are not HTTP, or too many. `answer` says so."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, text: str = "") -> None:
         super().__init__(status)
-        self.status = status
+        headers = [("content-type", "text/plain")] if text else []
+        self.answer = Answer(status, headers, text.encode())
 
 
 class UnknownMethod(Unreadable):
@@ -82,17 +83,23 @@ class _Refused(Exception):
 class RequestParser:
     """Parses the requests of one connection, in order."""
 
-    def __init__(self, connection: Connection, on_request: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        on_request: Callable[[Exchange], None],
+        max_head_bytes: int,
+    ) -> None:
         self.is_in_head = False
         self._connection = connection
         self._on_request = on_request
+        self._max_head_bytes = max_head_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._lines: list[tuple[bytes, bytes]] = []  # of the head
         self._head_bytes = 0
         self._around_bytes = 0
         self._current: Exchange | None = None
-        self._refusal = HTTPStatus.BAD_REQUEST
+        self._refusal = Unreadable(HTTPStatus.BAD_REQUEST)
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Announces requests as soon as their heads are whole; returns whether more can be fed.
@@ -115,12 +122,12 @@ class RequestParser:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise UnknownMethod from error
-            raise Unreadable(self._refusal) from error
+            raise self._refusal from error
         # In a head, or behind one whose body has not ended.
         if self._around_bytes > MAX_AROUND_BYTES:
             raise Unreadable(HTTPStatus.BAD_REQUEST)
-        if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self.is_in_head and self._head_bytes > self._max_head_bytes:
+            raise self._too_large()
         return is_going_on
 
     def end(self) -> None:
@@ -146,10 +153,11 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         """Announces the request."""
         # The bytes that have come may be more than the head.
-        is_long = self._head_bytes > MAX_HEAD_BYTES
-        if len(self._lines) > MAX_HEADERS or (is_long and self._is_too_large()):
+        is_long = self._head_bytes > self._max_head_bytes
+        has_many = len(self._lines) * LEAST_HEADER_BYTES > self._max_head_bytes
+        if has_many or (is_long and self._is_too_large()):
             # Here, as another request in the same read would take this one's place.
-            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._refusal = self._too_large()
             raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
@@ -206,7 +214,12 @@ class RequestParser:
 
     def _is_too_large(self) -> bool:
         sizes_bytes = (len(name) + len(value) for name, value in self._lines)
-        return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
+        return len(self._url) + sum(sizes_bytes) > self._max_head_bytes
+
+    def _too_large(self) -> Unreadable:
+        text = f"The request line and headers have more than {self._max_head_bytes} bytes, or too "
+        text += "many headers; raise max_header_size.\n"
+        return Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
 
 def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> tuple[list[Header], dict[str, str]]:

@@ -58,12 +58,14 @@ class HttpPredictions:
         is_open_inference: bool,
         max_response_size_bytes: int,
         jobs: JobDoor,
+        max_form_parts: int,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
         self.jobs = jobs
         self.is_open_inference = is_open_inference
         self.max_response_size_bytes = max_response_size_bytes
+        self.max_form_parts = max_form_parts
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
 
@@ -201,15 +203,17 @@ class HttpPrediction(Prediction):
         self.timeout_s = read_timeout_s(self._headers) or 0.0
 
     def _read(self, target: Target, body: Content) -> Request:
-        sent = self.sent_headers()
+        sent, most = self.sent_headers(), self.shared.max_form_parts
         if self.spec is not None and self.spec.decodes_itself:
             if not target.is_v2:
-                return read_undecoded(target, self._headers, body, self._query, sent=sent)
+                return read_undecoded(
+                    target, self._headers, body, self._query, sent=sent, max_parts=most
+                )
             self._is_tensors = True
         if self._is_tensors:
             return read_tensors(target, self._headers, body, sent=sent)
         query = self._query if target.takes_query else ""
-        return read_request(target, self._headers, body, query, sent=sent)
+        return read_request(target, self._headers, body, query, sent=sent, max_parts=most)
 
     async def _named(self, request: Request) -> Target:
         """Returns the target with its model's name, from wherever TorchServe takes it.
@@ -219,7 +223,8 @@ class HttpPrediction(Prediction):
         """
         if self._target.model_name:
             return self._target
-        name = first_in_query(self._query, "model_name") or await self.service.only_startup_model()
+        name = first_in_query(self._query, "model_name", self.shared.max_form_parts)
+        name = name or await self.service.only_startup_model()
         if not name:
             parts = {part.name: part.content for part in request.parts}
             name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")

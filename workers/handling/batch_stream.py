@@ -24,8 +24,8 @@ from workers.handling.rows import encode_output, header_texts
 
 log = logging.getLogger(__name__)
 
-# Without any progress. The ingress gives up a client that reads nothing before that.
-STALL_S = 30.0
+# Beyond `unread_timeout`, after which the ingress gives up a client that reads nothing.
+STALL_MARGIN_S = 5.0
 POLL_S = 0.02
 
 Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
@@ -51,7 +51,7 @@ class BatchStream:
         outage: OutageLog | None = None,
         reporter: JobReporter | None = None,
         *,
-        stall_s: float = STALL_S,
+        stall_s: float,
     ) -> None:
         self.counts: dict[str, int] = {}
         self.kept: dict[str, bytearray] = {}

@@ -36,7 +36,7 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
-from workers.handling.batch_stream import BatchStream
+from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
@@ -241,7 +241,14 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         model_metric_log.addHandler(MetricsFile(settings))
     timer = HandlerTimer(spec.response_timeout_s)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
-    stream = BatchStream(model.context, send, timer, outage, JobReporter(queue.tell, outage))
+    stream = BatchStream(
+        model.context,
+        send,
+        timer,
+        outage,
+        JobReporter(queue.tell, outage),
+        stall_s=settings.unread_timeout_s + STALL_MARGIN_S,
+    )
     call = HandlerCall(model, settings, stream, timer)
     runner = Runner(
         call,

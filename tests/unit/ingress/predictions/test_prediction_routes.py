@@ -69,6 +69,7 @@ def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
         echo.services.predictor,
         is_open_inference=True,
         max_response_size_bytes=1000,
+        max_form_parts=1000,
         jobs=echo.services.jobs,
     )
     # When

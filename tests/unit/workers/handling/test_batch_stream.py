@@ -304,7 +304,7 @@ def test_pieces_of_a_job_are_told_until_its_batch_is_run_again():
 
     context = Context("echo", "/", None, 8, None, "0.12.0")
     timer = HandlerTimer(None)
-    stream = BatchStream(context, Queue().send, timer, reporter=reporter)
+    stream = BatchStream(context, Queue().send, timer, reporter=reporter, stall_s=5.0)
     call = HandlerCall(LoadedModel(Handler(answer), context), Settings(), stream, timer)
     one = Runner(call, stream, lambda items: [*items], 10_000)
     jobs = [
