@@ -96,7 +96,7 @@ def status_answer(text: str, status: int = 200) -> Answer:
 def error_answer(error: ServeError, request_id: str = "") -> Answer:
     """Returns the answer to a request that failed so; TorchServe's own 413 is bare."""
     if type(error) is PayloadTooLarge:
-        return Answer(error.status, [], b"")
+        return Answer(error.status, [("x-ferry-reason", error.reason)], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
     if error.retry_after_s is not None:
         # Whole seconds, rounded up: "0" would invite an immediate retry.
