@@ -224,7 +224,10 @@ def _multipart_part(section: Content) -> Part:
     head_end = section.find(b"\r\n\r\n", 0, _MAX_PART_HEADER_BYTES)
     padding, line_break, head = section[: max(head_end, 0)].partition(b"\r\n")
     if head_end < 0 or padding.strip(b" \t") or not line_break:
-        raise BadRequest("A part of the multipart body has no proper header.")
+        raise BadRequest(
+            f"A part of the multipart body has no proper header of up to {_MAX_PART_HEADER_BYTES} "
+            "bytes."
+        )
     content = section[head_end + 4 :]
     if usual := _USUAL_HEAD.fullmatch(head):
         name, file, kind_line = usual.groups(b"")

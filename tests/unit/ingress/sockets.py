@@ -52,14 +52,14 @@ def served(app, client, *, tls=None, **options):
 @contextlib.contextmanager
 def listening(echo, address, tls=None, settings=None):
     """The inference port of this ingress on another address, too."""
+    settings = settings or echo.services.settings
     predictions = HttpPredictions(
         echo.services.predictor,
         is_open_inference=False,
         max_response_size_bytes=20,
-        max_form_parts=1000,
+        max_form_parts=settings.max_form_parts,
         jobs=echo.services.jobs,
     )
-    settings = settings or echo.services.settings
     services = replace(echo.services, http_predictions=predictions, settings=settings)
     app = application(services, frozenset({Role.INFERENCE}))
 

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 
 
 ANSWER = b"x" * 4_000_000
+FORM = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 7"
 IMPATIENT = Settings(idle_timeout_s=0.5, unread_timeout_s=1.0)
 BODY_TIMEOUT_S = 0.2
 
@@ -214,13 +215,18 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
         (post("/predictions/echo", b"Transfer-Encoding: chunked"), 408, "body_timeout"),
         (post("/nothing", b"Content-Length: 9"), 408, "body_timeout"),
         (post("/", b"X: " + b"y" * 3000), 431, "max_header_size"),
+        (post("/predictions/echo", FORM, body=b"a=1&b=2"), 400, "max_form_parts"),
     ],
 )
 def test_limits_are_settings_that_the_answer_names(echo, request_bytes, status, setting):
     # Given
     address = Address("127.0.0.1", free_ports(1))
     settings = replace(
-        echo.services.settings, body_timeout_s=0.2, idle_timeout_s=0.5, max_header_size_bytes=2048
+        echo.services.settings,
+        body_timeout_s=0.2,
+        idle_timeout_s=0.5,
+        max_header_size_bytes=2048,
+        max_form_parts=1,
     )
     # When
     with listening(echo, address, settings=settings):
