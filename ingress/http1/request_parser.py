@@ -99,7 +99,7 @@ class RequestParser:
         self._head_bytes = 0
         self._around_bytes = 0
         self._current: Exchange | None = None
-        self._refusal = Unreadable(HTTPStatus.BAD_REQUEST)
+        self._is_head_too_large = False
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Announces requests as soon as their heads are whole; returns whether more can be fed.
@@ -122,7 +122,9 @@ class RequestParser:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise UnknownMethod from error
-            raise self._refusal from error
+            if self._is_head_too_large:
+                raise self._too_large() from error
+            raise Unreadable(HTTPStatus.BAD_REQUEST) from error
         # In a head, or behind one whose body has not ended.
         if self._around_bytes > MAX_AROUND_BYTES:
             raise Unreadable(HTTPStatus.BAD_REQUEST)
@@ -157,7 +159,7 @@ class RequestParser:
         has_many = len(self._lines) * LEAST_HEADER_BYTES > self._max_head_bytes
         if has_many or (is_long and self._is_too_large()):
             # Here, as another request in the same read would take this one's place.
-            self._refusal = self._too_large()
+            self._is_head_too_large = True
             raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0

@@ -29,6 +29,7 @@ from ingress.torchserve.answers import (
     with_error_key,
 )
 from ingress.torchserve.payload import (
+    OWN_HEADERS,
     first_in_query,
     is_form,
     read_request,
@@ -203,17 +204,23 @@ class HttpPrediction(Prediction):
         self.timeout_s = read_timeout_s(self._headers) or 0.0
 
     def _read(self, target: Target, body: Content) -> Request:
-        sent, most = self.sent_headers(), self.shared.max_form_parts
+        request = self._parsed(target, body)
+        sent = self.sent_headers()
+        for name in OWN_HEADERS:
+            if name in request.headers:
+                sent[name] = request.headers[name]
+        return Request(sent, request.parts)
+
+    def _parsed(self, target: Target, body: Content) -> Request:
+        most = self.shared.max_form_parts
         if self.spec is not None and self.spec.decodes_itself:
             if not target.is_v2:
-                return read_undecoded(
-                    target, self._headers, body, self._query, sent=sent, max_parts=most
-                )
+                return read_undecoded(target, self._headers, body, self._query, most)
             self._is_tensors = True
         if self._is_tensors:
-            return read_tensors(target, self._headers, body, sent=sent)
+            return read_tensors(target, self._headers, body)
         query = self._query if target.takes_query else ""
-        return read_request(target, self._headers, body, query, sent=sent, max_parts=most)
+        return read_request(target, self._headers, body, query, most)
 
     async def _named(self, request: Request) -> Target:
         """Returns the target with its model's name, from wherever TorchServe takes it.

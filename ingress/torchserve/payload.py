@@ -36,8 +36,8 @@ _USUAL_HEAD = re.compile(
     rb'(; filename="[ !#$&-[\]-~]*"(?:\r\nContent-Type: ([ -~]*))?)?',
     re.IGNORECASE,
 )
-# Requests that the worker runs alone, by these headers; a handler finds them in any spelling.
-_SPECIAL = ("describe", "explain")
+# The headers that the server writes, and those by which a worker runs a request alone.
+OWN_HEADERS = ("describe", "explain", "url_path", URL_QUERY)
 _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
@@ -47,8 +47,6 @@ def read_undecoded(
     headers: dict[str, str],
     body: Content,
     query: str = "",
-    *,
-    sent: dict[str, str] | None = None,
     max_parts: int = _USUAL_PARTS,
 ) -> Request:
     """Makes a request for a model that decodes bodies itself.
@@ -59,12 +57,12 @@ def read_undecoded(
     Raises:
         BadRequest: a multipart form that cannot be parsed or has too many parts.
     """
+    headers[URL_QUERY] = query
     content_type = headers.get("content-type", "")
     kind = _mime(content_type)
     whole = [Part("body", kind, body)]
     parts = whole if kind == _URLENCODED else read_parts(content_type, body, max_parts)
-    request = _request(target, headers, parts, sent)
-    return Request({**request.headers, URL_QUERY: query}, parts)
+    return _request(target, headers, parts)
 
 
 def read_request(
@@ -72,18 +70,15 @@ def read_request(
     headers: dict[str, str],
     body: Content,
     query: str = "",
-    *,
-    sent: dict[str, str] | None = None,
     max_parts: int = _USUAL_PARTS,
 ) -> Request:
-    """Makes a request of headers and body; `sent`, or else `headers`, becomes part of it.
+    """Makes a request of headers and body; `headers` becomes part of it.
 
     Args:
         target: what the path asks for; overwrites the headers `explain` and `url_path`.
         headers: names in lower case.
         body: whole and already within `max_request_size`.
         query: its pairs are parts, too, before those of the body.
-        sent: the headers with their names as the client spelled them.
         max_parts: of a form.
 
     Raises:
@@ -92,16 +87,10 @@ def read_request(
     parts = read_parts(headers.get("content-type", ""), body, max_parts)
     if query:
         parts = _last_of_each_name(chain(_urlencoded_parts(query.encode(), max_parts), parts))
-    return _request(target, headers, parts, sent)
+    return _request(target, headers, parts)
 
 
-def _request(
-    target: Target, fields: dict[str, str], parts: list[Part], sent: dict[str, str] | None
-) -> Request:
-    headers = fields if sent is None else sent
-    for name in _SPECIAL:
-        if name in fields:
-            headers[name] = fields[name]
+def _request(target: Target, headers: dict[str, str], parts: list[Part]) -> Request:
     if target.explain is not None:
         headers["explain"] = target.explain
     if target.url_path is not None:
@@ -118,9 +107,7 @@ def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
 
-def read_tensors(
-    target: Target, headers: dict[str, str], body: Content, *, sent: dict[str, str] | None = None
-) -> Request:
+def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Request:
     """Makes a request of the headers and the body of the Open Inference Protocol.
 
     Raises:
@@ -130,15 +117,14 @@ def read_tensors(
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
     kind = f"{OPEN_INFERENCE_TYPE};json={int(text)}"
-    return _request(target, headers, [Part("body", kind, body)], sent)
+    return _request(target, headers, [Part("body", kind, body)])
 
 
 def first_in_query(query: str, name: str, max_parts: int) -> str:
     """Returns the first value that the query string has for this name; empty without one."""
-    pairs = _urlencoded_parts(query.encode(), max_parts)
-    return next((part.content for part in pairs if part.name == name), b"").decode(
-        "utf-8", "replace"
-    )
+    parts = _urlencoded_parts(query.encode(), max_parts)
+    values = (part.content for part in parts if part.name == name)
+    return next(values, b"").decode("utf-8", "replace")
 
 
 def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) -> list[Part]:

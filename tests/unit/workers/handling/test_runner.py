@@ -19,10 +19,11 @@ def test_handler_sees_ids_and_headers_of_each_request():
         assert context.metrics.request_ids == context.request_ids
         assert context.get_request_id(1) == "id-1"
         assert context.get_request_header(0, "body") == {"content-type": "text/plain"}
+        assert context.get_request_header(1, "body") == "a client's"  # as in TorchServe
         return [context.get_request_header(index, "x-user") for index in range(len(rows))]
 
     first = body(b"", "text/plain", **{"X-User": "ann"})
-    second = body(b"", "", **{"x-user": "bob", "X-User": "eve"})
+    second = body(b"", "", **{"x-user": "bob", "X-User": "eve", "body": "a client's"})
 
     # When
     replies = runner(Handler(answer)).run(batch(first, second))
