@@ -37,6 +37,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.batch_stream import BatchStream
+from workers.handling.failure_log import sentence
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
@@ -206,7 +207,7 @@ def main() -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=_sentence(error)[:MAX_ERROR_CHARS],
+            error=sentence(error, MAX_ERROR_CHARS),
             traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
@@ -231,7 +232,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
-        model.context.metrics,
+        model.context.own_metrics,
         queue.measurements,
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
@@ -321,13 +322,6 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
-
-
-def _sentence(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its text is the handler's code, too
-        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:
