@@ -64,6 +64,7 @@ OWN_KEYS = {
     "show_tracebacks",
     "snapshot_dir",
     "snapshot_file",
+    "spare_memory",
     "token_authorization",
     "unused_files_kept",
     "work_dir",
