@@ -82,6 +82,7 @@ OF_NODE = frozenset(
         "probe_dir",
         "service_envelope",
         "show_tracebacks",
+        "spare_memory_bytes",
         "unused_files_kept_s",
         "work_dir",
     }

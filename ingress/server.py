@@ -240,6 +240,7 @@ def application(
     )
     if Role.INFERENCE not in roles:
         return bridge
+    services.http_predictions.tells_errors = is_private or settings.show_tracebacks
     router = InferenceRouter(
         services.http_predictions,
         bridge,

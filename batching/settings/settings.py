@@ -140,6 +140,11 @@ class Settings:
     acceleration: str = _setting(
         "on", doc="off: the built-in image handlers run models as they came, without what is faster"
     )
+    spare_memory_bytes: int = _setting(
+        67_108_864,
+        key="spare_memory",
+        doc="bytes that a worker keeps beyond what its batches need; 0: all that it ever used",
+    )
     limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
     show_tracebacks: bool = _setting(
         False, doc="tell clients where predictions failed: the last lines of a model's own code"

@@ -108,7 +108,8 @@ class _Processors:
 class Context:
     """Lives as long as the worker; `request_ids` and `request_processor` are those of the batch.
 
-    `idx` is the row in the batch, counting from 0.
+    These and `metrics` are set anew for each batch, whatever a handler has put there: the worker's
+    metrics are kept as `own_metrics`. `idx` is the row in the batch, counting from 0.
     """
 
     def __init__(  # noqa: PLR0917 - TorchServe's order
@@ -137,7 +138,7 @@ class Context:
         self.request_ids: dict[int, str] = {}
         self._processors = _Processors(list)
         # While the model loads, there is one id, as in TorchServe.
-        self.metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
+        self.metrics = self.own_metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
         # Takes pieces of answers, with their requests, while the handler runs in a worker.
@@ -161,6 +162,7 @@ class Context:
         `make_processors` is called when the handler first asks for a header or sets something of an
         answer, which most never do.
         """
+        self.metrics = self.own_metrics
         self.request_ids = self.metrics.request_ids = request_ids
         self._processors = _Processors(make_processors)
 

@@ -44,6 +44,7 @@ class VersionMetrics:
         self._batch_size = metrics.batch_size.labels(*key)
         self._full = metrics.batches.labels(*key, FULL)
         self._late = metrics.batches.labels(*key, LATE)
+        self._unbatched = metrics.unbatched.labels(*key)
         # TorchServe labels by what the URL said.
         self.totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
@@ -83,6 +84,8 @@ class VersionMetrics:
             left = time.monotonic(), self._key, full_size, timing
             self._metrics.recent_batches.append(left)
             (self._full if timing.batch_size >= full_size else self._late).inc()
+            if timing.is_unbatched:
+                self._unbatched.inc()
 
 
 class Metrics:
@@ -110,6 +113,13 @@ class Metrics:
         )
         self.batches = self._counter(
             "ferry_batches", "Batches run, by why they left: full, or late.", "release"
+        )
+        self.unbatched = self._added(
+            Counter(
+                "ferry_unbatched_batches",
+                "Batches that failed as a whole, and whose requests then succeeded one by one.",
+                VERSION_LABELS,
+            )
         )
         self.open_requests = Gauge(
             "ferry_open_requests",

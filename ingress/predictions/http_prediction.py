@@ -69,6 +69,8 @@ class HttpPredictions:
         self.max_form_parts = max_form_parts
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
+        # Whether clients may be told why a model could not be loaded, in its handler's words.
+        self.tells_errors = False
 
 
 class HttpPrediction(Prediction):
@@ -267,13 +269,29 @@ class HttpPrediction(Prediction):
             self._respond(CLIENT_CLOSED_REQUEST, [], b"")
 
     def _refuse(self, error: ServeError) -> None:
-        if isinstance(error, NoWorker):
+        if not isinstance(error, NoWorker):
+            self._answer_error(error)
+        elif self.spec is None:
             error.message = _no_worker_text(self._target)
-            if self.spec is not None:
-                version = self._target.model_version
-                error.message += f". {how_to_get_a_worker(self.spec, version)}"
-                if self.spec.min_worker == 0:
-                    error.retry_after_s = None  # nobody has asked for one
+            self._answer_error(error)
+        else:
+            self.continue_with(self._refuse_without_worker(error, self.spec))
+
+    async def _refuse_without_worker(self, error: NoWorker, spec: ModelSpec) -> None:
+        version, why = self._target.model_version, await self.service.why_no_worker(spec)
+        if spec.load_error or (why and self.shared.tells_errors):
+            error.message = _failed_text(self._target, why)
+        elif why:
+            error.message = _failed_text(self._target, "The management API has the error")
+        else:
+            error.message = _no_worker_text(self._target)
+        if not spec.load_error:
+            error.message += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
+        if spec.min_worker == 0:
+            error.retry_after_s = None  # nobody has asked for one
+        self._answer_error(error)
+
+    def _answer_error(self, error: ServeError) -> None:
         answer = error_answer(error, self.request_id)
         self.service.end(self, answer.status, None, error.reason)
         self._respond(*(with_error_key(answer) if self._is_tensors else answer))
@@ -303,11 +321,18 @@ class HttpPrediction(Prediction):
             self._respond(*error_answer(error))
 
 
-def _no_worker_text(target: Target) -> str:
+def _no_worker(target: Target) -> str:
     # Word for word, unbalanced quote included: TorchServe 0.12.
     version = "" if target.model_version is None else f' Version {target.model_version}"'
+    return f'Model "{target.model_name}"{version} has no worker to serve inference request'
+
+
+def _failed_text(target: Target, why: str) -> str:
+    return f"{_no_worker(target)}: it could not be loaded. {why.rstrip('.')}"
+
+
+def _no_worker_text(target: Target) -> str:
     return (
-        f'Model "{target.model_name}"{version} has no worker to serve inference request. '
-        "Please use scale workers API to add workers. If this is a sequence inference, please "
-        "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+        f"{_no_worker(target)}. Please use scale workers API to add workers. If this is a sequence "
+        "inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
     )

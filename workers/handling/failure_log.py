@@ -66,6 +66,14 @@ def short_ids(items: Sequence[Claimed]) -> str:
     return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
 
 
+def sentence(error: BaseException, most_chars: int) -> str:
+    """Returns the exception's kind and the beginning of its text."""
+    try:
+        return f"{type(error).__name__}: {error}"[:most_chars]
+    except Exception:  # its text is the handler's code, too
+        return type(error).__name__
+
+
 def _innermost(error: Exception) -> _Place:
     file_name, line = "?", 0
     for frame, line_number in walk_tb(error.__traceback__):

@@ -54,7 +54,7 @@ class HandlerCall:
         self._measure_at_s = 0.0
         labels = {"ModelName": context.model_name, "Level": "Model"}
         self._labels = labels_of(labels.items())
-        self._prediction_time = context.metrics.add_metric_to_cache(
+        self._prediction_time = context.own_metrics.add_metric_to_cache(
             "PredictionTime", "ms", [*labels], MetricTypes.GAUGE
         )
 

@@ -37,6 +37,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
+from workers.handling.failure_log import sentence
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
@@ -45,6 +46,8 @@ from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
+from workers.handling.spare_memory import SpareMemory
 from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
@@ -84,6 +87,7 @@ class Worker:
         idle_s: float = BLOCK_S,
         look_s: float = LOOK_S,
         reply_patience_s: float = REPLY_PATIENCE_S,
+        memory: SpareMemory | None = None,
         outage: OutageLog,
     ) -> None:
         self._batcher = batcher
@@ -94,6 +98,7 @@ class Worker:
         self._idle_s = idle_s
         self._look_s = look_s
         self._reply_patience_s = reply_patience_s
+        self._memory = memory or SpareMemory(0)
         self._outage = outage
         self._should_stop = False
         self._unsure_until = 0.0
@@ -116,6 +121,7 @@ class Worker:
                 self._outage.over("claim")
                 if batch is not None:
                     self._serve_batch(batch)
+                self._memory.look(has_run=batch is not None)
             except AWAY as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
@@ -175,7 +181,7 @@ class Worker:
             self._queue.recover()
             self._outage.over("recover", is_for_all=True)
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
-        end = self._look_at
+        end = min(self._look_at, now_s + LOOK_AT_MEMORY_S)
         idle_s = BLOCK_S if is_unsure else self._idle_s
         return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
 
@@ -206,7 +212,7 @@ def main() -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=_sentence(error)[:MAX_ERROR_CHARS],
+            error=sentence(error, MAX_ERROR_CHARS),
             traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
@@ -231,7 +237,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
-        model.context.metrics,
+        model.context.own_metrics,
         queue.measurements,
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
@@ -265,6 +271,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         unsent=reporter.unsent,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
     )
     _keep_from_forks()
@@ -328,13 +335,6 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
-
-
-def _sentence(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its text is the handler's code, too
-        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:

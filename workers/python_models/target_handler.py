@@ -113,6 +113,6 @@ def _measuring(context: Context, model_version: str) -> ferry.modeling.Measure:
     def measure(kind: str, name: str, value: float) -> None:
         metric_type = MetricTypes(kind)
         unit = _UNITS[metric_type]
-        context.metrics.add_metric(name, value, unit, None, dimensions, metric_type)
+        context.own_metrics.add_metric(name, value, unit, None, dimensions, metric_type)
 
     return measure

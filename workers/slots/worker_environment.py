@@ -12,7 +12,8 @@ from workers.slots.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory
 # from the kernel and gives it back for every batch, page by page: a tenth of a ResNet-152's time.
-# Like this, a worker keeps the memory that it has used. Other C libraries ignore these variables.
+# Like this, a worker keeps the memory that it has used, until `SpareMemory` has it give some back.
+# Other C libraries ignore these variables.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),

@@ -63,6 +63,7 @@ OWN_KEYS = {
     "show_tracebacks",
     "snapshot_dir",
     "snapshot_file",
+    "spare_memory",
     "token_authorization",
     "trusted_proxies",
     "unread_timeout",
