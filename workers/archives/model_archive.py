@@ -96,7 +96,7 @@ def find_unpacked(
         sha256: of the archive.
         work_dir: where archives are unpacked.
         owner: a word that stands for the version whose workers use the folder.
-        is_exact: not one that has further files, as of a cache.
+        is_exact: not one that has further files, as of a cache, unless a worker lives in it.
     """
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
         raise InvalidModel("The archive is registered without a SHA-256: register it anew.")

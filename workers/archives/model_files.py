@@ -63,7 +63,7 @@ class ModelFiles:
 
         Args:
             spec: of the model.
-            is_exact: with no files that an earlier worker has left beside the archive's.
+            is_exact: with no files that workers have left beside the archive's, unless one lives.
 
         Raises:
             ServeError: the archive cannot be had, is not the one that was registered, or has

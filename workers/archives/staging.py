@@ -104,12 +104,13 @@ def _state(path: Path) -> list[int]:
 def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
     """Returns the first folder of that name that is as it was made, or where to make one.
 
-    Deletes others on its way, unless a worker holds them.
+    Deletes others on its way, unless a worker holds them. One that is whole, but not exact, is
+    shared with the workers that hold it.
     """
     for number in itertools.count():
         place = work_dir / f"{name}.{number}"
         is_good = partial(is_as_made, place, is_exact=is_exact)
-        if is_good() or _remove_unheld(place, work_dir, is_good) or is_good():
+        if is_good() or _remove_unheld(place, work_dir, is_good) or is_as_made(place):
             break
     return place
 
