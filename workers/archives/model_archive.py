@@ -267,10 +267,15 @@ def _extract(path: Path, folder: Path) -> None:
     folder.mkdir()
     with read_entries(path) as entries:
         for entry in entries:
-            _write(entry, folder)
+            write_entry(entry, folder)
 
 
-def _write(entry: Entry, folder: Path) -> None:
+def write_entry(entry: Entry, folder: Path) -> None:
+    """Writes an archive's file or folder below this one.
+
+    Raises:
+        InvalidModel: this file system cannot hold its name, or has given it to another entry.
+    """
     place = folder / entry.path
     try:
         (place if entry.is_folder else place.parent).mkdir(parents=True, exist_ok=True)
