@@ -5,8 +5,10 @@ import contextlib
 import hashlib
 import logging
 import os
+import stat
+import tempfile
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -199,18 +201,40 @@ def _is_meant(url: str, others: Collection[str]) -> bool:
 
 
 def work_dir_of(settings: Settings) -> Path:
-    """Returns the folder in which a node unpacks archives.
+    """Returns the folder in which a node unpacks archives; by default the first that is writable.
 
     Raises:
-        SettingsError: none is set, and this user has no home folder for one.
+        SettingsError: it cannot be written.
     """
-    if settings.work_dir is not None:
-        return settings.work_dir
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    except RuntimeError as error:
-        # A container may run as a user that the system does not know.
-        raise SettingsError(
-            "this user has no home folder, where archives would be unpacked: set work_dir"
-        ) from error
-    return Path(cache) / "torchferry" / "models"
+    named = settings.work_dir
+    folders = [*_default_work_dirs()] if named is None else [named]
+    if (folder := next(filter(is_writable, folders), None)) is not None:
+        return folder
+    places = " or ".join(map(str, folders)) or tempfile.gettempdir()
+    raise SettingsError(f"archives cannot be unpacked in {places}: set work_dir to another folder")
+
+
+def home_cache() -> Path | None:
+    """Returns the user's folder of caches; None where the system does not know the user."""
+    with contextlib.suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return None
+
+
+def _default_work_dirs() -> Iterator[Path]:
+    if (home := home_cache()) is not None:
+        yield home / "torchferry" / "models"
+    # A container may run as a user that its system does not know, whose home is / then. What others
+    # can write may hold other models.
+    with contextlib.suppress(OSError):
+        own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            own.mkdir(mode=0o700)
+        if (found := own.lstat()).st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700:
+            yield own / "models"
+
+
+def is_writable(folder: Path) -> bool:
+    """Returns whether files can be written there, or the folder can be made."""
+    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
