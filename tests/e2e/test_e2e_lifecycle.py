@@ -155,6 +155,24 @@ def test_handler_that_changes_its_folder_serves_at_each_start(
 
 
 @pytest.mark.slow
+def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
+    server: FerryServer,
+) -> None:
+    # Given
+    archive = make_archive(server.store, "keeping", {"handler.py": RENAMES, "weights.pt": "heavy"})
+    with server.model(archive, "keeping", batch_size=1):
+        # When the second one needs a folder as it was unpacked
+        server.manage("PUT", "models/keeping", min_worker=2, synchronous="true")
+
+        # Then both read what they have renamed
+        assert len(server.worker_pids("keeping")) == 2
+        with Clients(server.inference, 8) as clients:
+            clients.send("/predictions/keeping", ["x"] * 8)
+            answers = [(answer.status, answer.body) for answer in clients.receive(8)]
+        assert answers == [(200, b"heavy")] * 8
+
+
+@pytest.mark.slow
 def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
     work_dir = tmp_path / "work"
