@@ -38,6 +38,7 @@ from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.failure_log import sentence
+from workers.archives.staging import hold
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
@@ -224,6 +225,7 @@ def main() -> int:
 
 
 def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
+    hold(assignment.model_dir)
     guard = ForkGuard()
     try:
         return load_model(assignment.spec, assignment.model_dir, assignment.device, settings)

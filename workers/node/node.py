@@ -18,6 +18,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from batching.errors import StoreUnavailable
@@ -38,7 +39,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
-from workers.archives.model_files import ModelFiles
+from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine.devices import list_gpus
 from workers.node.control_process import keep_control_workers, keep_webhook_sender
 from workers.node.dead_workers import DeadWorkers
@@ -279,6 +280,7 @@ def run(settings: Settings) -> int:
     """
     read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
     check_server(settings)
+    settings = replace(settings, work_dir=work_dir_of(settings))
     node = Node(settings, list_gpus(settings.number_of_gpu))
     asyncio.run(node.run())
     return 0
