@@ -32,6 +32,7 @@ from workers.handling.failure_log import FailureLog, short_ids
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
 from workers.handling.tracebacks import user_traceback
+from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Runner:
         self,
         call: HandlerCall,
         stream: BatchStream,
+        deadline: Deadline,
         read_again: ReadAgain,
         most_bytes: int,
         *,
@@ -60,6 +62,7 @@ class Runner:
         self._call = call
         self._context = call.context
         self._stream = stream
+        self._deadline = deadline
         self._read_again = read_again
         self._most_bytes = most_bytes  # of an answer
         # The folder of code whose lines clients may see in tracebacks.
@@ -99,6 +102,7 @@ class Runner:
             if self.is_device_broken:
                 raise DeviceBroken
             _free_gpu_memory()
+            self._deadline.wait()
             # The handler may have changed the bodies, which are its own.
             again = self._read_again(items)
             replies = [reply for item in again for reply in self._run_together([item])]
@@ -117,6 +121,7 @@ class Runner:
         The exception is gone by the time the items run again, and with it the tensors that its
         traceback holds.
         """
+        self._deadline.run()
         try:
             outputs = self._call(items)
         except StreamAbandoned:

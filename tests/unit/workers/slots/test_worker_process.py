@@ -27,7 +27,7 @@ async def ignore(_report):
     pass
 
 async def main():
-    worker = WorkerProcess.start(Path(sys.argv[1]), lambda _: {"PATH": "/bin:/usr/bin"})
+    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
     watching = asyncio.create_task(worker.watch(lambda _: None, ignore))
     while not Path(sys.argv[2]).read_text():
         await asyncio.sleep(0.01)
@@ -54,7 +54,7 @@ class Family:
         self.pids = folder / "pids"
         self.pids.touch()
         self.worker = WorkerProcess.start(
-            program(folder, self.pids), lambda _: {"PATH": "/bin:/usr/bin"}
+            program(folder, self.pids), lambda *_: {"PATH": "/bin:/usr/bin"}
         )
 
     async def begin(self):
