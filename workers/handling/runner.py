@@ -24,6 +24,7 @@ from batching.errors import (
     ServeError,
 )
 from batching.models.spec import DEFAULT_VERSION
+from batching.process.logs import text_of
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.replies import error_reply
 from ferry.modeling import Answer, BadInput
@@ -222,7 +223,7 @@ def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
     if isinstance(error, BadTensor | BadInput):
-        return BadRequest(str(error))
+        return BadRequest(text_of(error))
     if has_too_many_pixels(error):
         return too_many_pixels()
     if _is_out_of_memory(error):
@@ -238,7 +239,7 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
     # Service.predict answers 507 when the text of the exception has "CUDA" in it.
-    return "CUDA" in str(error)
+    return "CUDA" in text_of(error)
 
 
 def _has_broken_device(error: Exception) -> bool:
@@ -252,7 +253,7 @@ def _has_broken_device(error: Exception) -> bool:
             return True
         return False
     # Another library's device: by the text.
-    text = str(error)
+    text = text_of(error)
     return "CUDA error:" in text and "out of memory" not in text
 
 

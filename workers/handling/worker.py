@@ -27,7 +27,7 @@ from batching.metrics.declared import read_metrics_config
 from batching.metrics.lines import model_metric_log
 from batching.metrics.series import Measurement
 from batching.policy import policy_of
-from batching.process.logs import configure_logging
+from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
@@ -214,7 +214,7 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=_sentence(error)[:MAX_ERROR_CHARS],
+            error=f"{type(error).__name__}: {text_of(error)}"[:MAX_ERROR_CHARS],
             traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
@@ -318,7 +318,7 @@ def _keep_from_forks() -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     # Source: TorchServe 0.12 model_service_worker.
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
+        isinstance(error, RuntimeError) and "CUDA" in text_of(error) and "memory" in text_of(error)
     )
 
 
@@ -333,13 +333,6 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
         log.warning("the model's interface is not shown: %d characters of JSON", size)
         return {}
     return interface
-
-
-def _sentence(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its text is the handler's code, too
-        return type(error).__name__
 
 
 def _report(assignment: Assignment, **status: Any) -> None:
