@@ -26,9 +26,8 @@ log = logging.getLogger(__name__)
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
 LOOK_S = 1.0  # no longer than the shortest response_timeout: a batch may begin meanwhile
-LATE_LOOKS = 2
 LATE_LOOK_S = 0.05
-STACKS_S = 0.25
+STACKS_S = 0.2
 LATE = "response_timeout passed, or it would not end"
 # A worker that was told to stop looks for work once more at most.
 MOST_TURNS = 10
@@ -176,14 +175,16 @@ class WorkerProcess:
         self.kill(LATE)
 
     async def _late(self) -> None:
-        looks = 0
-        # More than once, as this process may have stood still itself, and the worker with it.
-        while looks < LATE_LOOKS:
+        was_late = False
+        while True:
             left_s = self._deadline.ends_at - time.monotonic()
-            if self._deadline.turns > self._last_turn:
-                left_s = 0.0
-            looks = looks + 1 if left_s <= 0 else 0
-            await asyncio.sleep(min(left_s, LOOK_S) if left_s > 0 else LATE_LOOK_S)
+            is_late = left_s <= 0 or self._deadline.turns > self._last_turn
+            if is_late and was_late:
+                return
+            was_late = is_late
+            # Late is seen twice, as this process may have stood still itself, and the worker with
+            # it.
+            await asyncio.sleep(LATE_LOOK_S if is_late else min(left_s, LOOK_S))
 
     def _send(self, number: int) -> None:
         # Popen would reap a process that has just ended, and the rest of its group were lost then.
