@@ -164,6 +164,7 @@ class Worker:
         """
         with contextlib.suppress(*AWAY):
             for item, reply in zip(items, replies, strict=True):
+                self._deadline.wait()
                 try:
                     self._queue.reply([item], [reply])
                 except AWAY:

@@ -9,7 +9,7 @@ import tempfile
 import time
 
 _BYTES = 16
-# Beside what a handler may take: for a server of Redis that is away, and for clients that are slow.
+# For a server of Redis that is away, and for clients that are slow.
 WAIT_S = 30.0
 # Has the worker write its stacks, and then ends it. No handler uses it; SIGALRM is theirs.
 SIGNAL_OF_LATE = signal.SIGVTALRM
@@ -42,11 +42,11 @@ class Deadline:
         Args:
             descriptor: of `shared_memory`.
             run_s: how long a call of the handler, and what is made of its answer, may take.
-            wait_s: how much longer any other step may take.
+            wait_s: how long any other step may take.
         """
         self._times = memoryview(mmap.mmap(descriptor, _BYTES)).cast("d")
         self._run_s = run_s
-        self._wait_s = run_s + wait_s
+        self._wait_s = wait_s
         self._is_running = False
 
     @property

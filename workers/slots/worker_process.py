@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
 LOOK_S = 1.0  # no longer than the shortest response_timeout: a batch may begin meanwhile
-LATE_LOOK_S = 0.05
+# When this process has stood still for so long, as in a container that was paused, its worker may
+# have done so, too, and has time to come back from a wait for work.
+STILL_S = 1.0
+RECOVERY_S = 3.0
 STACKS_S = 0.2
 LATE = "response_timeout passed, or it would not end"
 # A worker that was told to stop looks for work once more at most.
@@ -175,16 +178,14 @@ class WorkerProcess:
         self.kill(LATE)
 
     async def _late(self) -> None:
-        was_late = False
-        while True:
-            left_s = self._deadline.ends_at - time.monotonic()
-            is_late = left_s <= 0 or self._deadline.turns > self._last_turn
-            if is_late and was_late:
+        while self._deadline.turns <= self._last_turn:
+            now_s = time.monotonic()
+            if (left_s := self._deadline.ends_at - now_s) <= 0:
                 return
-            was_late = is_late
-            # Late is seen twice, as this process may have stood still itself, and the worker with
-            # it.
-            await asyncio.sleep(LATE_LOOK_S if is_late else min(left_s, LOOK_S))
+            woken_at = now_s + min(left_s, LOOK_S)
+            await asyncio.sleep(woken_at - now_s)
+            if time.monotonic() - woken_at > STILL_S:
+                await asyncio.sleep(RECOVERY_S)
 
     def _send(self, number: int) -> None:
         # Popen would reap a process that has just ended, and the rest of its group were lost then.

@@ -316,7 +316,7 @@ def test_output_that_explodes_when_encoded_fails_alone():
 
 class Unspeakable(Exception):
     def __str__(self):
-        raise SystemExit
+        raise RuntimeError
 
 
 @pytest.mark.parametrize("is_raised", [True, False])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from tests.support import eventually, eventually_async
 from tests.timing import assert_within
 from workers.slots import worker_process
 from workers.slots.deadline import Deadline
-from workers.slots.worker_process import LATE, WorkerProcess
+from workers.slots.worker_process import LATE, LOOK_S, STILL_S, WorkerProcess
 
 ROOT = Path(__file__).parents[4]
 # Orphans become children of the process that runs this, as of the first one of a container.
@@ -166,7 +167,7 @@ def swallow():
         except TimeoutError:
             pass
 
-deadline = Deadline(int(os.environ["DEADLINE"]), run_s=1.0, wait_s=0.0)
+deadline = Deadline(int(os.environ["DEADLINE"]), run_s=1.0, wait_s=1.0)
 print("begun", file=open(os.environ["BEGUN"], "w"), flush=True)
 """
 HOSTILE = {
@@ -230,6 +231,22 @@ async def test_worker_that_hangs_between_two_batches_is_ended(tmp_path):
     watching, _ = await at_work.begin()
     # Then
     assert (await asyncio.wait_for(watching, 20)).cause == LATE
+
+
+async def test_worker_that_stood_still_together_with_its_node_goes_on(tmp_path):
+    # Given
+    at_work = AtWork(tmp_path, "while True: deadline.look_for_work(); time.sleep(0.001)")
+    watching, _ = await at_work.begin()
+    # When both stand still for longer than the worker's deadline, and the node wakes up first
+    os.kill(at_work.worker.pid, signal.SIGSTOP)
+    time.sleep(LOOK_S + STILL_S + 0.5)
+    await asyncio.wait({watching}, timeout=0.5)
+    os.kill(at_work.worker.pid, signal.SIGCONT)
+    # Then
+    await asyncio.wait({watching}, timeout=0.5)
+    assert not watching.done()
+    at_work.worker.kill()
+    await watching
 
 
 async def test_worker_that_goes_on_after_it_was_told_to_stop_is_ended(tmp_path):
