@@ -24,6 +24,7 @@ from batching.errors import (
     ServeError,
 )
 from batching.models.spec import DEFAULT_VERSION
+from batching.process.logs import text_of
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.replies import error_reply
 from ferry.modeling import Answer, BadInput
@@ -32,6 +33,7 @@ from workers.handling.failure_log import FailureLog, sentence, short_ids
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
 from workers.handling.tracebacks import user_traceback
+from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Runner:
         self,
         call: HandlerCall,
         stream: BatchStream,
+        deadline: Deadline,
         read_again: ReadAgain,
         most_bytes: int,
         *,
@@ -62,6 +65,7 @@ class Runner:
         self._call = call
         self._context = call.context
         self._stream = stream
+        self._deadline = deadline
         self._read_again = read_again
         self._most_bytes = most_bytes  # of an answer
         # The folder of code whose lines clients may see in tracebacks.
@@ -108,6 +112,7 @@ class Runner:
             if self.is_device_broken:
                 raise DeviceBroken
             _free_gpu_memory()
+            self._deadline.wait()
             # The handler may have changed the bodies, which are its own.
             again = self._read_again(items)
             replies = [reply for item in again for reply in self._run_together([item])]
@@ -141,6 +146,7 @@ class Runner:
         The exception is gone by the time the items run again, and with it the tensors that its
         traceback holds.
         """
+        self._deadline.run()
         try:
             outputs = self._call(items)
         except StreamAbandoned:
@@ -243,7 +249,7 @@ def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
     if isinstance(error, BadTensor | BadInput):
-        return BadRequest(str(error))
+        return BadRequest(text_of(error))
     if has_too_many_pixels(error):
         return too_many_pixels()
     if _is_out_of_memory(error):
@@ -259,7 +265,7 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
     # Service.predict answers 507 when the text of the exception has "CUDA" in it.
-    return "CUDA" in str(error)
+    return "CUDA" in text_of(error)
 
 
 def _has_broken_device(error: Exception) -> bool:
@@ -273,7 +279,7 @@ def _has_broken_device(error: Exception) -> bool:
             return True
         return False
     # Another library's device: by the text.
-    text = str(error)
+    text = text_of(error)
     return "CUDA error:" in text and "out of memory" not in text
 
 

@@ -27,7 +27,7 @@ from batching.metrics.declared import read_metrics_config
 from batching.metrics.lines import model_metric_log
 from batching.metrics.series import Measurement
 from batching.policy import policy_of
-from batching.process.logs import configure_logging
+from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
@@ -36,12 +36,11 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
+from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.failure_log import sentence
-from workers.archives.staging import hold
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
@@ -51,6 +50,7 @@ from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
 from workers.handling.spare_memory import SpareMemory
 from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
+from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
 log = logging.getLogger("workers.handling.worker")
@@ -90,6 +90,7 @@ class Worker:
         reply_patience_s: float = REPLY_PATIENCE_S,
         memory: SpareMemory | None = None,
         outage: OutageLog,
+        deadline: Deadline | None = None,
     ) -> None:
         self._batcher = batcher
         self._queue = queue
@@ -101,6 +102,7 @@ class Worker:
         self._reply_patience_s = reply_patience_s
         self._memory = memory or SpareMemory(0)
         self._outage = outage
+        self._deadline = deadline or Deadline()
         self._should_stop = False
         self._unsure_until = 0.0
         self._look_at = 0.0
@@ -131,6 +133,7 @@ class Worker:
                 time.sleep(RETRY_S)
 
     def _serve_batch(self, batch: Batch) -> None:
+        self._deadline.run()
         started_s = time.monotonic()
         replies = self._run(batch)
         run_ms = (time.monotonic() - started_s) * 1000
@@ -143,6 +146,7 @@ class Worker:
         """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
         end = time.monotonic() + self._reply_patience_s
         while True:
+            self._deadline.wait()
             try:
                 with self._unsent() as measured:
                     self._queue.reply(items, replies, measured)
@@ -167,6 +171,7 @@ class Worker:
         """
         with contextlib.suppress(*AWAY):
             for item, reply in zip(items, replies, strict=True):
+                self._deadline.wait()
                 try:
                     self._queue.reply([item], [reply])
                 except AWAY:
@@ -184,13 +189,17 @@ class Worker:
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
         end = min(self._look_at, now_s + LOOK_AT_MEMORY_S)
         idle_s = BLOCK_S if is_unsure else self._idle_s
-        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
+
+        def should_stop() -> bool:
+            self._deadline.look_for_work()
+            return self._should_stop or time.monotonic() > end
+
+        return self._batcher.gather(should_stop, idle_s)
 
 
-def main() -> int:
-    """Runs the worker described by the environment; returns the exit status."""
+def main(assignment: Assignment, deadline: Deadline) -> int:
+    """Runs the worker of this assignment; returns the exit status."""
     settings, _ = load_settings()
-    assignment = Assignment.from_environment()
     spec = assignment.spec
     # Beside the handler's own prints, as TorchServe's model_log has them.
     configure_logging(
@@ -200,7 +209,7 @@ def main() -> int:
     )
     faulthandler.enable()
     # The handler's stacks are written before the default action ends the process.
-    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    faulthandler.register(SIGNAL_OF_LATE, all_threads=True, chain=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _report(assignment, state="LOADING")
     try:
@@ -221,7 +230,15 @@ def main() -> int:
     # The objects of loading stay: a collection that walks all of torch holds up a batch.
     gc.collect()
     gc.freeze()
-    return _serve(assignment, settings, model)
+    return _serve(assignment, settings, model, deadline)
+
+
+def _deadline_of(assignment: Assignment) -> Deadline:
+    spec = assignment.spec
+    wait_s = WAIT_S + spec.max_batch_delay_ms / 1000
+    deadline = Deadline(assignment.deadline_fd, spec.response_timeout_s, wait_s)
+    os.close(assignment.deadline_fd)  # not for the handler's own processes
+    return deadline
 
 
 def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
@@ -233,7 +250,9 @@ def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
         guard.end_fork()
 
 
-def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
+def _serve(
+    assignment: Assignment, settings: Settings, model: LoadedModel, deadline: Deadline
+) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
     queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
@@ -247,20 +266,20 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     )
     if settings.log_files:
         model_metric_log.addHandler(MetricsFile(settings))
-    timer = HandlerTimer(spec.response_timeout_s)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
     stream = BatchStream(
         model.context,
         send,
-        timer,
+        deadline,
         outage,
         JobReporter(queue.tell, outage),
         stall_s=settings.unread_timeout_s + STALL_MARGIN_S,
     )
-    call = HandlerCall(model, settings, stream, timer)
+    call = HandlerCall(model, settings, stream)
     runner = Runner(
         call,
         stream,
+        deadline,
         queue.read_again,
         settings.max_response_size_bytes,
         shown_dir=model.code_dir if settings.show_tracebacks else None,
@@ -275,6 +294,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
         memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
+        deadline=deadline,
     )
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
@@ -283,9 +303,11 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         # Before it is known to be ready. While Redis is away: with the first claim.
         with contextlib.suppress(*AWAY):
             queue.give_tickets()
+    deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):
         worker.serve()
+    deadline.wait()
     reporter.stop()
     model.close()
     if runner.is_device_broken:
@@ -310,19 +332,10 @@ def _keep_from_forks() -> None:
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
-def _end_in_time() -> None:
-    """Has the kernel end the process if the interpreter does not end in time.
-
-    The interpreter waits for every thread that is no daemon, and a handler's may run for ever.
-    Meanwhile no other worker could have this one's requests, place and device.
-    """
-    signal.setitimer(signal.ITIMER_REAL, END_S)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     # Source: TorchServe 0.12 model_service_worker.
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
+        isinstance(error, RuntimeError) and "CUDA" in text_of(error) and "memory" in text_of(error)
     )
 
 
@@ -347,9 +360,13 @@ if __name__ == "__main__":
     # Without a spec, processes that a handler starts by multiprocessing find this module by its
     # path. From Python 3.14 on, those of one pool share that import, but not one by name.
     __spec__ = None  # type: ignore[assignment]
+    _assignment = Assignment.from_environment()
+    _deadline = _deadline_of(_assignment)
     try:
-        sys.exit(main())
+        sys.exit(main(_assignment, _deadline))
     finally:
         # Frozen objects are never freed, and libraries report them as leaks.
         gc.unfreeze()
-        _end_in_time()
+        # The interpreter waits for every thread that is no daemon, and a handler's may run for
+        # ever. Meanwhile no other worker could have this one's requests, place and device.
+        _deadline.end(END_S)

@@ -190,8 +190,8 @@ class Slot:
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
-            lambda status_fd: worker_environment(
-                Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd),
+            lambda *descriptors: worker_environment(
+                Assignment(self.spec, worker_id, prepared.model_dir, self.device, *descriptors),
                 settings,
                 self._threads,
             ),

@@ -404,6 +404,24 @@ def test_output_that_explodes_when_encoded_fails_alone():
     assert [reply.status for reply in replies] == [503, 200]
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_exception_without_a_text_fails_alone(is_raised):
+    def answer(rows, context):
+        if is_raised and any(row["body"] == b"bad" for row in rows):
+            raise Unspeakable
+        return [Unspeakable() if row["body"] == b"bad" else "good" for row in rows]
+
+    # When
+    replies = runner(Handler(answer)).run(batch(body(b"a"), body(b"bad"), body(b"c")))
+    # Then
+    assert [reply.status for reply in replies] == [200, 503, 200]
+
+
 def test_replies_carry_the_batchs_timing():
     # Given
     def answer(rows, context):
