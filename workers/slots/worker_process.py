@@ -18,6 +18,7 @@ import psutil
 
 from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
+from batching.process.outputs import outlet, read_lines
 from workers.slots.exit_status import ExitStatus
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,12 @@ class WorkerProcess:
     def __init__(self, child: "subprocess.Popen[bytes]", reader_fd: int) -> None:
         self._child = child
         self._reader_fd = reader_fd
+        # To the outputs of this process, whatever becomes of them: no print waits or fails.
+        self._outputs = [
+            read_lines(stream, outlet(fd).write_line)
+            for fd, stream in ((1, child.stdout), (2, child.stderr))
+            if stream is not None
+        ]
         self._ended_for = ""
 
     @classmethod
@@ -76,7 +83,8 @@ class WorkerProcess:
                 [str(python), "-P", "-m", "workers.handling.worker"],
                 environment(writer_fd),
                 pass_fds=(writer_fd,),
-                stderr=subprocess.STDOUT if has_one_output else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if has_one_output else subprocess.PIPE,
             )
         except BaseException:
             os.close(reader_fd)
@@ -151,17 +159,17 @@ class WorkerProcess:
         unhandled.put_nowait(Report(WorkerState.STARTING))
         hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
         reports = asyncio.create_task(_pass_on(unhandled, on_report))
+        outputs = [asyncio.wrap_future(one) for one in self._outputs]
         ending = asyncio.create_task(self._end_when_still())
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
-            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
-            hearing.cancel()
-            reports.cancel()
-            ending.cancel()
+            for waiting in (hearing, reports, ending, *outputs):
+                waiting.cancel()
             transport.close()
         return ExitStatus(self._child.returncode, self._ended_for)
 
