@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 2**20
 _PATIENCE_S = 0.2
 # For a process's last lines.
-_END_S = 1.0
+_END_S = 0.5
 _CHUNK_BYTES = 64 * 1024
 # Longer lines are cut; those that have not ended are passed on after a while.
 MOST_LINE_BYTES = 32 * 1024
