@@ -29,6 +29,8 @@ _PATIENCE_S = 0.2
 # For a process's last lines.
 _END_S = 0.5
 _CHUNK_BYTES = 64 * 1024
+# Lines that come one by one are read and written together: a thread costs most where it wakes.
+_GATHER_S = 0.002
 # Longer lines are cut; those that have not ended are passed on after a while.
 MOST_LINE_BYTES = 32 * 1024
 UNFINISHED_S = 1.0
@@ -116,8 +118,11 @@ class Outlet(io.RawIOBase):
 
     def _empty(self) -> None:
         while True:
+            if not self._pieces:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._pieces)
+                time.sleep(_GATHER_S)
             with self._changed:
-                self._changed.wait_for(lambda: self._pieces)
                 piece = self._pieces.popleft()
                 # Other processes write to the same pipe, and what is longer may be torn there.
                 while self._pieces and len(piece) + len(self._pieces[0]) <= select.PIPE_BUF:
@@ -181,6 +186,7 @@ class _Reader:
     def _read(self) -> None:
         unfinished: set[_Lines] = set()
         while True:
+            time.sleep(_GATHER_S)
             for key, _ in self._selector.select(UNFINISHED_S if unfinished else None):
                 if chunk := os.read(key.fd, _CHUNK_BYTES):
                     key.data.add(chunk)
