@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from batching.process.outputs import free_outputs
 from ferry.lazy_commands import LazyGroup
 
 # Python reads bytes that are not UTF-8, in arguments and names of files, as surrogates.
@@ -69,6 +68,9 @@ def main() -> None:
         # Escapes characters that standard output cannot encode, as standard error does.
         sys.stdout.reconfigure(errors="backslashreplace")
     if click.get_current_context().invoked_subcommand in _SERVERS:
+        # Only here: no other command needs any part of a server.
+        from batching.process.outputs import free_outputs  # noqa: PLC0415
+
         free_outputs()
 
 
