@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from batching.metrics.lines import metric_log, model_metric_log
+from batching.process.outputs import free_outputs
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 
@@ -68,10 +69,15 @@ class LineFormatter(logging.Formatter):
 def configure_logging(
     level: str, stream: TextIO | None = None, fields: Mapping[str, str] | None = None
 ) -> None:
-    """Makes every logger write one line per event to `stream` or standard error, times in UTC.
+    """Makes every logger write one line per event, times in UTC.
 
-    Each line ends with those of the `fields` that it does not have itself.
+    Args:
+        level: of the least events that are written.
+        stream: where to; without, to standard error, for which the process never waits from now on.
+        fields: each line ends with those that it does not have itself.
     """
+    if stream is None:
+        free_outputs()
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(fields or {}))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -15,7 +15,12 @@ from prometheus_client import CollectorRegistry, Gauge
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.metrics.queue_metrics import (
+    VERSION_LABELS,
+    LogCollector,
+    QueueCollector,
+    ResubmissionCollector,
+)
 from ingress.metrics.request_series import Count, Counter, Histogram
 from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
@@ -154,6 +159,7 @@ class Metrics:
         self.store_registry.register(NodeMetrics(registry))
         self.store_registry.register(QueueCollector(registry))
         self.registry.register(ResubmissionCollector(count_resubmitted))
+        self.registry.register(LogCollector())
         self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:

@@ -201,10 +201,9 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
     """Runs the worker of this assignment; returns the exit status."""
     settings, _ = load_settings()
     spec = assignment.spec
-    # Beside the handler's own prints, as TorchServe's model_log has them.
     configure_logging(
         settings.log_level,
-        sys.stdout if settings.log_files else None,
+        sys.stderr,  # a pipe, which the node always reads
         {"model": spec.model_name, "version": spec.model_version, "worker": assignment.worker_id},
     )
     faulthandler.enable()

@@ -27,6 +27,7 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread
+from batching.process.outputs import reader
 from batching.process.readiness import notify_ready
 from batching.process.stop_signals import StopEvents
 from batching.protocol import WIRE_VERSION
@@ -115,6 +116,7 @@ class Node:
         """Serves until a signal, then drains."""
         self._signals.listen()
         self._thread.start()
+        reader()  # while the system still starts threads
         heartbeat = self._heartbeat
         sweeper = DiskSweeper(
             self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s

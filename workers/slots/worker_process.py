@@ -18,6 +18,7 @@ import psutil
 
 from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
+from batching.process.outputs import outlet, read_lines
 from workers.slots.deadline import SIGNAL_OF_LATE, Deadline, shared_memory
 from workers.slots.exit_status import ExitStatus
 
@@ -64,6 +65,12 @@ class WorkerProcess:
         self._reader_fd = reader_fd
         self._deadline = deadline
         self._last_turn = math.inf
+        # To the outputs of this process, whatever becomes of them: no print waits or fails.
+        self._outputs = [
+            read_lines(stream, outlet(fd).write_line)
+            for fd, stream in ((1, child.stdout), (2, child.stderr))
+            if stream is not None
+        ]
         self._ended_for = ""
 
     @classmethod
@@ -90,7 +97,8 @@ class WorkerProcess:
                 [str(python), "-P", "-m", "workers.handling.worker"],
                 environment(*descriptors),
                 pass_fds=descriptors,
-                stderr=subprocess.STDOUT if has_one_output else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if has_one_output else subprocess.PIPE,
             )
         except BaseException:
             os.close(reader_fd)
@@ -154,16 +162,16 @@ class WorkerProcess:
         hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
         reports = asyncio.create_task(_pass_on(unhandled, on_report))
         ending = asyncio.create_task(self._end_when_late())
+        outputs = [asyncio.wrap_future(one) for one in self._outputs]
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
-            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
-            hearing.cancel()
-            reports.cancel()
-            ending.cancel()
+            for waiting in (hearing, reports, ending, *outputs):
+                waiting.cancel()
             transport.close()
         return ExitStatus(self._child.returncode, self._ended_for)
 

@@ -272,3 +272,49 @@ def test_thread_that_sends_after_its_handler_does_not_shorten_an_idle_workers_ti
     deadline.resume()
     # Then
     assert deadline.ends_at > time.monotonic() + 50
+
+
+# A node, all of whose workers print.
+NODE = """
+import asyncio, sys
+from pathlib import Path
+from batching.process.logs import configure_logging
+from batching.process.outputs import dropped_lines, outlet
+from workers.slots.worker_process import WorkerProcess
+
+async def ignore(_report):
+    pass
+
+async def main():
+    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
+    ended = await worker.watch(lambda _: None, ignore)
+    outlet(1).drain()
+    Path(sys.argv[2]).write_text(f"{ended.code} {dropped_lines()}")
+
+configure_logging("info")
+asyncio.run(main())
+"""
+PRINTING = r"""#!/bin/sh
+set -e
+for number in 1 2 3; do printf '\377 %s\n' $number; printf 'unfinished' >&2; done
+"""
+
+
+def run_node(folder, redirection):
+    """Returns what the worker's end was, how many lines were dropped, and the output."""
+    python, result = folder / "python", folder / "result"
+    python.write_text(PRINTING)
+    python.chmod(0o755)
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", NODE]
+    done = subprocess.run([*words, python, result], capture_output=True, timeout=30, check=True)
+    return result.read_text(), done.stdout, done.stderr
+
+
+def test_print_of_a_worker_gets_to_its_nodes_output_as_it_is(tmp_path):
+    lines = b"\xff 1\n\xff 2\n\xff 3\n"
+    assert run_node(tmp_path, "") == ("0 0", lines, b"unfinished" * 3 + b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
+def test_print_of_a_worker_succeeds_whatever_becomes_of_its_nodes_output(tmp_path):
+    assert run_node(tmp_path, ">/dev/full") == ("0 3", b"", b"unfinished" * 3 + b"\n")
