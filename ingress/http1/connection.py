@@ -176,7 +176,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._parser is None:
             return
         try:
-            self._is_last = not self._parser.feed(data) or self._is_last
+            self._parser.feed(data)
         except Unreadable as error:
             self._is_last = True
             if not self._asked:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from types import SimpleNamespace
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -101,8 +100,8 @@ class RequestParser:
         self._current: Exchange | None = None
         self._is_head_too_large = False
 
-    def feed(self, data: bytes | memoryview) -> bool:
-        """Announces requests as soon as their heads are whole; returns whether more can be fed.
+    def feed(self, data: bytes | memoryview) -> None:
+        """Announces requests as soon as their heads are whole.
 
         Raises:
             Unreadable: the request that these bytes belong to cannot be served.
@@ -111,13 +110,8 @@ class RequestParser:
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
-        is_going_on = True
         try:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as wish:
-                is_going_on = False
-                self._go_on_without_upgrade(data[wish.args[0] :])
+            self._parse(memoryview(data))
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
@@ -130,7 +124,6 @@ class RequestParser:
             raise Unreadable(HTTPStatus.BAD_REQUEST)
         if self.is_in_head and self._head_bytes > self._max_head_bytes:
             raise self._too_large()
-        return is_going_on
 
     def end(self) -> None:
         """Lets go of httptools' parser, which holds this one, and so the connection."""
@@ -142,6 +135,8 @@ class RequestParser:
 
     def on_url(self, url: bytes) -> None:
         """Begins a request, or adds to its target. Called by httptools, as the next ones."""
+        if self._current is not None:
+            return  # of a head that was announced
         if not self.is_in_head:
             self.is_in_head = True
             self._url, self._lines = b"", []
@@ -154,6 +149,8 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Announces the request."""
+        if self._current is not None:
+            return
         # The bytes that have come may be more than the head.
         is_long = self._head_bytes > self._max_head_bytes
         has_many = len(self._lines) * LEAST_HEADER_BYTES > self._max_head_bytes
@@ -197,22 +194,27 @@ class RequestParser:
         if current is not None:
             current.receive()
 
-    def _go_on_without_upgrade(self, data: bytes | memoryview) -> None:
-        """Makes the parser read the body of an upgrade request, and nothing behind it.
+    def _parse(self, data: memoryview) -> None:
+        """Feeds httptools; a wish for another protocol is passed over (RFC 9110, 7.8).
 
-        httptools would leave the body to the other protocol, but Java's HttpClient asks for an
-        upgrade with each POST over http://. The bytes behind it may be no HTTP.
+        httptools would leave the body, and all behind it, to the other protocol, but Java's
+        HttpClient asks for HTTP/2 with each request over http://. So another parser, which is told
+        how the body comes, goes on behind the head.
         """
-        assert self._current is not None
-        framing = (line for line in self._current.headers if line[0].lower() in _BODY_FRAMING)
-        head = "".join(f"{name}: {value}\r\n" for name, value in framing)
-        callbacks = SimpleNamespace(
-            on_body=self.on_body, on_message_complete=self.on_message_complete
-        )
-        self._parser = httptools.HttpRequestParser(callbacks)
-        self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
-        with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
-            self._parser.feed_data(data)
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as wish:
+                assert self._current is not None
+                data = data[wish.args[0] :]
+                framing = (
+                    line for line in self._current.headers if line[0].lower() in _BODY_FRAMING
+                )
+                head = "".join(f"{name}: {value}\r\n" for name, value in framing)
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
+            else:
+                return
 
     def _is_too_large(self) -> bool:
         sizes_bytes = (len(name) + len(value) for name, value in self._lines)

@@ -16,6 +16,7 @@ from tests.support import came_true, eventually
 from tests.unit.ingress.sockets import Unobserved, connect_to, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
 MANY_HEADERS = b"X: y\r\n" * (Settings().max_header_size_bytes // LEAST_HEADER_BYTES + 1)
 LARGE_BYTES = 2 * 2**20
 
@@ -339,11 +340,10 @@ def test_stream_that_is_not_ended_is_broken_off(serve):
 
 
 @pytest.mark.parametrize(
-    "behind", [b"PRI * HTTP/2.0\r\n\r\n", b"\x00\xff", b"no HTTP", b"GET \xff"]
+    "behind", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00\xff", b"no HTTP", b"GET \xff"]
 )
 def test_wish_for_another_protocol_is_passed_over(serve, behind):
-    lines = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-    answer = serve(sent(get(b"/", lines), behind))
+    answer = serve(sent(get(b"/", H2C), behind))
     assert bodies(answer) == [b"GET /? "]
 
 
@@ -356,18 +356,15 @@ def test_wish_for_another_protocol_is_passed_over(serve, behind):
 )
 @pytest.mark.parametrize("cut", [0, 2, 6])
 def test_body_behind_a_wish_for_another_protocol_is_read(serve, line, body, cut):
-    # Given: as Java's HttpClient sends it
-    lines = line + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-
     def client(url, app):
         with connect_to(url) as connection:
-            connection.sendall(get(b"/", lines, method=b"POST") + body[:cut])
+            connection.sendall(get(b"/", line + H2C, method=b"POST") + body[:cut])
             eventually(lambda: app.seen)
-            connection.sendall(body[cut:] + b"PRI * HTTP/2.0\r\n\r\n")
+            connection.sendall(body[cut:] + get(b"/next", H2C) + get(b"/last", H2C + CLOSE))
             return read_to_end(connection)
 
-    # Then
-    assert bodies(serve(client)) == [b"POST /? abcdef"]
+    # Then all are answered on one connection, as Java's HttpClient wishes with each request
+    assert bodies(serve(client)) == [b"POST /? abcdef", b"GET /next? ", b"GET /last? "]
 
 
 @pytest.mark.parametrize("behind", [b"\xc3\xa9", b"}\r\n\r\n"])
