@@ -265,7 +265,10 @@ TIFF_BOMBS = {
 @pytest.mark.parametrize("content", TIFF_BOMBS.values(), ids=TIFF_BOMBS)
 def test_b18_tiff_that_becomes_much_is_refused_before_it_is_decoded(content, monkeypatch):
     # Given
-    monkeypatch.setattr("PIL.Image.open", None)
+    def open_nothing(*_arguments, **_options):
+        pytest.fail("Pillow has opened it")
+
+    monkeypatch.setattr("PIL.Image.open", open_nothing)
     # When / Then
     with pytest.raises(PredictionException, match="not a readable image"):
         open_image(content)
