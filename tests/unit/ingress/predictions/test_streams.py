@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from batching.protocol import Batch, ReplyChunk
+from batching.settings.settings import Settings
 from batching.store.clients import connect
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
-from ingress.http1.host import ClientTimeouts
 from ingress.listeners import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of
@@ -72,7 +72,7 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
     # Given
     address = Address("127.0.0.1", free_ports(1))
     with (
-        listening(echo, address, timeouts=ClientTimeouts(stall_s=1.0)),
+        listening(echo, address, settings=Settings(unread_timeout_s=1.0)),
         socket.socket() as client,
     ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
