@@ -136,7 +136,7 @@ class Settings:
         False,
         doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
     )
-    max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    max_image_pixels: int = _setting(64_000_000, doc="larger images are refused; 0: no limit")
     acceleration: str = _setting(
         "on", doc="off: the built-in image handlers run models as they came, without what is faster"
     )
