@@ -81,7 +81,6 @@ OF_NODE = frozenset(
         "number_of_gpu",
         "probe_dir",
         "service_envelope",
-        "show_tracebacks",
         "spare_memory_bytes",
         "unused_files_kept_s",
         "work_dir",

@@ -207,7 +207,7 @@ def test_archives_are_unpacked_among_temporary_files_where_the_home_cannot_be_wr
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert work_dir_of(Settings()) == folder
     # and libraries of handlers find a folder for what they download
-    assignment = Assignment(make_spec(), "a-0", folder, Device("cpu"), 0)
+    assignment = Assignment(make_spec(), "a-0", folder, Device("cpu"), 0, 1)
     variables = worker_environment(assignment, Settings(work_dir=folder), 1)
     assert variables["XDG_CACHE_HOME"] == str(folder / "caches")
 
@@ -233,6 +233,6 @@ def test_folder_that_can_be_made_is_the_one_for_archives(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert work_dir_of(Settings()) == tmp_path / "caches" / "torchferry" / "models"
     assert work_dir_of(Settings(work_dir=tmp_path / "a" / "b")) == tmp_path / "a" / "b"
-    assignment = Assignment(make_spec(), "a-0", tmp_path, Device("cpu"), 0)
+    assignment = Assignment(make_spec(), "a-0", tmp_path, Device("cpu"), 0, 1)
     variables = worker_environment(assignment, Settings(work_dir=tmp_path), 1)
     assert variables["XDG_CACHE_HOME"] == str(tmp_path / "caches")
