@@ -60,7 +60,7 @@ _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class Unreadable(Exception):
-    """The bytes are not HTTP, or too many. `answer` says so."""
+    """Tells that the bytes are not HTTP, or too many; `answer` is what the client gets."""
 
     def __init__(self, status: int, text: str = "") -> None:
         super().__init__(status)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batching.process.logs import tail_of
+from batching.process.logs import tail_of, text_of
 from batching.protocol import Claimed
 from workers.handling.tracebacks import user_traceback
 
@@ -68,10 +68,7 @@ def short_ids(items: Sequence[Claimed]) -> str:
 
 def sentence(error: BaseException, most_chars: int) -> str:
     """Returns the exception's kind and the beginning of its text."""
-    try:
-        return f"{type(error).__name__}: {error}"[:most_chars]
-    except Exception:  # its text is the handler's code, too
-        return type(error).__name__
+    return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
 
 
 def _innermost(error: Exception) -> _Place:

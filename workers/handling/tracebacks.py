@@ -32,8 +32,8 @@ def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) ->
     """Returns the last lines of the traceback, of files below `root` only, named relative to it.
 
     Frames of installed packages and of this server are left out. If none is left, the innermost
-    frame of a library stays. Only the
-    innermost MAX_CALLS calls are looked at: a runaway recursion has a million of them.
+    frame of a library stays. Only the innermost MAX_CALLS calls are looked at: a runaway recursion
+    has a million of them.
 
     Args:
         error: as caught.
