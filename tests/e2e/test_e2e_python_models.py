@@ -97,6 +97,13 @@ def test_row_without_annotation_is_what_it_looks_like(ask, body, options, expect
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
+@pytest.mark.parametrize(("body", "headers"), [(b"[1, 2", FORM), (b'{"a": 1,}', JSON)])
+def test_slip_in_the_json_of_a_row_without_annotation_is_told(ask, body, headers):
+    answer = ask("untyped", body, headers=headers)
+    assert answer.status_code == 400
+    assert "The body is not the JSON that is wanted" in answer.json()["message"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
