@@ -169,7 +169,8 @@ class ClosedBy(StrEnum):
 class BatchTiming(_Array, frozen=True):
     """The worker's measurements, which the ingress publishes.
 
-    `is_first` marks the one reply of each batch that counts the batch in the histograms.
+    `is_first` marks the one reply of each batch that counts the batch in the histograms. A batch
+    `is_unbatched` that failed as a whole, and whose requests then succeeded one by one.
     """
 
     batch_size: int
@@ -177,6 +178,7 @@ class BatchTiming(_Array, frozen=True):
     handler_us: int
     is_first: bool
     closed_by: ClosedBy = ClosedBy.FULL
+    is_unbatched: bool = False
 
 
 class Reply(_Message, frozen=True):

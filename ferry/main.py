@@ -14,6 +14,8 @@ from ferry.lazy_commands import LazyGroup
 # Python reads bytes that are not UTF-8, in arguments and names of files, as surrogates.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _STDERR = 2
+# What becomes of the output of a server must not end it, nor keep it from starting.
+_SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up", "webhooks"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -65,6 +67,11 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Escapes characters that standard output cannot encode, as standard error does.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if click.get_current_context().invoked_subcommand in _SERVERS:
+        # Only here: no other command needs any part of a server.
+        from batching.process.outputs import free_outputs  # noqa: PLC0415
+
+        free_outputs()
 
 
 def _open_missing_streams() -> None:
@@ -77,8 +84,8 @@ def _open_missing_streams() -> None:
         os.set_inheritable(fd, True)
     os.close(fd)
     sys.stdin = sys.stdin or os.fdopen(0)
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w")
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", closefd=False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from batching.settings.settings import Settings, SettingsError, UnusableNow
 from ingress.access.certificate import Certificate
 from ingress.http1.connection import HttpConnection
 from ingress.http1.exchange import Answer, Application, Header
-from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, Observer
+from ingress.http1.host import HttpHost, Observer
 from ingress.role import Role
 from ingress.torchserve.answers import unclear_host, unknown_method
 
@@ -23,6 +23,8 @@ BACKLOG = 1024
 # How much of an answer the kernel takes ahead of its client. By default that is megabytes, and then
 # nothing until a third of them is gone: a slow reader would look like one that does not read.
 UNSENT_BYTES = 64 * 1024
+
+_USUAL = Settings()
 
 _DEFAULT_PORTS = {
     "http": {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082},
@@ -127,13 +129,13 @@ class Listener:
         observer: Observer,
         *,
         added_headers: Sequence[Header] = (),
-        timeouts: ClientTimeouts = USUAL_TIMEOUTS,
+        settings: Settings = _USUAL,
         tls: ssl.SSLContext | None = None,
         shares_port: bool = False,
     ) -> None:
         self.address = address
         self._shares_port = shares_port
-        self._timeouts = timeouts
+        self._settings = settings
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
         self._host = HttpHost(
@@ -142,7 +144,7 @@ class Listener:
             unknown_method,
             unclear_host,
             scheme=scheme,
-            timeouts=timeouts,
+            settings=settings,
             added_headers=added_headers,
         )
         self._server: asyncio.Server | None = None
@@ -200,7 +202,7 @@ class Listener:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Connections inherit it: the kernel ends one whose client takes in nothing.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                milliseconds = int(self._timeouts.unread_s * 1000)
+                milliseconds = int(self._settings.unread_timeout_s * 1000)
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -147,6 +147,7 @@ class _Ingress:
             app,
             AccessLog(count, is_logging=settings.access_log),
             added_headers=added_headers(settings),
+            settings=settings,
             tls=None if self._certificate is None else self._certificate.context,
             shares_port=self._siblings.count > 1,
         )
@@ -233,16 +234,17 @@ def application(
     settings, authorizer = services.settings, Authorizer(services.keys, roles)
     bridge = WsgiBridge(
         create_app(services, roles, is_private=is_private),
-        max_request_size_bytes=settings.max_request_size_bytes,
+        settings=settings,
         max_threads=_BRIDGE_THREADS,
         authorizer=authorizer,
     )
     if Role.INFERENCE not in roles:
         return bridge
+    services.http_predictions.tells_errors = is_private or settings.show_tracebacks
     router = InferenceRouter(
         services.http_predictions,
         bridge,
-        max_request_size_bytes=settings.max_request_size_bytes,
+        settings=settings,
         authorizer=authorizer,
     )
     aliases = settings.aliases()

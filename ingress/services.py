@@ -174,6 +174,7 @@ def build_services(
             is_open_inference=settings.open_inference_rows,
             max_response_size_bytes=settings.max_response_size_bytes,
             jobs=jobs,
+            max_form_parts=settings.max_form_parts,
         ),
         jobs=jobs,
         job_lists=JobLists(job_store, registry),

@@ -34,6 +34,7 @@ LONG_FILES = frozenset(
         "test_e2e_handler_metrics.py",
         "test_e2e_handler_processes.py",
         "test_e2e_ingress_processes.py",
+        "test_e2e_outputs.py",
         "test_e2e_page.py",
         "test_e2e_reload.py",
         "test_e2e_requirements.py",

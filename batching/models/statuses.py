@@ -76,7 +76,8 @@ class HostSample(msgspec.Struct, array_like=True, frozen=True):
 class NodeStatus(_Record):
     """One live node; `samples` are its latest measurements of its host.
 
-    A record without a wire version is of a release that wrote version 1.
+    `lines_dropped`: which its outputs had not taken by then. A record without a wire version is of
+    a release that wrote version 1.
     """
 
     node_id: str
@@ -85,6 +86,7 @@ class NodeStatus(_Record):
     started_at: str
     samples: tuple[HostSample, ...] = ()
     wire_version: int = 1
+    lines_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,22 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 # The lowest numbers with which anything works; all others may be 0.
 _LOWEST: Mapping[str, float] = {
+    "body_timeout_s": 1,
     "bulk_max_file_size_bytes": 1,
     "dead_after_s": 2,  # nodes beat every 0.9 s (workers/node/heartbeat.py)
     "default_response_timeout_s": 1,
     "default_startup_timeout_s": 1,
+    "idle_timeout_s": 1,
     "job_queue_size": 1,  # every request waits, if briefly
+    "max_form_parts": 1,
+    "max_header_size_bytes": 1024,
     "max_request_size_bytes": 1,
     "max_response_size_bytes": 1,
     "metric_time_interval_s": 1,
     "number_of_gpu": -1,
     "queue_timeout_s": 0.001,
     "token_expiration_min": 0.01,
+    "unread_timeout_s": 1,
     "unregister_model_timeout_s": 1,
     "unused_files_kept_s": 60,  # a node's sweeper marks what it needs 24 times in between
 }

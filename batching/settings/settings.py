@@ -114,6 +114,19 @@ class Settings:
     max_response_size_bytes: int = _setting(
         6_553_500, key="max_response_size", doc="largest answer of a handler"
     )
+    max_form_parts: int = _setting(1000, doc="parts, or fields, that a form may have")
+    max_header_size_bytes: int = _setting(
+        65_536, key="max_header_size", doc="largest request line with all headers"
+    )
+    idle_timeout_s: float = _setting(
+        65.0, key="idle_timeout", doc="seconds a connection may wait for the head of a request"
+    )
+    body_timeout_s: float = _setting(
+        60.0, key="body_timeout", doc="seconds a request's body may take to arrive"
+    )
+    unread_timeout_s: float = _setting(
+        30.0, key="unread_timeout", doc="seconds a client may take in nothing of its answer"
+    )
     number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
     decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
     service_envelope: str = _setting(
@@ -123,9 +136,14 @@ class Settings:
         False,
         doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
     )
-    max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    max_image_pixels: int = _setting(64_000_000, doc="larger images are refused; 0: no limit")
     acceleration: str = _setting(
         "on", doc="off: the built-in image handlers run models as they came, without what is faster"
+    )
+    spare_memory_bytes: int = _setting(
+        67_108_864,
+        key="spare_memory",
+        doc="bytes that a worker keeps beyond what its batches need; 0: all that it ever used",
     )
     limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
     show_tracebacks: bool = _setting(

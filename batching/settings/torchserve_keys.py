@@ -66,9 +66,10 @@ REPLACED = frozenset(key for key, reason in IGNORED.items() if reason in (_NO_KE
 BETTER: Mapping[str, str] = {
     "management_address": "refuses to listen beyond this machine without tokens",
     "load_models": "an ingress that comes back does not load again what was unregistered: "
-    "`docs/configuration.md`; a folder without a handler, such as `lost+found`, is skipped and "
-    "logged; a folder that is named by its path may be outside of the model store; further nodes "
-    "need that folder and this setting, too",
+    "`docs/configuration.md`; `all` leaves out folders without `MAR-INF/MANIFEST.json`, such as "
+    "`logs` and `lost+found`, and logs it, unless `default_service_handler` is set; a folder "
+    "that is named by its path may be outside of the model store; further nodes need that folder "
+    "and this setting, too",
     "model_snapshot": "restored into an empty registry only",
     "default_workers_per_model": "0 means one at startup, not one per core",
     "max_response_size": "only the answer that is too large is refused; the worker keeps running",

@@ -1,6 +1,5 @@
 """Tells a handler about its model and its batch, and takes the status and headers of answers."""
 
-import functools
 import math
 import threading
 import uuid
@@ -16,26 +15,37 @@ ROUNDING = 1e-6
 
 
 class RequestHeaders(dict[str, Any]):
-    """Headers that are found by their names in any case; an exact match wins.
+    """Headers as the client spelled them, found by names in any case; an exact match wins."""
 
-    Names that HTTP brings in are in lower case, as in HTTP/2.
-    """
-
-    def __init__(self, headers: dict[str, Any]) -> None:
-        super().__init__(headers)
-        self._by_lower_name = {name.lower(): value for name, value in headers.items()}
+    def _kept(self, key: Any) -> Any:
+        """Returns the name under which such a header is kept; `key` itself if there is none."""
+        if super().__contains__(key) or not isinstance(key, str):
+            return key
+        lower = key.lower()
+        return next((name for name in reversed(self) if name.lower() == lower), key)
 
     def __missing__(self, key: str) -> Any:
-        return self._by_lower_name[key.lower()]
+        if (name := self._kept(key)) is key:
+            raise KeyError(key)
+        return self[name]
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or str(key).lower() in self._by_lower_name
+        return super().__contains__(self._kept(key))
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(self._kept(key))
 
     def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        return super().get(self._kept(key), default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return super().pop(self._kept(key), *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        return super().setdefault(self._kept(key), default)
+
+    def copy(self) -> "RequestHeaders":
+        return RequestHeaders(self)
 
 
 class RequestProcessor:
@@ -45,18 +55,14 @@ class RequestProcessor:
         self._status_code = 200
         self._reason_phrase: str | None = None
         self._response_header: dict[str, str] = {}
-        self._request_header = request_header
+        self._request_header = RequestHeaders(request_header)
 
     def get_request_property(self, key: str) -> Any:
         """Returns a request header, None without it. An exact match wins over another case."""
-        return self._any_case.get(key)
+        return self._request_header.get(key)
 
     def get_request_properties(self) -> RequestHeaders:
-        return self._any_case
-
-    @functools.cached_property
-    def _any_case(self) -> RequestHeaders:
-        return RequestHeaders(self._request_header)
+        return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         self._status_code = code
@@ -102,7 +108,8 @@ class _Processors:
 class Context:
     """Lives as long as the worker; `request_ids` and `request_processor` are those of the batch.
 
-    `idx` is the row in the batch, counting from 0.
+    These and `metrics` are set anew for each batch, whatever a handler has put there: the worker's
+    metrics are kept as `own_metrics`. `idx` is the row in the batch, counting from 0.
     """
 
     def __init__(  # noqa: PLR0917 - TorchServe's order
@@ -131,7 +138,7 @@ class Context:
         self.request_ids: dict[int, str] = {}
         self._processors = _Processors(list)
         # While the model loads, there is one id, as in TorchServe.
-        self.metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
+        self.metrics = self.own_metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
         # Takes pieces of answers, with their requests, while the handler runs in a worker.
@@ -155,6 +162,7 @@ class Context:
         `make_processors` is called when the handler first asks for a header or sets something of an
         answer, which most never do.
         """
+        self.metrics = self.own_metrics
         self.request_ids = self.metrics.request_ids = request_ids
         self._processors = _Processors(make_processors)
 

@@ -4,6 +4,7 @@ import glob
 import importlib.metadata
 import io
 import json
+import os
 import re
 import shutil
 import tarfile
@@ -12,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
@@ -93,10 +94,18 @@ class Recipe:
             sources += [(data.name, data)] if data.is_file() else []
         files: dict[str, Path] = {}
         for place, source in (*sources, *_extra_files(self.extra_files)):
+            if not source.is_file():
+                raise click.ClickException(
+                    f"{source} is a broken link, or a pipe, socket or device: only files are packed"
+                )
             if not files.setdefault(place, source).samefile(source):
                 raise click.ClickException(
                     f"Two files would both be {place!r} in the archive: {files[place]} and {source}"
                 )
+        files.pop(MANIFEST_NAME, None)  # of an archive that is packed anew; it gets its own
+        for place in {str(folder) for one in files for folder in PurePosixPath(one).parents}:
+            if place in files:
+                raise click.ClickException(f"{place!r} would be a file and a folder in the archive")
         return files
 
     def _handler_file(self) -> Path | None:
@@ -198,13 +207,12 @@ def archive(
             path = export_path / f"{packed.model_name}{SUFFIXES[archive_format]}"
             if path.exists() and not force:
                 raise click.ClickException(f"{path} already exists. Use --force to overwrite it.")
-            files = packed.files()
             try:
+                files = packed.files()
                 export_path.mkdir(parents=True, exist_ok=True)
                 _write(path, archive_format, packed, files)
             except OSError as error:
-                why = error.strerror or error
-                raise click.ClickException(f"Cannot write {path}: {why}") from error
+                raise click.ClickException(f"Cannot write {path}: {error}") from error
             click.echo(f"Wrote {path} with {', '.join(files) or 'no files'}.")
 
 
@@ -244,22 +252,28 @@ def _recipe_of(model: ServedTarget, options: dict[str, Any], folder: Path) -> Re
 
 
 def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    if archive_format == "no-archive":
-        for place, source in files.items():
-            (target / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target / place)
-        (target / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
-        (target / MANIFEST_NAME).write_text(recipe.manifest(), encoding="utf-8")
-        return
     # Written elsewhere and moved: a target is whole, or it is the one of before.
     with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name
-        if archive_format == "tgz":
+        if archive_format == "no-archive":
+            _write_folder(unfinished, recipe, files)
+            if target.is_dir():  # what else lies in it stays, as with torch-model-archiver
+                shutil.copytree(unfinished, target, dirs_exist_ok=True, copy_function=os.replace)
+                return
+        elif archive_format == "tgz":
             _write_tar(unfinished, recipe, files)
         else:
             method = zipfile.ZIP_STORED if archive_format == "zip-store" else zipfile.ZIP_DEFLATED
             _write_zip(unfinished, method, recipe, files)
         unfinished.replace(target)
+
+
+def _write_folder(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    for place, source in files.items():
+        (path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, path / place)
+    (path / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
+    (path / MANIFEST_NAME).write_text(recipe.manifest(), encoding="utf-8")
 
 
 def _write_zip(path: Path, method: int, recipe: Recipe, files: Mapping[str, Path]) -> None:
@@ -288,16 +302,23 @@ def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
             raise click.BadParameter(f"Nothing matches {pattern!r}.", param_hint="'--extra-files'")
         for path in map(Path, found):
             if path.is_dir():
-                yield from _folder_files(path)
+                for file in _files_below(path):
+                    yield file.relative_to(path).as_posix(), file
             else:
                 yield path.name, path
 
 
-def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(folder.rglob("*")):
-        place = path.relative_to(folder)
-        is_left_out = any(
-            part.startswith((".", "__pycache__", "__MACOSX")) for part in place.parts[:-1]
-        )
-        if not is_left_out and not path.is_dir():
-            yield place.as_posix(), path
+def _files_below(folder: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yields what torch-model-archiver packs, which follows links and leaves some folders out.
+
+    Raises:
+        click.ClickException: a link leads to a folder around it.
+    """
+    around = (*around, folder.resolve())
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            yield path
+        elif not path.name.startswith(".") and path.name not in ("__pycache__", "__MACOSX"):
+            if path.resolve() in around:
+                raise click.ClickException(f"{path} is a link to a folder that it lies in")
+            yield from _files_below(path, around)

@@ -3,6 +3,7 @@
 Source: TorchServe 0.12 docker/dockerd-entrypoint.sh, docker/config.properties.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -62,14 +63,14 @@ def _served(environment: Mapping[str, str]) -> dict[str, str]:
         found = platform_variables(environment, properties)
     except SettingsError as error:
         raise UnusableSettings(str(error)) from error
-    for name, text in found.items():
-        click.echo(f"{name}={text}")
+    with contextlib.suppress(OSError):  # the server starts whatever becomes of its output
+        for name, text in found.items():
+            click.echo(f"{name}={text}")
     return {**environment, **found}
 
 
 def _become(words: list[str], environment: Mapping[str, str]) -> None:
     # The server itself gets the signals then, and its exit code is the container's.
-    sys.stdout.flush()
     os.execve(words[0], words, environment)  # noqa: S606 - ourselves
 
 

@@ -5,7 +5,6 @@ later one may, as when another server has the port.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.free_addresses import check_free
 from ingress.access.key_file import check_keys
 from ingress.listeners import certificate_of, listener_table
-from workers.archives.model_files import work_dir_of
+from workers.archives.model_files import is_writable, work_dir_of
 
 _START = "start"
 _STARTS = "starts"
@@ -122,21 +121,15 @@ def _check_own_redis(settings: Settings) -> None:
         find_server()
     except EmbeddedRedisError as error:
         raise _NotNow(error) from error
-    if (folder := settings.data_dir) is not None:
-        there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-        if not _is_writable(there):
-            raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
+    if (folder := settings.data_dir) is not None and not is_writable(folder):
+        raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
 
 
 def _check_listeners(settings: Settings) -> None:
     for address in listener_table(settings):
         path = address.socket_path
-        if path is not None and not _is_writable(path.parent):
+        if path is not None and not (path.parent.is_dir() and is_writable(path.parent)):
             raise _NotNow(f"cannot listen on {address}: its folder cannot be written")
-
-
-def _is_writable(folder: Path) -> bool:
-    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _check_certificate(settings: Settings) -> None:

@@ -5,19 +5,20 @@ metrics are written by the workers, as they are to be there when the answer is.
 Source: TorchServe 0.12 log4j2.xml: names, 100 MB each, 5 old ones.
 """
 
+import concurrent.futures
 import contextlib
 import logging
 import os
 import re
-import selectors
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from batching.metrics.lines import METRICS_VARIABLE, MODEL_METRICS_FILE
+from batching.process.outputs import read_lines
 
 MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"
 # Lines of these loggers have files of their own, whichever process wrote them.
@@ -32,40 +33,43 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class LogFiles:
-    """Two pipes for child processes, and a thread that empties them. Use as a context manager."""
+    """Two pipes for child processes, which are read all the time. Use as a context manager."""
 
     def __init__(
-        self, folder: Path, console: IO[bytes], *, max_bytes: int = 100 * 2**20, old_files: int = 5
+        self,
+        folder: Path,
+        show: Callable[[bytes], object],
+        *,
+        max_bytes: int = 100 * 2**20,
+        old_files: int = 5,
     ) -> None:
         metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder).absolute()
         self.variables = {METRICS_VARIABLE: str(metrics_folder)}
-        self._console = console
+        self._show = show
         self._files = {
             name: _File(
                 (metrics_folder if name in _METRIC_FILES else folder) / name,
-                self._show,
+                show,
                 maxBytes=max_bytes,
                 backupCount=old_files,
                 delay=True,
             )
             for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values())
         }
-        self._selector = selectors.DefaultSelector()
-        self.stdout_fd = self._pipe(MODEL_LOG)
-        self.stderr_fd = self._pipe(SERVER_LOG)
-        self._thread = threading.Thread(target=self._empty, name="log files", daemon=True)
+        self.stdout_fd = self.stderr_fd = -1
+        self._ends: list[concurrent.futures.Future[None]] = []
 
     def __enter__(self) -> Self:
         for file in self._files.values():
             file.make()
-        self._thread.start()
+        self.stdout_fd, self.stderr_fd = self._pipe(MODEL_LOG), self._pipe(SERVER_LOG)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Flushes the files. The children must have ended."""
         os.close(self.stdout_fd)
         os.close(self.stderr_fd)
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        concurrent.futures.wait(self._ends, _CLOSE_TIMEOUT_S)
         for file in self._files.values():
             with contextlib.suppress(OSError):  # there is no room for the rest
                 file.close()
@@ -77,42 +81,27 @@ class LogFiles:
 
     def _pipe(self, file_name: str) -> int:
         read_fd, write_fd = os.pipe()
-        self._selector.register(read_fd, selectors.EVENT_READ, _Sorter(file_name))
+        take = partial(self._write, _Sorter(file_name))
+        self._ends.append(read_lines(os.fdopen(read_fd, "rb"), take))
         return write_fd
 
-    def _empty(self) -> None:
-        with self._selector as selector:
-            while selector.get_map():
-                for key, _ in selector.select():
-                    chunk = os.read(key.fd, 65536)
-                    self._write(key.data, chunk)
-                    if not chunk:
-                        selector.unregister(key.fd)
-                        os.close(key.fd)
-
-    def _write(self, sorter: "_Sorter", chunk: bytes) -> None:
-        for file_name, line in sorter.lines(chunk):
-            if file_name == MODEL_METRICS_FILE:
-                self._files[file_name].roll_if_full()
-            else:
-                self._files[file_name].write(line.decode(errors="replace"))
-            self._show(line)
-        with contextlib.suppress(OSError, ValueError):
-            self._console.flush()
-
-    def _show(self, line: bytes) -> None:
-        # The terminal may have gone; the server stays.
-        with contextlib.suppress(OSError, ValueError):
-            self._console.write(line + b"\n")
+    def _write(self, sorter: "_Sorter", line: bytes) -> None:
+        file_name = sorter.file_of(line)
+        if file_name == MODEL_METRICS_FILE:
+            self._files[file_name].roll_if_full()
+        else:
+            self._files[file_name].write(line.decode(errors="replace"))
+        self._show(line)
 
 
 class _File(RotatingFileHandler):
     """Writes one log file. The console shows all lines, and says once that the file takes none."""
 
-    def __init__(self, path: Path, show: Callable[[bytes], None], **options: Any) -> None:
+    def __init__(self, path: Path, show: Callable[[bytes], object], **options: Any) -> None:
         super().__init__(path, **options)
         self._show = show
         self._has_failed = self._is_said = False
+        self._missing = 0
 
     def make(self) -> None:
         """Makes the file before the first line, if possible: other programs watch for it."""
@@ -129,6 +118,10 @@ class _File(RotatingFileHandler):
         self._has_failed = False
         self.emit(logging.makeLogRecord({"msg": line}))
         self._is_said = self._has_failed
+        self._missing += self._has_failed
+        if self._missing and not self._has_failed:
+            self._show(f"writing {self.baseFilename} again: {self._missing} lines missing".encode())
+            self._missing = 0
 
     def roll_if_full(self) -> None:
         """Begins a new file, if other processes have filled this one."""
@@ -145,20 +138,12 @@ class _File(RotatingFileHandler):
 
 
 class _Sorter:
-    """Cuts the bytes of one pipe into lines and finds the file of each."""
+    """Finds the file of each line of one pipe."""
 
     def __init__(self, file_name: str) -> None:
         self._default = self._current = file_name
-        self._rest = b""
 
-    def lines(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        """Returns (file name, line) of each whole line; an empty chunk is the end."""
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        if not chunk and self._rest:
-            whole.append(self._rest)
-        return [(self._file_of(line), line) for line in whole]
-
-    def _file_of(self, line: bytes) -> str:
+    def file_of(self, line: bytes) -> str:
         # A traceback's lines go where the line above them went.
         if match := _LOG_LINE.match(line):
             self._current = _FILE_OF_LOGGER.get(match[1], self._default)

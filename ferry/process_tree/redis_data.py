@@ -87,12 +87,15 @@ def default_data_dir(settings: Settings) -> Path | None:
     """Returns the folder beside the model store, one for each management port; None without one.
 
     As with snapshots, two servers of one model store must not take each other's models and jobs.
+    Where the server runs in the store, it is a hidden one in there: what is above is not its own.
     """
     if settings.model_store is None:
         return None
     parts = urlsplit(settings.management_address)
     server = str(parts.port or re.sub(r"\W+", "-", settings.management_address).strip("-"))
-    store = settings.model_store.absolute()
+    store = Path(os.path.abspath(settings.model_store))  # noqa: PTH100 - without `..`
+    if Path.cwd().is_relative_to(store):
+        return store / ".ferry-data" / server
     return store.with_name(f"{store.name}-data") / server
 
 

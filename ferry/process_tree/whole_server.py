@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from batching.process.entry_point import EXIT_UNUSABLE
+from batching.process.outputs import outlet
 from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
@@ -100,7 +100,7 @@ def run_server(
         )
         logs = None
         if settings.log_files:
-            logs = cleanup.enter_context(LogFiles(settings.log_location, sys.stdout.buffer))
+            logs = cleanup.enter_context(LogFiles(settings.log_location, outlet(1).write_line))
         if redis is not None:
             # Next to the supervisor: before that hears signals, a SIGTERM would end this process
             # at once and leave the folder.
@@ -148,9 +148,7 @@ def run_ingresses(settings: Settings) -> None:
 
 def print_report(line: str) -> None:
     """Prints a line of the supervisor's own on standard error."""
-    # Rich would end the process, and with it the server, when the reader has gone.
-    with contextlib.suppress(OSError):
-        click.echo(line, err=True)
+    click.echo(line, err=True)
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
@@ -263,7 +261,6 @@ class _Server:
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
-        sys.stdout.flush()
         notify_ready()
 
 

@@ -4,8 +4,6 @@ A save may be a rename, come in two writes, or come while the one before it is s
 version is then given up. What cannot be read or loaded is shown, and the old version serves on.
 """
 
-import contextlib
-import sys
 import threading
 import time
 import webbrowser
@@ -156,6 +154,4 @@ class Session:
 
 
 def _say(text: str, *, is_error: bool = False) -> None:
-    with contextlib.suppress(OSError):  # the terminal may have gone; the server stays
-        click.echo(text, err=is_error)
-        sys.stdout.flush()
+    click.echo(text, err=is_error)

@@ -62,7 +62,7 @@ class _Forwarding:
     async def run(self, target: str) -> str:
         """Returns why the client has not the whole answer; empty if it has."""
         exchange, begun_s = self._exchange, time.perf_counter()
-        has_body = any(name in _BODY_FRAMING for name, _ in exchange.headers)
+        has_body = any(name in exchange.fields for name in _BODY_FRAMING)
         content = self._body() if has_body else b""
         try:
             request = self._old.request(exchange.method, target, exchange.headers, content)

@@ -101,7 +101,7 @@ class Recorder:
 
 
 def _record(request: Request) -> dict[str, Any]:
-    headers = {name: value for name, value in request.headers if name not in _SECRET}
+    headers = {name: value for name, value in request.headers if name.lower() not in _SECRET}
     record = {"method": request.method, "path": request.path, "headers": headers}
     content = request.content()
     try:
@@ -163,7 +163,7 @@ def _headers(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not isinstance(headers, dict):
         raise TypeError("headers: write an object")
     # HTTP/2's own begin with a colon.
-    plain = {name.lower(): value for name, value in headers.items() if name[:1] != ":"}
+    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
     for name, value in plain.items():
         if not _NAME.fullmatch(name) or not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"headers: {name!r} has characters that no header may have")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Coroutine
 from urllib.parse import urlsplit
 
 from batching.process.stop_signals import StopEvents
-from batching.settings.sources import SettingsError
+from batching.settings.settings import Settings, SettingsError
 from ferry.shadow.mirror import Mirror
 from ferry.shadow.proxy import Proxy
 from ferry.shadow.target import Target
 from ingress.http1.exchange import Exchange
-from ingress.http1.host import ClientTimeouts
 from ingress.listeners import Address, Listener, parse_address
 from ingress.role import Role
 
@@ -20,7 +19,7 @@ _DRAIN_S = 10.0
 # While answers are compared, clients wait for Python's lock no longer than this.
 _SWITCH_S = 0.0005
 # A client keeps its connection as long as the old server lets it.
-_PATIENT = ClientTimeouts(silence_s=3600.0, unread_s=3600.0, stall_s=3600.0)
+_PATIENT = Settings(idle_timeout_s=3600.0, unread_timeout_s=3600.0)
 
 
 class _Unobserved:
@@ -85,7 +84,7 @@ class Serving:
             UnusableNow: the address is in use, or not this machine's.
         """
         proxy = Proxy(self._old, self._mirror)
-        listener = Listener(self._address, proxy, _Unobserved(), timeouts=_PATIENT)
+        listener = Listener(self._address, proxy, _Unobserved(), settings=_PATIENT)
         background: list[asyncio.Task[None]] = []
         try:
             await listener.start()

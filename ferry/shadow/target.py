@@ -63,7 +63,8 @@ class Target:
         """Returns the request for this server, without the headers of another connection."""
         lines = [(name.encode(), value.encode()) for name, value in self._authorization.items()]
         dropped = OF_CONNECTION | self._authorization.keys() | named_by_connection(headers)
-        lines += [(name.encode(), value.encode()) for name, value in headers if name not in dropped]
+        kept = [(name, value) for name, value in headers if name.lower() not in dropped]
+        lines += [(name.encode(), value.encode()) for name, value in kept]
         return httpx.Request(method, self._url + target, headers=lines, content=content)
 
     async def send(self, recorded: Request) -> Answer:
@@ -73,7 +74,7 @@ class Target:
             OSError: the file of its body cannot be read.
         """
         body = recorded.content()
-        headers = [one for one in recorded.headers if one[0] not in _OF_BODY]
+        headers = [one for one in recorded.headers if one[0].lower() not in _OF_BODY]
         request = self.request(recorded.method, recorded.path, headers, body)
         begun_s = time.perf_counter()
         try:
@@ -103,7 +104,7 @@ async def _whole(response: httpx.Response) -> bytes:
 
 def named_by_connection(headers: Headers) -> set[str]:
     """Returns the headers that `connection` says are its own, too."""
-    values = [value for name, value in headers if name == "connection"]
+    values = [value for name, value in headers if name.lower() == "connection"]
     return {name.strip().lower() for name in ",".join(values).split(",")}
 
 

@@ -74,7 +74,7 @@ def _is_keyless(exchange: Exchange) -> bool:
 
     Source: Fetch, "CORS-preflight fetch".
     """
-    names = {name for name, _ in exchange.headers}
+    names = exchange.fields
     return "access-control-request-method" in names and "authorization" not in names
 
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
 from ingress.http1.exchange import ConnectionEnded, Exchange
 
-# Time for a whole body. A slower client loses its connection.
-BODY_TIMEOUT_S = 60.0
-
 # Each chunk wakes the event loop (60 us): a body of one-byte chunks would keep it busy for minutes.
 MAX_CHUNKS = 16_384
+# Where `max_request_size` makes that more.
+LEAST_CHUNK_BYTES = 256
 
 # At most so much of a refused body is read, with no longer pauses.
 _DISCARD_BYTES = 64 * 1024 * 1024
@@ -61,8 +60,7 @@ async def read_body(
     exchange: Exchange,
     headers: Mapping[str, str],
     limit_bytes: int,
-    *,
-    timeout_s: float = BODY_TIMEOUT_S,
+    timeout_s: float,
 ) -> bytes | bytearray:
     """Returns the whole body, or refuses one that is over the limit and keeps nothing of it.
 
@@ -98,7 +96,7 @@ def _length_bytes(text: str) -> int:
 
 
 def _too_slow() -> RequestTimeout:
-    return RequestTimeout("The request body did not arrive in time.")
+    return RequestTimeout("The request body did not arrive in time; raise body_timeout.")
 
 
 def _incomplete() -> BadRequest:
@@ -107,7 +105,7 @@ def _incomplete() -> BadRequest:
 
 def _codings(exchange: Exchange) -> list[str]:
     # All lines together are one list.
-    lines = (value for name, value in exchange.headers if name == "transfer-encoding")
+    lines = (value for name, value in exchange.headers if name.lower() == "transfer-encoding")
     return [value.strip().lower() for value in lines]
 
 
@@ -116,6 +114,7 @@ class _Pieces:
 
     def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
         self._limit_bytes = limit_bytes
+        self._most = max(MAX_CHUNKS, limit_bytes // LEAST_CHUNK_BYTES)
         self._kept: list[bytes | bytearray] = []
         self._count = self._size_bytes = 0
         self.is_too_large = is_too_large
@@ -129,7 +128,7 @@ class _Pieces:
             self._kept.clear()
         else:
             self._kept.append(chunk)
-        return self._count <= MAX_CHUNKS and self._size_bytes <= _DISCARD_BYTES + self._limit_bytes
+        return self._count <= self._most and self._size_bytes <= _DISCARD_BYTES + self._limit_bytes
 
     def whole(self) -> bytes:
         """Returns the body.
@@ -140,8 +139,11 @@ class _Pieces:
         """
         if self.is_too_large:
             raise PayloadTooLarge(f"More than {self._limit_bytes} bytes.")
-        if self._count > MAX_CHUNKS:
-            raise BadRequest("The request body comes in too many chunks.")
+        if self._count > self._most:
+            raise BadRequest(
+                f"The request body comes in more than {self._most} chunks: send larger ones, or "
+                "raise max_request_size."
+            )
         return b"".join(self._kept)
 
 

@@ -52,7 +52,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._parser: RequestParser | None = RequestParser(self, self._on_request)
+        self._parser: RequestParser | None = RequestParser(
+            self, self._on_request, host.settings.max_header_size_bytes
+        )
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
         self._unsent: list[Body] = []
@@ -61,7 +63,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_last = False  # no further request is read
         self._is_half_closed = False  # the client sends no more
         self._is_behind = False  # the client reads too slowly; the next request is not begun
-        self._silence = SilenceWatch(self._loop, host.timeouts.silence_s, self._waits_for_client)
+        self._silence = SilenceWatch(
+            self._loop, host.settings.idle_timeout_s, self._waits_for_client
+        )
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -172,14 +176,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._parser is None:
             return
         try:
-            self._is_last = not self._parser.feed(data) or self._is_last
+            self._parser.feed(data)
         except Unreadable as error:
             self._is_last = True
             if not self._asked:
                 is_known = not isinstance(error, UnknownMethod)
-                self._refuse(
-                    Answer(error.status, [], b"") if is_known else self._host.unknown_method()
-                )
+                self._refuse(error.answer if is_known else self._host.unknown_method())
             elif not self._asked[-1].is_received:
                 self._asked[-1].break_off()
 
@@ -282,9 +284,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         while (drained := self._drained) is not None:
             unsent_bytes = self._transport.get_write_buffer_size()
-            await asyncio.wait({drained}, timeout=self._host.timeouts.stall_s)
+            await asyncio.wait({drained}, timeout=self._host.settings.unread_timeout_s)
             if not drained.done() and self._transport.get_write_buffer_size() >= unsent_bytes:
-                log.info("stream broken off: the client does not read")
+                log.info("stream broken off: the client has read nothing for unread_timeout")
                 self._transport.abort()
                 raise ConnectionEnded
 

@@ -52,10 +52,11 @@ class Connection(Protocol):
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
-    those whose values are not UTF-8 are left out. `fields` has the last one of each name, and
-    belongs to the application. `keeps_alive`: whether another request may follow on the connection.
-    `started_s` is `time.perf_counter` of the head's end. `status` is 0 until there is an answer.
+    `path` is percent-decoded, `query` is not. `headers` are in order, as the client spelled
+    their names; those whose values are not UTF-8 are left out. `fields` has the last one of each
+    name, in lower case. Both belong to the application. `keeps_alive`: whether another request may
+    follow on the connection. `started_s` is `time.perf_counter` of the head's end. `status` is 0
+    until there is an answer.
     `on_left` is called when the client no longer waits for it.
     """
 
@@ -76,7 +77,8 @@ class Exchange:
         path: str,
         query: str,
         http_version: str,
-        headers: Sequence[Header],
+        headers: list[Header],
+        fields: dict[str, str],
         keeps_alive: bool,
     ) -> None:
         self.method = method
@@ -84,7 +86,7 @@ class Exchange:
         self.query = query
         self.http_version = http_version
         self.headers = headers
-        self.fields = dict(headers)
+        self.fields = fields
         self.keeps_alive = keeps_alive
         self.started_s = time.perf_counter()
         self._connection = connection
@@ -221,7 +223,8 @@ class Exchange:
     def _waits_to_continue(self) -> bool:
         # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
         return self.http_version >= "1.1" and any(
-            name == "expect" and value.lower() == "100-continue" for name, value in self.headers
+            name.lower() == "expect" and value.lower() == "100-continue"
+            for name, value in self.headers
         )
 
     def _wake(self) -> None:

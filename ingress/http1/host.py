@@ -3,34 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from batching.settings.settings import Settings
 from ingress.http1.exchange import Answer, Application, Exchange, Header
 
 log = logging.getLogger(__name__)
 
 # What is read at once. The rest of a body that has more goes to a place of its own.
 _READ_BYTES = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTimeouts:
-    """How long a client may keep its connection waiting, in seconds.
-
-    `silence_s`: until the head of its next request is there. Longer than the 60 s for which nginx
-    and cloud load balancers keep an idle connection, or they would send requests into connections
-    that this end is closing. `unread_s`: while it takes in nothing of an answer. `stall_s`: the
-    same for an answer in pieces, whose handler is held up meanwhile.
-    """
-
-    silence_s: float = 65.0
-    unread_s: float = 60.0
-    stall_s: float = 10.0
-
-
-USUAL_TIMEOUTS = ClientTimeouts()
 
 
 class OpenConnection(Protocol):
@@ -52,7 +34,7 @@ class Observer(Protocol):
 
 
 class HttpHost:
-    """Holds the application, the timeouts and the open connections of one listener.
+    """Holds the application, the limits and the open connections of one listener.
 
     `unknown_method` makes the answer to a request whose method HTTP does not know, `unclear_host`
     to one that does not name one host. `added_headers`, with names in lower case, go with every
@@ -67,7 +49,7 @@ class HttpHost:
         unclear_host: Callable[[], Answer],
         *,
         scheme: str,
-        timeouts: ClientTimeouts,
+        settings: Settings,
         added_headers: Sequence[Header],
     ) -> None:
         self._app = app
@@ -79,7 +61,7 @@ class HttpHost:
         self.unknown_method = unknown_method
         self._unclear_host = unclear_host
         self.scheme = scheme
-        self.timeouts = timeouts
+        self.settings = settings
         self.is_draining = False
         self.connections: set[OpenConnection] = set()
         # asyncio alone does not keep its tasks from being collected as garbage.
@@ -147,7 +129,9 @@ def _names_one_host(exchange: Exchange) -> bool:
         return exchange.http_version < "1.1"
     # Mostly no header comes twice, which costs less to see.
     names = exchange.headers
-    return len(exchange.fields) == len(names) or [name for name, _ in names].count("host") == 1
+    if len(exchange.fields) == len(names):
+        return True
+    return [name.lower() for name, _ in names].count("host") == 1
 
 
 async def _finish(exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:

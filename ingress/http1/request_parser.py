@@ -8,24 +8,23 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from types import SimpleNamespace
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.http1.exchange import Connection, Exchange, Header
+from ingress.http1.exchange import Answer, Connection, Exchange, Header
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 100
+# As which a shorter header counts, or a head of little ones would be ten thousands.
+LEAST_HEADER_BYTES = 64
 _MAX_KEPT_CHARS = 256
 # The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
 # Those of them that say how its body comes.
 _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
-# Looked up rather than decoded: most requests have no others.
+# Spelled so, and in lower case. Looked up rather than decoded: most requests have no others.
 _USUAL_NAMES = {
-    spelling.encode(): name
+    spelling.encode(): (spelling, name)
     for name in (
         "accept",
         "accept-encoding",
@@ -61,11 +60,12 @@ _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class Unreadable(Exception):
-    """The bytes are not HTTP, or too many. `status` is the answer's."""
+    """Tells that the bytes are not HTTP, or too many; `answer` is what the client gets."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, text: str = "") -> None:
         super().__init__(status)
-        self.status = status
+        headers = [("content-type", "text/plain")] if text else []
+        self.answer = Answer(status, headers, text.encode())
 
 
 class UnknownMethod(Unreadable):
@@ -82,20 +82,26 @@ class _Refused(Exception):
 class RequestParser:
     """Parses the requests of one connection, in order."""
 
-    def __init__(self, connection: Connection, on_request: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        on_request: Callable[[Exchange], None],
+        max_head_bytes: int,
+    ) -> None:
         self.is_in_head = False
         self._connection = connection
         self._on_request = on_request
+        self._max_head_bytes = max_head_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._lines: list[tuple[bytes, bytes]] = []  # of the head
         self._head_bytes = 0
         self._around_bytes = 0
         self._current: Exchange | None = None
-        self._refusal = HTTPStatus.BAD_REQUEST
+        self._is_head_too_large = False
 
-    def feed(self, data: bytes | memoryview) -> bool:
-        """Announces requests as soon as their heads are whole; returns whether more can be fed.
+    def feed(self, data: bytes | memoryview) -> None:
+        """Announces requests as soon as their heads are whole.
 
         Raises:
             Unreadable: the request that these bytes belong to cannot be served.
@@ -104,24 +110,20 @@ class RequestParser:
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
-        is_going_on = True
         try:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as wish:
-                is_going_on = False
-                self._go_on_without_upgrade(data[wish.args[0] :])
+            self._parse(memoryview(data))
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise UnknownMethod from error
-            raise Unreadable(self._refusal) from error
+            if self._is_head_too_large:
+                raise self._too_large() from error
+            raise Unreadable(HTTPStatus.BAD_REQUEST) from error
         # In a head, or behind one whose body has not ended.
         if self._around_bytes > MAX_AROUND_BYTES:
             raise Unreadable(HTTPStatus.BAD_REQUEST)
-        if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        return is_going_on
+        if self.is_in_head and self._head_bytes > self._max_head_bytes:
+            raise self._too_large()
 
     def end(self) -> None:
         """Lets go of httptools' parser, which holds this one, and so the connection."""
@@ -133,6 +135,8 @@ class RequestParser:
 
     def on_url(self, url: bytes) -> None:
         """Begins a request, or adds to its target. Called by httptools, as the next ones."""
+        if self._current is not None:
+            return  # of a head that was announced
         if not self.is_in_head:
             self.is_in_head = True
             self._url, self._lines = b"", []
@@ -145,16 +149,20 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Announces the request."""
+        if self._current is not None:
+            return
         # The bytes that have come may be more than the head.
-        is_long = self._head_bytes > MAX_HEAD_BYTES
-        if len(self._lines) > MAX_HEADERS or (is_long and self._is_too_large()):
+        is_long = self._head_bytes > self._max_head_bytes
+        has_many = len(self._lines) * LEAST_HEADER_BYTES > self._max_head_bytes
+        if has_many or (is_long and self._is_too_large()):
             # Here, as another request in the same read would take this one's place.
-            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._is_head_too_large = True
             raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
         is_short = len(self._url) <= _MAX_KEPT_CHARS
         path, query = _known_split(self._url) if is_short else _split(self._url)
+        headers, fields = _decoded(self._lines)
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
@@ -162,10 +170,13 @@ class RequestParser:
             path=path,
             query=query,
             http_version=parser.get_http_version(),
-            headers=_decoded(self._lines),
+            headers=headers,
+            fields=fields,
             keeps_alive=parser.should_keep_alive(),
         )
-        if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
+        # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
+        # llhttp goes by it nevertheless (RFC 9112, 6.1).
+        if exchange.http_version < "1.1" and "transfer-encoding" in fields:
             raise _Refused
         self._on_request(exchange)
 
@@ -183,45 +194,60 @@ class RequestParser:
         if current is not None:
             current.receive()
 
-    def _go_on_without_upgrade(self, data: bytes | memoryview) -> None:
-        """Makes the parser read the body of an upgrade request, and nothing behind it.
+    def _parse(self, data: memoryview) -> None:
+        """Feeds httptools; a wish for another protocol is passed over (RFC 9110, 7.8).
 
-        httptools would leave the body to the other protocol, but Java's HttpClient asks for an
-        upgrade with each POST over http://. The bytes behind it may be no HTTP.
+        httptools would leave the body, and all behind it, to the other protocol, but Java's
+        HttpClient asks for HTTP/2 with each request over http://. So another parser, which is told
+        how the body comes, goes on behind the head.
         """
-        assert self._current is not None
-        framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
-        head = "".join(f"{name}: {value}\r\n" for name, value in framing)
-        callbacks = SimpleNamespace(
-            on_body=self.on_body, on_message_complete=self.on_message_complete
-        )
-        self._parser = httptools.HttpRequestParser(callbacks)
-        self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
-        with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
-            self._parser.feed_data(data)
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as wish:
+                assert self._current is not None
+                data = data[wish.args[0] :]
+                framing = (
+                    line for line in self._current.headers if line[0].lower() in _BODY_FRAMING
+                )
+                head = "".join(f"{name}: {value}\r\n" for name, value in framing)
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
+            else:
+                return
 
     def _is_too_large(self) -> bool:
         sizes_bytes = (len(name) + len(value) for name, value in self._lines)
-        return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
+        return len(self._url) + sum(sizes_bytes) > self._max_head_bytes
+
+    def _too_large(self) -> Unreadable:
+        text = f"The request line and headers have more than {self._max_head_bytes} bytes, or too "
+        text += "many headers; raise max_header_size.\n"
+        return Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
 
-def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> list[Header]:
-    """Returns the headers with names in lower case, without those whose values are not UTF-8.
+def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> tuple[list[Header], dict[str, str]]:
+    """Returns `headers` and `fields` of an exchange.
 
     Raises:
-        UnicodeDecodeError: such a one says where the request ends; a proxy may read it otherwise.
+        UnicodeDecodeError: one that is not UTF-8 says where the request ends; a proxy may read it
+            otherwise.
     """
+    headers, fields = [], {}
     try:
-        return [
-            (_USUAL_NAMES.get(name) or _lower(name), value.decode().strip(" \t"))
-            for name, value in lines
-        ]
+        for name, line in lines:
+            value = line.decode().strip(" \t")
+            spelled, lower = _USUAL_NAMES.get(name) or _spellings(name)
+            headers.append((spelled, value))
+            fields[lower] = value
     except UnicodeDecodeError:
         return _decoded([line for line in lines if _is_utf8(*line)])
+    return headers, fields
 
 
-def _lower(name: bytes) -> str:
-    return name.decode("latin-1").lower()
+def _spellings(name: bytes) -> tuple[str, str]:
+    text = name.decode("latin-1")
+    return text, text.lower()
 
 
 def _is_utf8(name: bytes, value: bytes) -> bool:
@@ -232,12 +258,6 @@ def _is_utf8(name: bytes, value: bytes) -> bool:
             raise
         return False
     return True
-
-
-def _has_transfer_encoding(exchange: Exchange) -> bool:
-    # In HTTP/1.0, where a proxy may not know this header and see another end of the request, llhttp
-    # goes by it nevertheless (RFC 9112, 6.1).
-    return any(name == "transfer-encoding" for name, _ in exchange.headers)
 
 
 def _split(target: bytes) -> tuple[str, str]:

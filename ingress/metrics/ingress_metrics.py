@@ -15,7 +15,12 @@ from prometheus_client import CollectorRegistry, Gauge
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.metrics.queue_metrics import (
+    VERSION_LABELS,
+    LogCollector,
+    QueueCollector,
+    ResubmissionCollector,
+)
 from ingress.metrics.request_series import Count, Counter, Histogram
 from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
@@ -44,6 +49,7 @@ class VersionMetrics:
         self._batch_size = metrics.batch_size.labels(*key)
         self._full = metrics.batches.labels(*key, FULL)
         self._late = metrics.batches.labels(*key, LATE)
+        self._unbatched = metrics.unbatched.labels(*key)
         # TorchServe labels by what the URL said.
         self.totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
@@ -83,6 +89,8 @@ class VersionMetrics:
             left = time.monotonic(), self._key, full_size, timing
             self._metrics.recent_batches.append(left)
             (self._full if timing.batch_size >= full_size else self._late).inc()
+            if timing.is_unbatched:
+                self._unbatched.inc()
 
 
 class Metrics:
@@ -110,6 +118,13 @@ class Metrics:
         )
         self.batches = self._counter(
             "ferry_batches", "Batches run, by why they left: full, or late.", "release"
+        )
+        self.unbatched = self._added(
+            Counter(
+                "ferry_unbatched_batches",
+                "Batches that failed as a whole, and whose requests then succeeded one by one.",
+                VERSION_LABELS,
+            )
         )
         self.open_requests = Gauge(
             "ferry_open_requests",
@@ -144,6 +159,7 @@ class Metrics:
         self.store_registry.register(NodeMetrics(registry))
         self.store_registry.register(QueueCollector(registry))
         self.registry.register(ResubmissionCollector(count_resubmitted))
+        self.registry.register(LogCollector())
         self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:

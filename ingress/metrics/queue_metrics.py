@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from batching.errors import StoreUnavailable
 from batching.models.spec import VersionKey
 from batching.models.statuses import StoreStatus, WorkerState
+from batching.process.outputs import dropped_lines
 from batching.store.registry.registry import Registry
 
 VERSION_LABELS = ("model", "version")
@@ -78,7 +79,15 @@ class QueueCollector(Collector):
         wanted = _gauge(
             "ferry_workers_wanted", "Workers that the live nodes should run (min_worker x nodes)."
         )
-        nodes, alive = len(self._registry.nodes()), self._registry.alive_nodes()
+        dropped = CounterMetricFamily(
+            "ferry_node_lines_dropped",
+            "Lines of log and of workers that standard output and error of a node did not take.",
+            labels=("node", "hostname"),
+        )
+        statuses, alive = self._registry.nodes(), self._registry.alive_nodes()
+        for node in statuses:
+            dropped.add_metric((node.node_id, node.hostname), node.lines_dropped)
+        nodes = len(statuses)
         for spec in self._registry.specs():
             key, queue = spec.key, self._registry.queue(spec)
             depth.add_metric(key, queue.waiting)
@@ -98,7 +107,7 @@ class QueueCollector(Collector):
             wanted.add_metric(key, spec.min_worker * nodes)
         up = GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=nodes)
         of_requests = [depth, open_requests, capacity, oldest_age]
-        return [up, *of_requests, jobs, oldest_job, events, webhooks, workers, wanted]
+        return [up, *of_requests, jobs, oldest_job, events, webhooks, workers, wanted, dropped]
 
 
 class ResubmissionCollector(Collector):
@@ -117,6 +126,15 @@ class ResubmissionCollector(Collector):
         for key, count in self._count().items():
             family.add_metric(key, count)
         yield family
+
+
+class LogCollector(Collector):
+    """Exports how many lines this ingress could not write."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields one family."""
+        text = "Lines of log that standard output and error of an ingress did not take."
+        yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())
 
 
 def _store_families(store: StoreStatus) -> list[Metric]:

@@ -102,7 +102,8 @@ class SnapshotWriter:
                 words = error.strerror if isinstance(error, OSError) else str(error)
                 # Workers report often, and each report is one more try.
                 if self._reminder.is_due(str(words)):
-                    log.error("snapshot not saved folder=%s: %s", self._folder, words)
+                    text = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
+                    log.error(text, self._folder, words)
 
     def _is_lost(self, state: Mapping[str, Any]) -> bool:
         # The nodes will fill an emptied Redis again. No operator has emptied it.

@@ -4,6 +4,7 @@ Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
 """
 
 import contextlib
+import itertools
 import logging
 import stat
 import time
@@ -193,7 +194,7 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
     workers = settings.default_workers_per_model or 1
     text = settings.load_models.strip()
     if text.lower() == "all":
-        entries = [("", name) for name in _archives_of(settings.model_store)]
+        entries = [("", name) for name in _archives_of(settings)]
     else:
         entries = [_named_archive(entry) for entry in text.split(",") if entry.strip()]
     return [
@@ -210,7 +211,8 @@ def _named_archive(entry: str) -> tuple[str, str]:
     return "", entry.strip()
 
 
-def _archives_of(model_store: Path | None) -> Iterator[str]:
+def _archives_of(settings: Settings) -> Iterator[str]:
+    model_store = settings.model_store
     if model_store is None or not model_store.is_dir():
         log.error("load_models=all needs a model_store that is a folder")
         return
@@ -222,14 +224,21 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
         return
     for path in paths:
         # Hidden ones are no models: Kubernetes' `..data`, which links lead to, and downloads.
-        if not path.name.startswith(".") and _may_be_model(path):
+        if path.name.startswith("."):
+            continue
+        if path.name.endswith(_ARCHIVE_SUFFIXES) or _may_be_model(path, settings):
             yield path.name
 
 
-def _may_be_model(path: Path) -> bool:
-    if path.name.endswith(_ARCHIVE_SUFFIXES):
-        return True
+def _may_be_model(path: Path, settings: Settings) -> bool:
+    """Returns whether it is a folder of a model, and not one of logs, or lost+found."""
     try:
-        return stat.S_ISDIR(path.stat().st_mode)
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return False
     except OSError:
         return True  # a link to a disk that is away: its registration will say so
+    manifests = (path.glob(f"{wrapper}MAR-INF/MANIFEST.json") for wrapper in ("", "*/"))
+    if settings.default_service_handler or any(itertools.chain(*manifests)):
+        return True
+    log.info("left out folder=%s: it has no MAR-INF/MANIFEST.json", path)
+    return False

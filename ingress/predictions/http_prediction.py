@@ -29,6 +29,7 @@ from ingress.torchserve.answers import (
     with_error_key,
 )
 from ingress.torchserve.payload import (
+    OWN_HEADERS,
     first_in_query,
     is_form,
     read_request,
@@ -58,14 +59,18 @@ class HttpPredictions:
         is_open_inference: bool,
         max_response_size_bytes: int,
         jobs: JobDoor,
+        max_form_parts: int,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
         self.jobs = jobs
         self.is_open_inference = is_open_inference
         self.max_response_size_bytes = max_response_size_bytes
+        self.max_form_parts = max_form_parts
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
+        # Whether clients may be told why a model could not be loaded, in its handler's words.
+        self.tells_errors = False
 
 
 class HttpPrediction(Prediction):
@@ -99,6 +104,10 @@ class HttpPrediction(Prediction):
     @abstractmethod
     def base_url(self) -> str:
         """Returns the URL of the server as this client sees it, without a slash at the end."""
+
+    def sent_headers(self) -> dict[str, str]:
+        """Returns the headers for the handler, as the client spelled them where that is known."""
+        return self._headers
 
     @abstractmethod
     async def send_stream(self, answer: StreamedAnswer) -> None:
@@ -197,13 +206,23 @@ class HttpPrediction(Prediction):
         self.timeout_s = read_timeout_s(self._headers) or 0.0
 
     def _read(self, target: Target, body: Content) -> Request:
+        request = self._parsed(target, body)
+        sent = self.sent_headers()
+        for name in OWN_HEADERS:
+            if name in request.headers:
+                sent[name] = request.headers[name]
+        return Request(sent, request.parts)
+
+    def _parsed(self, target: Target, body: Content) -> Request:
+        most = self.shared.max_form_parts
         if self.spec is not None and self.spec.decodes_itself:
             if not target.is_v2:
-                return read_undecoded(target, self._headers, body, self._query)
+                return read_undecoded(target, self._headers, body, self._query, most)
             self._is_tensors = True
         if self._is_tensors:
             return read_tensors(target, self._headers, body)
-        return read_request(target, self._headers, body, self._query if target.takes_query else "")
+        query = self._query if target.takes_query else ""
+        return read_request(target, self._headers, body, query, most)
 
     async def _named(self, request: Request) -> Target:
         """Returns the target with its model's name, from wherever TorchServe takes it.
@@ -213,7 +232,8 @@ class HttpPrediction(Prediction):
         """
         if self._target.model_name:
             return self._target
-        name = first_in_query(self._query, "model_name") or await self.service.only_startup_model()
+        name = first_in_query(self._query, "model_name", self.shared.max_form_parts)
+        name = name or await self.service.only_startup_model()
         if not name:
             parts = {part.name: part.content for part in request.parts}
             name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
@@ -249,13 +269,29 @@ class HttpPrediction(Prediction):
             self._respond(CLIENT_CLOSED_REQUEST, [], b"")
 
     def _refuse(self, error: ServeError) -> None:
-        if isinstance(error, NoWorker):
+        if not isinstance(error, NoWorker):
+            self._answer_error(error)
+        elif self.spec is None:
             error.message = _no_worker_text(self._target)
-            if self.spec is not None:
-                version = self._target.model_version
-                error.message += f". {how_to_get_a_worker(self.spec, version)}"
-                if self.spec.min_worker == 0:
-                    error.retry_after_s = None  # nobody has asked for one
+            self._answer_error(error)
+        else:
+            self.continue_with(self._refuse_without_worker(error, self.spec))
+
+    async def _refuse_without_worker(self, error: NoWorker, spec: ModelSpec) -> None:
+        version, why = self._target.model_version, await self.service.why_no_worker(spec)
+        if spec.load_error or (why and self.shared.tells_errors):
+            error.message = _failed_text(self._target, why)
+        elif why:
+            error.message = _failed_text(self._target, "The management API has the error")
+        else:
+            error.message = _no_worker_text(self._target)
+        if not spec.load_error:
+            error.message += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
+        if spec.min_worker == 0:
+            error.retry_after_s = None  # nobody has asked for one
+        self._answer_error(error)
+
+    def _answer_error(self, error: ServeError) -> None:
         answer = error_answer(error, self.request_id)
         self.service.end(self, answer.status, None, error.reason)
         self._respond(*(with_error_key(answer) if self._is_tensors else answer))
@@ -285,11 +321,18 @@ class HttpPrediction(Prediction):
             self._respond(*error_answer(error))
 
 
-def _no_worker_text(target: Target) -> str:
+def _no_worker(target: Target) -> str:
     # Word for word, unbalanced quote included: TorchServe 0.12.
     version = "" if target.model_version is None else f' Version {target.model_version}"'
+    return f'Model "{target.model_name}"{version} has no worker to serve inference request'
+
+
+def _failed_text(target: Target, why: str) -> str:
+    return f"{_no_worker(target)}: it could not be loaded. {why.rstrip('.')}"
+
+
+def _no_worker_text(target: Target) -> str:
     return (
-        f'Model "{target.model_name}"{version} has no worker to serve inference request. '
-        "Please use scale workers API to add workers. If this is a sequence inference, please "
-        "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+        f"{_no_worker(target)}. Please use scale workers API to add workers. If this is a sequence "
+        "inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
     )

@@ -7,7 +7,7 @@ import time
 
 from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFound
 from batching.models.entry import check_names
-from batching.models.spec import ModelSpec
+from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.ingress_side.broker import Broker
@@ -15,6 +15,8 @@ from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics, VersionMetrics
 from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
+
+_SAME_ERROR_S = 1.0
 
 
 class Prediction(PendingRequest):
@@ -44,6 +46,7 @@ class PredictionService:
         self._broker = broker
         self._metrics = metrics
         self._failed = FailedRequests()
+        self._load_error = (VersionKey("", ""), 0.0, "")
         # What `resolve` would return, if that needs no question to Redis.
         self.known = catalog.known
 
@@ -120,6 +123,18 @@ class PredictionService:
             await reply.close()
             raise PredictionFailed("Invalid model predict output")
         return reply
+
+    async def why_no_worker(self, spec: ModelSpec) -> str:
+        """Returns why the version could not be loaded; empty if it could, or may still be.
+
+        Redis is asked once a second at most: clients of such a model may be many.
+        """
+        now_s = time.monotonic()
+        key, asked_s, why = self._load_error
+        if key != spec.key or now_s - asked_s > _SAME_ERROR_S:
+            why = spec.load_error or await self._catalog.load_error(spec.key)
+            self._load_error = (spec.key, now_s, why)
+        return why
 
     async def why_unknown(self, spec: ModelSpec, error: VersionNotFound) -> ServeError:
         """Returns the reason why a version that was known has no queue."""

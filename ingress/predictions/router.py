@@ -7,14 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from batching.errors import ServeError
+from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.body_reader import (
-    BODY_TIMEOUT_S,
-    plain_length_bytes,
-    read_body,
-    received_body,
-)
+from ingress.http1.body_reader import plain_length_bytes, read_body, received_body
 from ingress.http1.exchange import Answer, Application, Exchange
 from ingress.http1.peer import host_of
 from ingress.jobs.job_door import JOB_PATH
@@ -35,6 +31,9 @@ class _RoutedPrediction(HttpPrediction):
     def base_url(self) -> str:
         return _base_url(self.shared, self.exchange)
 
+    def sent_headers(self) -> dict[str, str]:
+        return dict(self.exchange.headers)
+
     async def send_stream(self, answer: StreamedAnswer) -> None:
         await send_answer(answer, self.exchange, self.shared.max_response_size_bytes)
 
@@ -45,12 +44,12 @@ class _RoutedPrediction(HttpPrediction):
         except ServeError as error:
             self.exchange.respond(*error_answer(error))
 
-    async def begin_carefully(self, limit_bytes: int) -> None:
+    async def begin_carefully(self, limit_bytes: int, timeout_s: float) -> None:
         """Begins with a body in chunks, or one that may have to be refused."""
         exchange = self.exchange
         try:
             # Without a name here, which would keep the body while its client waits.
-            self.begin(await read_body(exchange, exchange.fields, limit_bytes))
+            self.begin(await read_body(exchange, exchange.fields, limit_bytes, timeout_s))
         except ServeError as error:
             exchange.respond(*error_answer(error))
 
@@ -63,12 +62,13 @@ class InferenceRouter:
         predictions: HttpPredictions,
         others: Application,
         *,
-        max_request_size_bytes: int,
+        settings: Settings,
         authorizer: Authorizer,
     ) -> None:
         self._predictions = predictions
         self._others = others
-        self._max_request_size_bytes = max_request_size_bytes
+        self._max_request_size_bytes = settings.max_request_size_bytes
+        self._body_timeout_s = settings.body_timeout_s
         self._authorizer = authorizer
         self._asks_for_tokens = authorizer.is_closed
 
@@ -88,11 +88,11 @@ class InferenceRouter:
         limit_bytes = self._max_request_size_bytes
         length_bytes = plain_length_bytes(headers, limit_bytes)
         if length_bytes is None:
-            prediction.continue_with(prediction.begin_carefully(limit_bytes))
+            prediction.continue_with(prediction.begin_carefully(limit_bytes, self._body_timeout_s))
         elif exchange.is_received:
             prediction.begin(exchange.received())
         else:
-            exchange.when_received(prediction.begin_late, length_bytes, BODY_TIMEOUT_S)
+            exchange.when_received(prediction.begin_late, length_bytes, self._body_timeout_s)
         return None
 
     def _answer_job(self, exchange: Exchange) -> Going | None:
@@ -116,6 +116,9 @@ class InferenceRouter:
         try:
             # Neither Redis nor a handler needs the key.
             authorization = headers.pop("authorization", "")
+            exchange.headers = [
+                header for header in exchange.headers if header[0].lower() != "authorization"
+            ]
             self._authorizer.admit(exchange.method, exchange.path, authorization)
         except ServeError as error:
             exchange.respond(*error_answer(error))

@@ -8,6 +8,7 @@ from wsgiref.types import WSGIApplication
 
 from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
+from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Exchange
@@ -28,12 +29,12 @@ class WsgiBridge:
         self,
         app: WSGIApplication,
         *,
-        max_request_size_bytes: int,
+        settings: Settings,
         max_threads: int,
         authorizer: Authorizer,
     ) -> None:
         self._app = app
-        self._max_request_size_bytes = max_request_size_bytes
+        self._limits = settings.max_request_size_bytes, settings.body_timeout_s
         self._slots = asyncio.Semaphore(max_threads)
         self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
         self._authorizer = authorizer
@@ -46,7 +47,7 @@ class WsgiBridge:
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             if is_of_file(exchange.method, exchange.path):
                 return await self._pass_file(exchange)
-            body = await read_body(exchange, headers, self._max_request_size_bytes)
+            body = await read_body(exchange, headers, *self._limits)
             environ = make_environ(exchange, body)
             async with self._slots:
                 answer = await in_daemon_thread(lambda: _answer(self._app, environ))
@@ -110,9 +111,9 @@ def _answer(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
 
 def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
     # In an environ, an underscore could not be told from the dash of a trusted header.
-    if "_" in name or name in ("content-length", "transfer-encoding"):
-        return
     key = name.upper().replace("-", "_")
+    if "_" in name or key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
+        return
     if key != "CONTENT_TYPE":
         key = f"HTTP_{key}"
     environ[key] = f"{environ[key]},{value}" if key in environ else value

@@ -96,7 +96,7 @@ def status_answer(text: str, status: int = 200) -> Answer:
 def error_answer(error: ServeError, request_id: str = "") -> Answer:
     """Returns the answer to a request that failed so; TorchServe's own 413 is bare."""
     if type(error) is PayloadTooLarge:
-        return Answer(error.status, [], b"")
+        return Answer(error.status, [("x-ferry-reason", error.reason)], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
     if error.retry_after_s is not None:
         # Whole seconds, rounded up: "0" would invite an immediate retry.
@@ -104,13 +104,18 @@ def error_answer(error: ServeError, request_id: str = "") -> Answer:
     return answer
 
 
-def how_to_get_a_worker(spec: ModelSpec, model_version: str | None) -> str:
+def how_to_get_a_worker(
+    spec: ModelSpec, model_version: str | None, *, has_failed: bool = False
+) -> str:
     """Returns the sentence that follows TorchServe's refusal for want of a worker.
 
     Args:
         spec: of the version that has none.
         model_version: as the request named it, if it did.
+        has_failed: its workers could not load it.
     """
+    if has_failed:
+        return f"More: ferry models describe {spec.model_name}"
     if spec.min_worker > 0:
         return f"Its workers are starting, or could not: ferry models describe {spec.model_name}"
     version = "" if model_version is None else f" --version {model_version}"

@@ -13,6 +13,7 @@ from werkzeug.http import parse_options_header
 from batching.errors import BadRequest
 from batching.models.spec import URL_QUERY
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
+from batching.settings.settings import Settings
 from ingress.http1.exchange import Content
 from ingress.torchserve.route import Target
 
@@ -23,19 +24,30 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 TENSOR_HEADER = "inference-header-content-length"
 
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,12}")
-_MAX_PARTS = 32
-_MAX_FIELDS = 1000
+_USUAL_PARTS = Settings().max_form_parts
 _MAX_PART_HEADER_BYTES = 8192
 _MAX_BOUNDARY_CHARS = 200
 # A header may contain tabs. Other control characters would end a line elsewhere, or move a cursor.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
+# A part's head as most clients write it: a tenth of the time, which counts in a form of many parts.
+_USUAL_HEAD = re.compile(
+    rb'Content-Disposition: form-data; name="([ !#$&-[\]-~]*)"'
+    rb'(; filename="[ !#$&-[\]-~]*"(?:\r\nContent-Type: ([ -~]*))?)?',
+    re.IGNORECASE,
+)
+# The headers that the server writes, and those by which a worker runs a request alone.
+OWN_HEADERS = ("describe", "explain", "url_path", URL_QUERY)
 _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_undecoded(
-    target: Target, headers: dict[str, str], body: Content, query: str = ""
+    target: Target,
+    headers: dict[str, str],
+    body: Content,
+    query: str = "",
+    max_parts: int = _USUAL_PARTS,
 ) -> Request:
     """Makes a request for a model that decodes bodies itself.
 
@@ -46,14 +58,19 @@ def read_undecoded(
         BadRequest: a multipart form that cannot be parsed or has too many parts.
     """
     headers[URL_QUERY] = query
-    kind = _mime(headers.get("content-type", ""))
+    content_type = headers.get("content-type", "")
+    kind = _mime(content_type)
     whole = [Part("body", kind, body)]
-    parts = whole if kind == _URLENCODED else read_parts(headers.get("content-type", ""), body)
+    parts = whole if kind == _URLENCODED else read_parts(content_type, body, max_parts)
     return _request(target, headers, parts)
 
 
 def read_request(
-    target: Target, headers: dict[str, str], body: Content, query: str = ""
+    target: Target,
+    headers: dict[str, str],
+    body: Content,
+    query: str = "",
+    max_parts: int = _USUAL_PARTS,
 ) -> Request:
     """Makes a request of headers and body; `headers` becomes part of it.
 
@@ -62,13 +79,14 @@ def read_request(
         headers: names in lower case.
         body: whole and already within `max_request_size`.
         query: its pairs are parts, too, before those of the body.
+        max_parts: of a form.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
     """
-    parts = read_parts(headers.get("content-type", ""), body)
+    parts = read_parts(headers.get("content-type", ""), body, max_parts)
     if query:
-        parts = _last_of_each_name(chain(_urlencoded_parts(query.encode()), parts))
+        parts = _last_of_each_name(chain(_urlencoded_parts(query.encode(), max_parts), parts))
     return _request(target, headers, parts)
 
 
@@ -98,18 +116,18 @@ def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Requ
     text = headers.get(TENSOR_HEADER, str(len(body)))
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
-    if target.explain is not None:
-        headers["explain"] = target.explain
-    return Request(headers, [Part("body", f"{OPEN_INFERENCE_TYPE};json={int(text)}", body)])
+    kind = f"{OPEN_INFERENCE_TYPE};json={int(text)}"
+    return _request(target, headers, [Part("body", kind, body)])
 
 
-def first_in_query(query: str, name: str) -> str:
+def first_in_query(query: str, name: str, max_parts: int) -> str:
     """Returns the first value that the query string has for this name; empty without one."""
-    values = (part.content for part in _urlencoded_parts(query.encode()) if part.name == name)
+    parts = _urlencoded_parts(query.encode(), max_parts)
+    values = (part.content for part in parts if part.name == name)
     return next(values, b"").decode("utf-8", "replace")
 
 
-def read_parts(content_type: str, body: Content) -> list[Part]:
+def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) -> list[Part]:
     """Returns the parts of a body; anything that is not a form is one part called `body`.
 
     Raises:
@@ -117,9 +135,9 @@ def read_parts(content_type: str, body: Content) -> list[Part]:
     """
     mime = _mime(content_type)
     if body and mime == _MULTIPART:
-        return _last_of_each_name(_multipart_parts(content_type, body))
+        return _last_of_each_name(_multipart_parts(content_type, body, max_parts))
     if body and mime == _URLENCODED:
-        return _last_of_each_name(_urlencoded_parts(body))
+        return _last_of_each_name(_urlencoded_parts(body, max_parts))
     return [Part("body", mime, body)]
 
 
@@ -150,9 +168,13 @@ def _last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def _urlencoded_parts(body: Content) -> Iterator[Part]:
-    if body.count(b"&") >= _MAX_FIELDS:
-        raise BadRequest(f"A form may have at most {_MAX_FIELDS} fields.")
+def _too_many(max_parts: int) -> BadRequest:
+    return BadRequest(f"A form may have at most {max_parts} parts; raise max_form_parts.")
+
+
+def _urlencoded_parts(body: Content, max_parts: int) -> Iterator[Part]:
+    if body.count(b"&") >= max_parts:
+        raise _too_many(max_parts)
     # Not urllib's parse_qsl: it refuses bytes beyond ASCII, and curl -d sends whole files this way.
     for field in body.split(b"&"):
         if field:
@@ -165,7 +187,7 @@ def _unquoted(text: Content) -> bytes:
     return unquote_to_bytes(bytes(text.replace(b"+", b" ")))
 
 
-def _multipart_parts(content_type: str, body: Content) -> Iterator[Part]:
+def _multipart_parts(content_type: str, body: Content, max_parts: int) -> Iterator[Part]:
     boundary = parse_options_header(content_type)[1].get("boundary", "")
     if not 0 < len(boundary) <= _MAX_BOUNDARY_CHARS:
         raise BadRequest("A multipart body needs a boundary in its content type.")
@@ -173,9 +195,9 @@ def _multipart_parts(content_type: str, body: Content) -> Iterator[Part]:
     # block, on the event loop. Splitting strictly at CRLF takes a tenth of that; a form that uses
     # bare LF is refused.
     delimiter = b"\r\n--" + boundary.encode("utf-8", "replace")
-    sections = (b"\r\n" + body).split(delimiter, _MAX_PARTS + 2)
-    if len(sections) > _MAX_PARTS + 2:
-        raise BadRequest(f"A multipart body may have at most {_MAX_PARTS} parts.")
+    sections = (b"\r\n" + body).split(delimiter, max_parts + 2)
+    if len(sections) > max_parts + 2:
+        raise _too_many(max_parts)
     for section in sections[1:]:
         if section.startswith(b"--"):
             return
@@ -188,7 +210,15 @@ def _multipart_part(section: Content) -> Part:
     head_end = section.find(b"\r\n\r\n", 0, _MAX_PART_HEADER_BYTES)
     padding, line_break, head = section[: max(head_end, 0)].partition(b"\r\n")
     if head_end < 0 or padding.strip(b" \t") or not line_break:
-        raise BadRequest("A part of the multipart body has no proper header.")
+        raise BadRequest(
+            f"A part of the multipart body has no proper header of up to {_MAX_PART_HEADER_BYTES} "
+            "bytes."
+        )
+    content = section[head_end + 4 :]
+    if usual := _USUAL_HEAD.fullmatch(head):
+        name, file, kind_line = usual.groups(b"")
+        kind = (_mime(kind_line.decode()) or _BINARY) if file else ""
+        return Part(name.decode(), kind, content)
     headers = _part_headers(head)
     disposition = parse_options_header(headers.get("content-disposition"))[1]
     if "name" not in disposition:
@@ -197,7 +227,7 @@ def _multipart_part(section: Content) -> Part:
     if "filename" in disposition:
         # Without a file name the handler gets bytes, whatever type the part claims.
         kind = _mime(headers.get("content-type", "")) or _BINARY
-    return Part(disposition["name"], kind, section[head_end + 4 :])
+    return Part(disposition["name"], kind, content)
 
 
 def _part_headers(head: Content) -> dict[str, str]:

@@ -61,6 +61,7 @@ HEAVY = frozenset(
 # servers start without a client of Redis in their supervisor.
 LATE_IMPORTERS = (
     *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")),
+    "ferry/main.py",
     "ferry/process_tree/redis_part.py",
     "ferry/serving/session.py",
 )

@@ -119,9 +119,9 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/handling/handler_timer.py",
-        "self._is_running = True\n        self._set(self._timeout_s)",
-        "self._is_running = True\n        self._set(0)",
+        "workers/slots/deadline.py",
+        "self._is_running = True\n        self._times[0] = time.monotonic() + self._run_s",
+        "self._is_running = True\n        self._times[0] = math.inf",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
     ),
     Mutant(

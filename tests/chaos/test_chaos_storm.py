@@ -1,23 +1,29 @@
-"""F3 and F41: a storm of kills, and a long time under small faults."""
+"""F3 and F41: a storm of kills, a machine that stands still, and a long time under small faults."""
 
+import contextlib
+import os
 import random
+import signal
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from batching.store.keys import REPLY_TTL_MS
+from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, Served, kill
-from tests.support import Backend, came_true
+from tests.support import Backend, came_true, eventually
 
 MIB = 1024 * 1024
 GROWTH_BYTES = 10 * MIB
 POOLED = 8
 CALM_S = 4.0
+STILL_S = 25.0  # a node that is silent for three is taken for dead
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -70,6 +76,43 @@ def test_f03_kill_storm_loses_nothing(rig: Rig, crowd: Crowd, record_promise) ->
         )
         assert set(found) == {"200"}, found
         assert doubled == 0
+        model.check(crowd)
+
+
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """Lets these processes do nothing during the with block."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_machine_that_stands_still_loses_nothing(
+    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis
+) -> None:
+    with rig.serve("frozen", pace_s=0.01, batch_size=4, workers=2) as model:
+        # Given a load, and a request at work
+        with crowd.flow("frozen", 4, "r"):
+            [at_work] = crowd.send("frozen", ["hold|at work"])
+            eventually(lambda: "hold|at work" in model.bodies(), 5)
+
+            # When every process, Redis too, stands still, as those of a laptop that is closed do
+            with stopped([chaos_redis.pid, *(process.pid for process in rig.processes())]):
+                for_seconds(STILL_S)
+            model.let_go()
+            for_seconds(2.0)
+
+        # Then each client, before and meanwhile, gets its own answer, and nothing runs twice
+        assert set(checker.statuses(crowd.log)) == {"200"}, checker.statuses(crowd.log)
+        assert at_work.seconds > STILL_S
+        assert len(crowd.log) > 4 * STILL_S
+        assert model.counters()["replied"] == len(crowd.log)
+        assert len(model.bodies()) == len(set(model.bodies())) == len(crowd.log)
         model.check(crowd)
 
 

@@ -19,7 +19,7 @@ from tests.timing import assert_within
 RECLAIM_S = 0.3
 NODE_RECLAIM_S = 4.0
 DEAD_AFTER_S = 3.0
-STILL_S = 5.0  # until a worker is ended that its own timer did not end
+STILL_S = 2.0  # until the next one has loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -134,21 +134,22 @@ def test_f06_request_that_runs_out_of_memory_fails_alone(
         model.check(crowd)
 
 
+@pytest.mark.parametrize("hangs", ["sleep 600|hangs", "deaf 600|hangs"])
 def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
-    rig: Rig, crowd: Crowd, record_promise
+    rig: Rig, crowd: Crowd, record_promise, hangs: str
 ) -> None:
     with rig.serve("f07", batch_size=4, max_batch_delay=50, response_timeout=1) as model:
         # When one request of a batch never ends
         good = [f"good {number}" for number in range(3)]
-        sent = crowd.ask("f07", [*good, "sleep 600|hangs"])
+        sent = crowd.ask("f07", [*good, hangs])
 
         # Then its worker is killed in time, each time, and only it fails
-        runs = [call.started_at for call in model.calls() if "sleep 600|hangs" in call.bodies]
-        hangs = next(one for one in sent if one.body.startswith("sleep"))
-        killed_s = hangs.answered_at - runs[-1]
+        runs = [call.started_at for call in model.calls() if hangs in call.bodies]
+        hung = next(one for one in sent if one.body == hangs)
+        killed_s = hung.answered_at - runs[-1]
         record_promise("F7", f"{killed_s:.2f} s")
-        assert [one.status for one in sent if one is not hangs] == [200] * 3
-        assert (hangs.status, hangs.reason) == (500, "worker_crashed")
+        assert [one.status for one in sent if one is not hung] == [200] * 3
+        assert (hung.status, hung.reason) == (500, "worker_crashed")
         assert len(runs) == 2
         assert killed_s >= 1.0
         assert_within(killed_s, 1.5)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def test_doctor_says_what_each_start_does(name, tmp_path: Path):
         env=environment,
     )
     rows = json.loads(asked.stdout)["rows"]
-    # Then
+    # Then a start says the same, with the work folder of the file rather than the tests' own
+    named = re.findall(r"^work_dir=(.*)", config.read_text(), re.MULTILINE)
+    own = {"FERRY_WORK_DIR": named[-1]} if named else {}
     for command, words in {
         "ferry up --config": ("up", "--config", str(config)),
         "ferry torchserve --ts-config": (
@@ -65,7 +68,7 @@ def test_doctor_says_what_each_start_does(name, tmp_path: Path):
             *(() if "model_store=" in config.read_text() else ("--model-store", str(store))),
         ),
     }.items():
-        process = FerryProcess(tmp_path, words, cwd=tmp_path)
+        process = FerryProcess(tmp_path, words, cwd=tmp_path, environment=own)
         try:
             expected = is_said_to_start(rows, command)
             assert does_start(process) == expected, (command, rows, process.log())

@@ -140,3 +140,27 @@ def test_worker_that_ends_lets_go_of_what_its_handler_holds(server: FerryServer)
         server.manage("PUT", f"models/{model}", min_worker=0)
         # Then
         server.process.wait_for_line("held no longer")
+
+
+GREEDY = """
+def handle(data, context):
+    for row in data or ():
+        # In pieces, as the C library has them; all of them are used.
+        pieces = [bytes(4000) for _ in range(100_000)] if row["body"] == b"much" else []
+    return [b"done" for _ in data or ()]
+"""
+
+
+def test_worker_gives_back_what_a_rare_batch_has_taken(server: FerryServer) -> None:
+    # Given
+    archive = make_archive(server.store, "greedy", {"handler.py": GREEDY})
+    with server.model(archive, "greedy") as model:
+        [pid] = server.worker_pids(model)
+        worker = psutil.Process(pid)
+        assert server.predict(model, "x").text == "done"
+        usual = worker.memory_info().rss
+        # When one request takes 400 MB
+        assert server.predict(model, "much").text == "done"
+        # Then
+        eventually(lambda: worker.memory_info().rss < usual + 100e6, 15)
+        assert server.worker_pids(model) == [pid]

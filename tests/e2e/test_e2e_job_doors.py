@@ -31,6 +31,8 @@ def answer(text, context):
     if "hold" in text:
         while not GATE.exists():
             time.sleep(0.01)
+    if "names" in text:
+        return dict(context.get_all_request_header(0))
     if "raise" in text:
         raise ValueError("a secret of the handler")
     if "refuse" in text:
@@ -144,6 +146,27 @@ def test_result_is_what_the_door_would_have_answered(guarded, door):
         assert told(in_time) == told(direct)
         is_v2_error = "binary" in door and expected >= 400
         assert (b'"error"' in direct.content) is is_v2_error
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if "binary" not in door])
+def test_handler_sees_the_names_of_headers_as_they_were_sent(guarded, door):
+    # Given
+    path, headers, body = request_of(door, "names")
+    headers |= {"X-Own-Name": "1", "Accept": "text/x"}
+    # When: waited for, in chunks, and as a job
+    answers = [
+        guarded.ask("POST", path, data=body, headers=headers),
+        guarded.ask("POST", path, data=iter([body]), headers=headers),
+        guarded.ask(
+            "POST", path, data=body, headers={"Prefer": "respond-async, wait=30", **headers}
+        ),
+    ]
+    # Then
+    for answer in answers:
+        seen = answer.json()
+        assert (seen["X-Own-Name"], seen["Accept"]) == ("1", "text/x")
+        assert {"Host", "User-Agent"} <= {*seen}
+        assert "authorization" not in {name.lower() for name in seen}
 
 
 def test_bad_input_is_refused_by_every_door_as_ever(guarded):

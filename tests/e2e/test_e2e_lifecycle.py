@@ -1,12 +1,13 @@
 """Scale and unregister: what becomes of workers, and of requests that wait."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.archives import Ledger, make_archive, make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
@@ -112,6 +113,65 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
     assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
 
 
+# Loads in a folder as it was unpacked, and in no other.
+RENAMES = """
+import os
+
+def handle(data, context):
+    if data is None:
+        folder = context.system_properties["model_dir"]
+        os.rename(f"{folder}/weights.pt", f"{folder}/model.pt")
+        os.mkdir(f"{folder}/scratch")
+        return
+    return [open("model.pt").read()] * len(data)
+"""
+# Whose files are all there, but for whom an earlier one is in the way.
+MAKES = RENAMES.replace("os.rename", "print").replace("model.pt", "weights.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handler", [RENAMES, MAKES], ids=["renames", "makes a folder"])
+def test_handler_that_changes_its_folder_serves_at_each_start(
+    server: FerryServer, handler: str
+) -> None:
+    # Given
+    files = {"handler.py": handler, "weights.pt": "heavy"}
+    archive = make_archive(server.store, "changing", files)
+
+    # When it is registered twice, under a second name meanwhile
+    for _ in range(2):
+        with server.model(archive, "changing"), server.model(archive, "changing-too"):
+            # Then
+            assert server.predict("changing").text == "heavy"
+            assert server.predict("changing-too").text == "heavy"
+    with server.model(archive, "changing"):
+        # When a worker dies
+        pids = server.worker_pids("changing")
+        os.kill(pids[0], signal.SIGKILL)
+        eventually(lambda: server.worker_pids("changing") not in (pids, []), 20)
+
+        # Then
+        assert server.predict("changing").text == "heavy"
+
+
+@pytest.mark.slow
+def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
+    server: FerryServer,
+) -> None:
+    # Given
+    archive = make_archive(server.store, "keeping", {"handler.py": RENAMES, "weights.pt": "heavy"})
+    with server.model(archive, "keeping", batch_size=1):
+        # When the second one needs a folder as it was unpacked
+        server.manage("PUT", "models/keeping", min_worker=2, synchronous="true")
+
+        # Then both read what they have renamed
+        assert len(server.worker_pids("keeping")) == 2
+        with Clients(server.inference, 8) as clients:
+            clients.send("/predictions/keeping", ["x"] * 8)
+            answers = [(answer.status, answer.body) for answer in clients.receive(8)]
+        assert answers == [(200, b"heavy")] * 8
+
+
 @pytest.mark.slow
 def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
@@ -121,7 +181,7 @@ def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) ->
         server.wait_started()
         archive, _ = make_scripted(server.store, "current")
         server.register(archive)
-        [needed] = [path for path in work_dir.iterdir() if len(path.name) == 64]
+        [needed] = [path for path in work_dir.iterdir() if len(path.name) > 64]
         unused = work_dir / ("0" * 64)
         unused.mkdir()
         # When both were used long ago, as far as the disk knows

@@ -97,6 +97,13 @@ def test_row_without_annotation_is_what_it_looks_like(ask, body, options, expect
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
+@pytest.mark.parametrize(("body", "headers"), [(b"[1, 2", FORM), (b'{"a": 1,}', JSON)])
+def test_slip_in_the_json_of_a_row_without_annotation_is_told(ask, body, headers):
+    answer = ask("untyped", body, headers=headers)
+    assert answer.status_code == 400
+    assert "The body is not the JSON that is wanted" in answer.json()["message"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -177,7 +184,7 @@ def test_images_are_turned_as_the_camera_was_held(ask):
     assert Image.open(io.BytesIO(answer.content)).size == (2, 4)
 
 
-@pytest.mark.parametrize("body", [b"no image", picture()[:100], picture(6000, 6000, "PNG")])
+@pytest.mark.parametrize("body", [b"no image", picture()[:100], picture(8200, 8200, "PNG")])
 def test_what_is_no_image_or_too_large_is_refused(ask, body):
     answer = ask("thumbnails", body)
     assert answer.status_code == 400

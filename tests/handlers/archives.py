@@ -3,8 +3,9 @@
 import base64
 import io
 import json
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,17 @@ def with_files(parts: dict[str, Any], **files: bytes | str) -> dict[str, Any]:
     return {**parts, "files": {**parts["files"], **named}}
 
 
+def each_of(wishes: Iterable[str]) -> tuple[Ask, ...]:
+    return tuple(one(wish, wish) for wish in wishes)
+
+
+def names_in(handler: str, pattern: str) -> list[str]:
+    """Returns what the pattern finds in a handler of the corpus."""
+    return re.findall(pattern, (CORPUS / handler).read_text(encoding="utf-8"))
+
+
 def all_archives() -> list[Archive]:
-    return [*_plain(), *_enveloped(), *_torch(), *_pictures()]
+    return [*_plain(), *_enveloped(), *_torch(), *_pictures(), *_settings()]
 
 
 def _plain() -> list[Archive]:
@@ -169,11 +179,11 @@ def _plain() -> list[Archive]:
             "measured",
             (one("first", "abc"), one("second", "")),
         ),
+        Archive("metric_uses", each_of(names_in("metric_uses.py", r"def (\w+)\(self, metrics"))),
         Archive(
             "refusing",
-            tuple(
-                one(wish, wish)
-                for wish in (
+            each_of(
+                [
                     "400",
                     "404",
                     "599",
@@ -186,7 +196,7 @@ def _plain() -> list[Archive]:
                     "short",
                     "object",
                     "fine",
-                )
+                ]
             ),
         ),
         Archive(
@@ -227,6 +237,7 @@ def _plain() -> list[Archive]:
             query={"batch_size": 2, "max_batch_delay": 2000},
         ),
         Archive("picture_answer", (one("mirror", picture((4, 3))), one("no picture", "x"))),
+        Archive("pools", each_of(["kept_pool", "new_pool", "executor", "threads", "process"])),
     ]
 
 
@@ -308,6 +319,8 @@ def _torch() -> list[Archive]:
                 index_to_name__json='{"0": "up", "1": ["n1", "down"]}',
             ),
         ),
+        Archive("own_initialize", (one("row", [1.0, -2.0, 0.5]),), **features),
+        Archive("data_loader", (one("rows", b"\x01\x02"), one("again", b"\x03"))),
         Archive("onnx_session", (one("json", [1, 2, 3]), one("bytes", "[0.5, -1, 4]")), **onnx),
         Archive(
             "micro_batches",
@@ -365,6 +378,7 @@ def _pictures() -> list[Archive]:
             handler="image_classifier",
             **classes,
         ),
+        Archive("own_vision", (one("body", kitten),), **classes),
         Archive("top_three", (one("body", kitten),), config={"handler": {"top_k": 3}}, **classes),
         Archive(
             "digit_classifier",
@@ -376,4 +390,17 @@ def _pictures() -> list[Archive]:
             "object_detector", (one("picture", picture()),), handler="object_detector", **detector
         ),
         Archive("careful_detector", (one("picture", picture()),), **detector),
+    ]
+
+
+def _settings() -> list[Archive]:
+    """Makes an archive for each change to what a process shares."""
+    return [
+        Archive(
+            f"process_settings_{setting}".rstrip("_"),
+            (one("first", "abc"), one("failure", "fail"), one("second", "def")),
+            handler="process_settings.py",
+            files={"setting": setting},
+        )
+        for setting in names_in("process_settings.py", r'(?m)^    "(\w*)": ')
     ]

@@ -7,7 +7,6 @@ import gzip
 import re
 import stat
 import tarfile
-import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -103,7 +102,7 @@ def read_chunks(entry: Entry) -> Iterator[bytes]:
 def _checked(
     raw_entries: Iterator[_Raw], archive_name: str, max_unpacked_bytes: int
 ) -> Iterator[Entry]:
-    seen: dict[str, tuple[PurePosixPath, bool]] = {}
+    seen: dict[PurePosixPath, bool] = {}
     total_bytes = 0
     for count, raw in enumerate(raw_entries, start=1):
         if count > MAX_ENTRIES:
@@ -127,28 +126,23 @@ def _checked(
 
 def _inside(name: str, archive_name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    is_foreign = "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name)
-    if path.is_absolute() or ".." in path.parts or is_foreign:
+    # A tool of Windows may have written backslashes, where they lead out.
+    if path.is_absolute() or ".." in re.split(r"[/\\]", name) or "\0" in name:
         raise InternalError(f"Failed to save model: {archive_name}")
     return path
 
 
-def _refuse_clash(
-    path: PurePosixPath, is_folder: bool, seen: dict[str, tuple[PurePosixPath, bool]]
-) -> None:
-    """Refuses a path that is there twice, or would be for a file system that ignores case.
+def _refuse_clash(path: PurePosixPath, is_folder: bool, seen: dict[PurePosixPath, bool]) -> None:
+    """Refuses a path that is there twice, or is a file and a folder.
 
-    Adds the path and the folders around it to `seen`.
+    Adds the path and the folders around it to `seen`. Whether names that differ in case are one is
+    seen when they are unpacked.
     """
-    if not is_folder and seen.get(_folded(path)) == (path, False):
+    if not is_folder and seen.get(path) is False:
         raise InvalidModel(f"Archive entry {path} is there twice.")
     for one, is_a_folder in ((path, is_folder), *((parent, True) for parent in path.parents)):
-        if seen.setdefault(_folded(one), (one, is_a_folder)) != (one, is_a_folder):
+        if seen.setdefault(one, is_a_folder) != is_a_folder:
             raise InvalidModel(f"Archive entry {one} clashes with another entry's name.")
-
-
-def _folded(path: PurePosixPath) -> str:
-    return unicodedata.normalize("NFC", str(path)).casefold()
 
 
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:

@@ -1,7 +1,7 @@
 """MANIFEST.json and model-config.yaml: what an archive says of its model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,6 +13,16 @@ from batching.settings.safe_yaml import load_yaml
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 # LSP is the C++ backend's: a valid manifest, which the registration then refuses.
 _RUNTIMES = (*RUNTIMES, "LSP")
+
+_FILE_KEYS = (
+    "handler",
+    "modelFile",
+    "serializedFile",
+    "configFile",
+    "requirementsFile",
+    "sourceVocab",
+    "target",
+)
 
 DEFAULT_FUNCTION = "handle"
 BUILT_IN_PACKAGE = "ts.torch_handler"
@@ -50,6 +60,16 @@ def config_file_of(manifest: Mapping[str, Any] | None) -> str:
     """Returns the name of model-config.yaml in the archive; empty when it has none."""
     model = (manifest or {}).get("model") or {}
     return as_text(model.get("configFile")) or ""
+
+
+def named_files(manifest: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yields the files that a manifest may name, relative to the model's folder; some are none."""
+    model = (manifest or {}).get("model") or {}
+    for name in filter(None, map(as_text, map(model.get, _FILE_KEYS))):
+        module = name.partition(":")[0]
+        for file in (name, module, f"{module}.py"):
+            if "\0" not in file and not {"/", ".."} & {*PurePosixPath(file).parts}:
+                yield file
 
 
 def parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:

@@ -1,5 +1,11 @@
-"""Inspects archives and unpacks them into work_dir/<sha256>."""
+"""Inspects archives and unpacks them into work_dir/<sha256>.<owner>.<number>.
 
+Each version of a model has a copy of its own, which its handler may change. One that is not as it
+was unpacked is replaced by a new one before the next worker starts.
+"""
+
+import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -12,20 +18,25 @@ from typing import Any
 from batching.errors import InternalError, InvalidModel
 from batching.models.registration import name_of_archive
 from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
-from workers.archives.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
+from workers.archives.archive_entries import CHUNK_BYTES, Entry, read_chunks, read_entries
 from workers.archives.manifest import (
     MANIFEST_PATH,
     as_text,
     config_as_json,
     config_file_of,
+    named_files,
     parse_config,
     parse_manifest,
 )
-from workers.archives.staging import folder_to_unpack_in
+from workers.archives.staging import MODEL, folder_to_unpack_in, free_place, is_as_made, write_stamp
 
 # The manifest and model-config.yaml are read into memory.
 MAX_TEXT_BYTES = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# The owner of a copy that no worker has seen: the next version that needs one takes it over.
+_NOBODY = "unused"
+# What a file system says of a name that it cannot hold.
+_NO_NAME = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 log = logging.getLogger(__name__)
 
 
@@ -58,8 +69,8 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
         if isinstance(reader, _ArchiveReader):
             if work_dir is None:
                 reader.check()
-            elif find_unpacked(sha256, work_dir) is None:
-                _unpack(path, sha256, work_dir, found)
+            elif not any(map(is_as_made, work_dir.glob(f"{sha256}.*"))):
+                _unpack(path, free_place(f"{sha256}.{_NOBODY}", work_dir), found)
         _require_same(path, found)
     except (OSError, InternalError) as error:
         raise not_saved(url, path, error) from error
@@ -76,16 +87,30 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
     )
 
 
-def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
-    """Returns the folder that `unpack_archive` made for this archive earlier, if it is there."""
+def find_unpacked(
+    sha256: str, work_dir: Path, owner: str = _NOBODY, *, is_exact: bool = False
+) -> Path | None:
+    """Returns the folder that was unpacked earlier, if one is as it was then.
+
+    Args:
+        sha256: of the archive.
+        work_dir: where archives are unpacked.
+        owner: a word that stands for the version whose workers use the folder.
+        is_exact: not one that has further files, as of a cache, unless a worker lives in it.
+    """
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
         raise InvalidModel("The archive is registered without a SHA-256: register it anew.")
-    target = work_dir / sha256
-    return target if target.is_dir() else None
+    place = free_place(f"{sha256}.{owner}", work_dir, is_exact=is_exact)
+    if not is_as_made(place) and is_as_made(unused := work_dir / f"{sha256}.{_NOBODY}.0"):
+        with contextlib.suppress(OSError):  # another process was faster
+            unused.rename(place)
+    return place / MODEL if is_as_made(place) else None
 
 
-def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
-    """Unpacks the model's files into the folder `work_dir/<sha256>`, unless they are there.
+def unpack_archive(
+    path: Path, sha256: str, work_dir: Path, owner: str = _NOBODY, *, is_exact: bool = False
+) -> Path:
+    """Unpacks the model's files, unless they are there, and returns their folder.
 
     A folder is not copied but linked to, as TorchServe does: weights may be large. Several
     processes may race; the first rename wins and the others throw theirs away.
@@ -95,7 +120,8 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
         InvalidModel: it is over a limit.
         InternalError: an entry would land outside, or the disk fails.
     """
-    if (unpacked := find_unpacked(sha256, work_dir)) is not None:
+    unpacked = find_unpacked(sha256, work_dir, owner, is_exact=is_exact)
+    if unpacked is not None:
         return unpacked
     found = path.stat()
     if hash_archive(path) != sha256:
@@ -104,7 +130,8 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
             "registered one back, or unregister the model and register it again."
         )
     try:
-        return _unpack(path, sha256, work_dir, found)
+        place = free_place(f"{sha256}.{owner}", work_dir, is_exact=is_exact)
+        return _unpack(path, place, found)
     except OSError as error:
         raise not_saved(path.name, work_dir, error) from error
 
@@ -122,18 +149,29 @@ def not_saved(name: str, place: Path, error: Exception) -> InternalError:
 
 
 def hash_archive(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, or of a folder's names, sizes and contents in order.
+    """Returns the SHA-256 of a file's bytes.
+
+    Of a folder, that of its manifest and of the files that this names: a handler may write others
+    beside them, and a folder is used where it lies.
 
     Raises:
-        InvalidModel: a folder with a link that leaves it, or with too many files.
+        InvalidModel: one of those files is a link that leaves the folder.
     """
     digest = hashlib.sha256()
     if not path.is_dir():
         for chunk in _file_chunks(path):
             digest.update(chunk)
         return digest.hexdigest()
-    for file in _folder_files(path):
-        name = file.relative_to(path).as_posix()
+    reader = _FolderReader(path)
+    manifest_text = reader.read_text(MANIFEST_PATH)
+    manifest = None if manifest_text is None else parse_manifest(manifest_text)
+    root = _without_wrapper(path)
+    for name in sorted({str(MANIFEST_PATH), *named_files(manifest)}):
+        file = root / name
+        if not file.is_file():
+            continue
+        if not file.resolve().is_relative_to(path.resolve()):
+            raise InvalidModel(f"{path.name} holds a link out of it: {name!r}.")
         digest.update(f"{name}\0{file.stat().st_size}\0".encode())
         for chunk in _file_chunks(file):
             digest.update(chunk)
@@ -204,41 +242,62 @@ def _require_same(path: Path, found: os.stat_result) -> None:
         raise InvalidModel(f"{path.name} was replaced while it was read: register it again.")
 
 
-def _unpack(path: Path, sha256: str, work_dir: Path, found: os.stat_result) -> Path:
-    target = work_dir / sha256
-    work_dir.mkdir(parents=True, exist_ok=True)
-    with folder_to_unpack_in(work_dir) as staging:
-        content = staging / "content"
+def _unpack(path: Path, place: Path, found: os.stat_result) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with folder_to_unpack_in(place.parent) as staging:
+        content, copy = staging / "content", staging / "copy"
         if path.is_dir():
-            content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
+            copy.mkdir()
+            (copy / MODEL).symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
         else:
             _extract(path, content)
-            content = _without_wrapper(content)
+            copy.mkdir()
+            _without_wrapper(content).rename(copy / MODEL)
+        write_stamp(copy)
         _require_same(path, found)
-        _rename_unless_there(content, target)
-    return target
+        try:
+            copy.rename(place)
+        except OSError:
+            if not is_as_made(place):  # otherwise another process was faster, with the same content
+                raise
+    return place / MODEL
 
 
 def _extract(path: Path, folder: Path) -> None:
     folder.mkdir()
     with read_entries(path) as entries:
         for entry in entries:
-            place = folder / entry.path
-            if entry.is_folder:
-                place.mkdir(parents=True, exist_ok=True)
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("xb") as stream:
-                for chunk in read_chunks(entry):
-                    stream.write(chunk)
+            write_entry(entry, folder)
 
 
-def _rename_unless_there(source: Path, target: Path) -> None:
+def write_entry(entry: Entry, folder: Path) -> None:
+    """Writes an archive's file or folder below this one.
+
+    Raises:
+        InvalidModel: this file system cannot hold its name, or has given it to another entry.
+    """
+    place = folder / entry.path
     try:
-        source.rename(target)
-    except OSError:
-        if not target.is_dir():  # otherwise another process was faster, with the same content
+        (place if entry.is_folder else place.parent).mkdir(parents=True, exist_ok=True)
+        if entry.is_folder:
+            return
+        with place.open("xb") as stream:
+            for chunk in read_chunks(entry):
+                stream.write(chunk)
+    except FileExistsError as error:
+        # To this file system two names may be one, as model.py and Model.py.
+        taken = Path(error.filename)
+        there = next((one for one in taken.parent.iterdir() if one.samefile(taken)), taken)
+        names = (str(one.relative_to(folder)) for one in (there, place))
+        raise InvalidModel(
+            "Archive entries {!r} and {!r} have one name here.".format(*names)
+        ) from error
+    except OSError as error:
+        if error.errno not in _NO_NAME:
             raise
+        raise InvalidModel(
+            f"Archive entry {str(entry.path)!r} cannot be a file here: {error.strerror}."
+        ) from error
 
 
 def _wrapper(files: list[PurePosixPath]) -> PurePosixPath:
@@ -254,26 +313,6 @@ def _without_wrapper(folder: Path) -> Path:
     inside = list(folder.iterdir())
     is_wrapped = len(inside) == 1 and inside[0].is_dir() and not inside[0].is_symlink()
     return inside[0] if is_wrapped and inside[0].name != MANIFEST_PATH.parts[0] else folder
-
-
-def _folder_files(folder: Path) -> list[Path]:
-    root = folder.resolve()
-    files: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=_raise):
-        files += [Path(parent) / name for name in names]
-        for place in (Path(parent) / name for name in folders + names):
-            is_inside = place.resolve().is_relative_to(root)
-            if not is_inside or not (place.is_dir() or place.is_file()):
-                raise InvalidModel(
-                    f"{folder.name} holds a link out of it or a special file: {place.name!r}."
-                )
-    if len(files) > MAX_ENTRIES:
-        raise InvalidModel(f"{folder.name} has more than {MAX_ENTRIES} files.")
-    return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _file_chunks(path: Path) -> Iterator[bytes]:

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
+import stat
+import tempfile
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,16 +60,20 @@ class ModelFiles:
             forbidden_variables=settings.blacklist_env_vars,
         )
 
-    async def prepare(self, spec: ModelSpec) -> Prepared:
+    async def prepare(self, spec: ModelSpec, *, is_exact: bool = False) -> Prepared:
         """Unpacks the archive and installs its requirements, unless this host has them already.
+
+        Args:
+            spec: of the model.
+            is_exact: with no files that workers have left beside the archive's, unless one lives.
 
         Raises:
             ServeError: the archive cannot be had, is not the one that was registered, or has
                 requirements that cannot be installed.
         """
-        model_dir = await in_daemon_thread(partial(self._find_unpacked, spec))
+        model_dir = await in_daemon_thread(partial(self._find_unpacked, spec, is_exact=is_exact))
         if model_dir is None:
-            model_dir = await self._unpack_alone(spec)
+            model_dir = await self._unpack_alone(spec, is_exact=is_exact)
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
@@ -113,7 +120,7 @@ class ModelFiles:
             older_than_s=self._unused_kept_s,
         )
 
-    async def _unpack_alone(self, spec: ModelSpec) -> Path:
+    async def _unpack_alone(self, spec: ModelSpec, *, is_exact: bool) -> Path:
         """Unpacks the archive once for all workers of this node that need it.
 
         Other archives do not wait, as one may take many minutes, except downloads with the same
@@ -122,25 +129,45 @@ class ModelFiles:
         name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
         lock = self._unpacking.setdefault(name, asyncio.Lock())
         async with lock:
-            return await in_daemon_thread(partial(self._unpack, spec))
+            return await in_daemon_thread(partial(self._unpack, spec, is_exact=is_exact))
 
-    def _unpack(self, spec: ModelSpec) -> Path:
-        if (unpacked := self._find_unpacked(spec)) is not None:
+    def _unpack(self, spec: ModelSpec, *, is_exact: bool) -> Path:
+        if (unpacked := self._find_unpacked(spec, is_exact=is_exact)) is not None:
             return unpacked
-        path = fetch.locate_archive(
+        try:
+            return archive.unpack_archive(
+                self._locate(spec),
+                spec.archive_sha256,
+                self._work_dir,
+                self._owner(spec),
+                is_exact=is_exact,
+            )
+        except archive.ArchiveChanged:
+            is_remote = bool(fetch.name_of_download(spec.model_url))
+            if not is_remote or spec.archive_sha256 in self._lost:
+                raise
+        return self._unpack_anew(spec)
+
+    def _locate(self, spec: ModelSpec) -> Path:
+        return fetch.locate_archive(
             spec.model_url,
             self._model_store,
             allowed_urls=self._allowed_urls,
             startup_models=self._startup_models,
             is_registered=True,
         )
-        try:
-            return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
-        except archive.ArchiveChanged:
-            is_remote = bool(fetch.name_of_download(spec.model_url))
-            if not is_remote or spec.archive_sha256 in self._lost:
-                raise
-        return self._unpack_anew(spec)
+
+    def _owner(self, spec: ModelSpec) -> str:
+        """Returns a word for whose the unpacked files are: a version's, or a folder's in the store.
+
+        Two versions of one archive do not disturb each other, whatever their handlers write.
+        """
+        folder = ""
+        if not fetch.name_of_download(spec.model_url):
+            with contextlib.suppress(ServeError):  # what was unpacked serves without the archive
+                path = self._locate(spec)
+                folder = str(path.resolve()) if path.is_dir() else ""
+        return hashlib.sha256("\0".join((*spec.key, folder)).encode()).hexdigest()[:16]
 
     def _unpack_anew(self, spec: ModelSpec) -> Path:
         """Downloads the archive once more, as this node's store has another one of that name.
@@ -151,17 +178,21 @@ class ModelFiles:
             self._work_dir.mkdir(parents=True, exist_ok=True)
             with folder_to_unpack_in(self._work_dir) as folder:
                 path = fetch.locate_archive(spec.model_url, folder, allowed_urls=self._allowed_urls)
-                return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+                return archive.unpack_archive(
+                    path, spec.archive_sha256, self._work_dir, self._owner(spec)
+                )
         except archive.ArchiveChanged:
             self._lost.add(spec.archive_sha256)  # each further try would be a download
             raise
         except OSError as error:
             raise archive.not_saved(spec.model_url, self._work_dir, error) from error
 
-    def _find_unpacked(self, spec: ModelSpec) -> Path | None:
-        """Returns the model's folder, if it is there, and marks it as used."""
-        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
-        return unpacked if unpacked is not None and mark_used(unpacked) else None
+    def _find_unpacked(self, spec: ModelSpec, *, is_exact: bool = False) -> Path | None:
+        """Returns the folder that was unpacked for the model, if it is there, and marks it."""
+        unpacked = archive.find_unpacked(
+            spec.archive_sha256, self._work_dir, self._owner(spec), is_exact=is_exact
+        )
+        return unpacked if unpacked is not None and mark_used(unpacked.parent) else None
 
 
 def _is_meant(url: str, others: Collection[str]) -> bool:
@@ -170,18 +201,40 @@ def _is_meant(url: str, others: Collection[str]) -> bool:
 
 
 def work_dir_of(settings: Settings) -> Path:
-    """Returns the folder in which a node unpacks archives.
+    """Returns the folder in which a node unpacks archives; by default the first that is writable.
 
     Raises:
-        SettingsError: none is set, and this user has no home folder for one.
+        SettingsError: it cannot be written.
     """
-    if settings.work_dir is not None:
-        return settings.work_dir
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    except RuntimeError as error:
-        # A container may run as a user that the system does not know.
-        raise SettingsError(
-            "this user has no home folder, where archives would be unpacked: set work_dir"
-        ) from error
-    return Path(cache) / "torchferry" / "models"
+    named = settings.work_dir
+    folders = [*_default_work_dirs()] if named is None else [named]
+    if (folder := next(filter(is_writable, folders), None)) is not None:
+        return folder
+    places = " or ".join(map(str, folders)) or tempfile.gettempdir()
+    raise SettingsError(f"archives cannot be unpacked in {places}: set work_dir to another folder")
+
+
+def home_cache() -> Path | None:
+    """Returns the user's folder of caches; None where the system does not know the user."""
+    with contextlib.suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return None
+
+
+def _default_work_dirs() -> Iterator[Path]:
+    if (home := home_cache()) is not None:
+        yield home / "torchferry" / "models"
+    # A container may run as a user that its system does not know, whose home is / then. What others
+    # can write may hold other models.
+    with contextlib.suppress(OSError):
+        own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            own.mkdir(mode=0o700)
+        if (found := own.lstat()).st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700:
+            yield own / "models"
+
+
+def is_writable(folder: Path) -> bool:
+    """Returns whether files can be written there, or the folder can be made."""
+    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

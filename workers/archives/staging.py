@@ -2,16 +2,24 @@
 
 A process removes its own, unless it is killed or told to stop meanwhile. Removed files pass through
 one, too: a folder that is half removed must not be taken for a whole one.
+
+    work_dir/<name>.<number>/model   an archive's files, or a link to a folder of the model store
+    work_dir/<name>.<number>/stamp   how each of them was; workers hold a lock on it
 """
 
 import contextlib
+import fcntl
+import itertools
+import json
 import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -22,8 +30,11 @@ UNPACK_PREFIX = ".unpack-"
 # Longer than any download or unpacking takes: other nodes may be at work in the same folder.
 ABANDONED_AFTER_S = 6 * 3600.0
 
+MODEL, _STAMP = "model", "stamp"
 # Unpacked archives and environments are named after the hash of their content.
-_CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
+_CONTENT_HASH = re.compile(r"[0-9a-f]{64}(\.\w+\.\d+)?")
+# Python writes there what it compiles.
+_BYTECODE = "__pycache__"
 
 
 @contextlib.contextmanager
@@ -57,24 +68,99 @@ def unmarked_s(place: Path) -> float:
     return _now_s() - place.lstat().st_mtime
 
 
+def write_stamp(copy: Path) -> None:
+    """Notes how the files below `model` are now, for `is_as_made`; not the files behind a link."""
+    model = copy / MODEL
+    paths = [] if model.is_symlink() else model.rglob("*")
+    states = {str(path.relative_to(model)): _state(path) for path in paths}
+    (copy / _STAMP).write_text(json.dumps(states), encoding="utf-8")
+
+
+def is_as_made(copy: Path, *, is_exact: bool = False) -> bool:
+    """Returns whether all files are there and as they were unpacked.
+
+    What a handler has written beside them, as a cache, is kept, unless `is_exact`.
+    """
+    model = copy / MODEL
+    try:
+        states = json.loads((copy / _STAMP).read_bytes())
+        if is_exact and not model.is_symlink():
+            there = (path.relative_to(model) for path in model.rglob("*"))
+            if {str(path) for path in there if _BYTECODE not in path.parts} - states.keys():
+                return False
+        is_same = all(_state(model / name) == state for name, state in states.items())
+        return is_same and model.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _state(path: Path) -> list[int]:
+    found = path.lstat()
+    if stat.S_ISDIR(found.st_mode):
+        return [found.st_ino]
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
+    """Returns the first folder of that name that is as it was made, or where to make one.
+
+    Deletes others on its way, unless a worker holds them. One that is whole, but not exact, is
+    shared with the workers that hold it.
+    """
+    for number in itertools.count():
+        place = work_dir / f"{name}.{number}"
+        is_good = partial(is_as_made, place, is_exact=is_exact)
+        if is_good() or _remove_unheld(place, work_dir, is_good) or is_as_made(place):
+            break
+    return place
+
+
+def hold(model_dir: Path) -> None:
+    """Keeps an unpacked archive from being deleted while this process lives, or one it forked."""
+    with contextlib.suppress(OSError):  # a folder of the model store has no stamp
+        fcntl.flock(os.open(model_dir.parent / _STAMP, os.O_RDONLY), fcntl.LOCK_SH)
+
+
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
     """Deletes the hash-named entries of `folder` that were not marked as used for so long.
 
-    Each is moved into a staging folder of `work_dir` first. A worker that needs one at this very
-    moment fails to start; its next try makes it anew.
+    A worker that needs one at this very moment fails to start; its next try makes it anew.
     """
     for place in folder.iterdir() if folder.is_dir() else ():
         if not _CONTENT_HASH.fullmatch(place.name):
             continue
         with contextlib.suppress(OSError):  # another node was faster
-            if unmarked_s(place) <= older_than_s:
-                continue
-            with tempfile.TemporaryDirectory(
+            is_young = partial(_is_young, place, older_than_s)
+            if not is_young() and _remove_unheld(place, work_dir, is_young):
+                log.info("removed unused folder=%s", place)
+
+
+def _is_young(place: Path, age_s: float) -> bool:
+    return unmarked_s(place) <= age_s
+
+
+def _remove_unheld(place: Path, work_dir: Path, is_needed: Callable[[], bool]) -> bool:
+    """Deletes the entry, which is moved into a staging folder first; returns whether it is gone.
+
+    It stays where a worker holds it, or where it is needed after all.
+    """
+    try:
+        with contextlib.ExitStack() as cleanup:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                stamp = cleanup.enter_context((place / _STAMP).open("r+b"))
+                fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.lexists(place):
+                return True
+            if is_needed():
+                return False
+            staging = tempfile.TemporaryDirectory(
                 prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
-            ) as staging:
-                # Where a folder was registered instead of a file, this removes only the link to it.
-                place.rename(Path(staging) / place.name)
-            log.info("removed unused folder=%s", place)
+            )
+            # Of a link, only the link goes.
+            place.rename(Path(cleanup.enter_context(staging)) / place.name)
+    except OSError:
+        pass
+    return not os.path.lexists(place)
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -18,14 +18,14 @@ from batching.protocol import Claimed, Owned, ReplyChunk
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.job_reporter import JobReporter
 from workers.handling.rows import encode_output, header_texts
+from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
-# Without any progress. The ingress gives up a client that reads nothing before that.
-STALL_S = 30.0
+# Beyond `unread_timeout`, after which the ingress gives up a client that reads nothing.
+STALL_MARGIN_S = 5.0
 POLL_S = 0.02
 
 Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
@@ -47,18 +47,18 @@ class BatchStream:
         self,
         context: Context,
         send: Send | None,
-        timer: HandlerTimer,
+        deadline: Deadline,
         outage: OutageLog | None = None,
         reporter: JobReporter | None = None,
         *,
-        stall_s: float = STALL_S,
+        stall_s: float,
     ) -> None:
         self.counts: dict[str, int] = {}
         self.kept: dict[str, bytearray] = {}
         self.broken: set[str] = set()
         self._context = context
         self._send = send
-        self._timer = timer
+        self._deadline = deadline
         self._outage = outage or OutageLog(log)
         self._stall_s = stall_s
         self._reporter = reporter or JobReporter(None)
@@ -151,7 +151,7 @@ class BatchStream:
         if body and item.request_id not in self._begun_anew:
             self._reporter.note_pieces(item.owned, len(kept), _split(body))
         kept += body
-        self._timer.resume()  # anew, as after a piece that is sent
+        self._deadline.resume()  # anew, as after a piece that is sent
 
     def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":
         if not body and self.counts.get(item.request_id):
@@ -163,7 +163,7 @@ class BatchStream:
         """Sends the next piece of each row; returns whether one was taken or will never be."""
         rows = list(waiting)
         chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
-        self._timer.pause()
+        self._deadline.pause()
         try:
             assert self._send is not None
             codes = self._send([items[row].owned for row in rows], chunks)
@@ -171,7 +171,7 @@ class BatchStream:
             self._outage.note("send", error)
             return False
         finally:
-            self._timer.resume()
+            self._deadline.resume()
         self._outage.over("send")
         for row, code in zip(rows, codes, strict=True):
             request_id = items[row].request_id

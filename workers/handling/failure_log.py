@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import walk_tb
 
+from batching.process.logs import tail_of, text_of
 from batching.protocol import Claimed
 from workers.handling.tracebacks import user_traceback
 
@@ -66,8 +66,12 @@ def short_ids(items: Sequence[Claimed]) -> str:
     return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
 
 
+def sentence(error: BaseException, most_chars: int) -> str:
+    """Returns the exception's kind and the beginning of its text."""
+    return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
+
+
 def _innermost(error: Exception) -> _Place:
-    file_name, line = "?", 0
-    for frame, line_number in walk_tb(error.__traceback__):
-        file_name, line = frame.f_code.co_filename, line_number
-    return type(error).__name__, file_name, line
+    last = tail_of(error.__traceback__, 1)
+    where = (last.tb_frame.f_code.co_filename, last.tb_lineno) if last else ("?", 0)
+    return type(error).__name__, *where

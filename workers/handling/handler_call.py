@@ -15,7 +15,6 @@ from batching.protocol import Claimed
 from batching.settings.settings import Settings
 from workers.handling.batch_stream import BatchStream
 from workers.handling.fork_guard import ForkGuard
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
 from workers.handling.rows import decode_row, request_headers
 from workers.python_models.open_inference import Inference
@@ -37,7 +36,6 @@ class HandlerCall:
         model: LoadedModel,
         settings: Settings,
         stream: BatchStream,
-        timer: HandlerTimer,
     ) -> None:
         self.context = context = model.context
         self.questions: dict[int, Inference] = {}
@@ -48,13 +46,12 @@ class HandlerCall:
         # This envelope takes the handler's rows apart itself.
         self._is_open_inference = settings.service_envelope == "kservev2"
         self._stream = stream
-        self._timer = timer
         self._guard = ForkGuard()
         self._on_sigterm: Any = None
         self._measure_at_s = 0.0
         labels = {"ModelName": context.model_name, "Level": "Model"}
         self._labels = labels_of(labels.items())
-        self._prediction_time = context.metrics.add_metric_to_cache(
+        self._prediction_time = context.own_metrics.add_metric_to_cache(
             "PredictionTime", "ms", [*labels], MetricTypes.GAUGE
         )
 
@@ -70,8 +67,6 @@ class HandlerCall:
         context.begin_batch(ids, partial(_processors, items))
         self._stream.begin(items)
         self._on_sigterm = self._on_sigterm or signal.getsignal(signal.SIGTERM)
-        # For envelope and handler together. While pieces are sent, the timer stands.
-        self._timer.start()
         try:
             # As in TorchServe 0.12 ts/service.py, Service.predict.
             started_s = time.perf_counter()
@@ -84,7 +79,6 @@ class HandlerCall:
             return outputs
         finally:
             self._guard.end_fork()
-            self._timer.stop()
             # SIGTERM stops this worker again: libraries take the signal over at their first call,
             # and nothing else would end this process.
             signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -38,9 +38,9 @@ def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
 
 
 def request_headers(request: Request) -> dict[str, Any]:
-    """Returns the request's headers, and each part's own under the part's name."""
+    """Returns each part's own headers under the part's name, and the request's."""
     parts = {part.name: {"content-type": part.content_type} for part in request.parts}
-    return {**request.headers, **parts}
+    return {**parts, **request.headers}
 
 
 def encode_output(output: Any) -> bytes:

@@ -24,18 +24,22 @@ from batching.errors import (
     ServeError,
 )
 from batching.models.spec import DEFAULT_VERSION
+from batching.process.logs import text_of
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.replies import error_reply
 from ferry.modeling import Answer, BadInput
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
-from workers.handling.failure_log import FailureLog, short_ids
+from workers.handling.failure_log import FailureLog, sentence, short_ids
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
 from workers.handling.tracebacks import user_traceback
+from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
 ReadAgain = Callable[[Sequence[Claimed]], list[Claimed]]
+
+MAX_WHY_CHARS = 500
 
 _STATUSES = range(200, 600)
 _BROKEN_STREAM = InternalError("The client did not take its answer in time.")
@@ -52,6 +56,7 @@ class Runner:
         self,
         call: HandlerCall,
         stream: BatchStream,
+        deadline: Deadline,
         read_again: ReadAgain,
         most_bytes: int,
         *,
@@ -60,11 +65,15 @@ class Runner:
         self._call = call
         self._context = call.context
         self._stream = stream
+        self._deadline = deadline
         self._read_again = read_again
         self._most_bytes = most_bytes  # of an answer
         # The folder of code whose lines clients may see in tracebacks.
         self._shown_dir = shown_dir
         self._failures = FailureLog(log, shown_dir=shown_dir)
+        self._why_failed = ""  # of the last batch that several items failed together
+        self._is_unbatched = False  # the running batch: it failed, but not one item did alone
+        self._is_told = False
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
@@ -79,6 +88,7 @@ class Runner:
             RedisError, OSError: the items of a failed batch could not be read again.
         """
         started_ns = time.perf_counter_ns()
+        self._is_unbatched = False
         if any(map(_is_special, batch.items)):
             replies = self._run_apart(batch.items)
         else:
@@ -87,9 +97,12 @@ class Runner:
             replies = self._as_ends(batch.items, replies)
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
-        size, reason = len(batch), batch.closed_by
+        rest = batch.closed_by, self._is_unbatched
         return [
-            replace(reply, timing=BatchTiming(size, item.queue_us, handler_us, index == 0, reason))
+            replace(
+                reply,
+                timing=BatchTiming(len(batch), item.queue_us, handler_us, index == 0, *rest),
+            )
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
 
@@ -99,10 +112,26 @@ class Runner:
             if self.is_device_broken:
                 raise DeviceBroken
             _free_gpu_memory()
+            self._deadline.wait()
             # The handler may have changed the bodies, which are its own.
             again = self._read_again(items)
             replies = [reply for item in again for reply in self._run_together([item])]
+            if not any(reply.error_type for reply in replies):
+                self._note_unbatched(len(items))
         return replies
+
+    def _note_unbatched(self, size: int) -> None:
+        """Notes that batching is lost without anybody's fault, for the metrics; says so once."""
+        self._is_unbatched = True
+        if not self._is_told:
+            self._is_told = True
+            log.warning(
+                "model=%s cannot be run in batches: one of %d requests failed as a whole, and each "
+                "of them succeeded alone. Clients get their answers, but each batch like this one "
+                "takes as long as its requests one by one (ferry_unbatched_batches_total in "
+                "/metrics; said once). Why: %s",
+                *(self._name, size, self._why_failed),
+            )
 
     def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
         # TorchServe's handlers ask the first row's headers what a whole batch is about.
@@ -117,6 +146,7 @@ class Runner:
         The exception is gone by the time the items run again, and with it the tensors that its
         traceback holds.
         """
+        self._deadline.run()
         try:
             outputs = self._call(items)
         except StreamAbandoned:
@@ -125,12 +155,14 @@ class Runner:
         except Exception as error:
             # A handler may raise anything; the worker has to live on.
             self._failures.write(f"handler failed {self._what(items)}", error)
+            self._why_failed = " ".join(sentence(error, MAX_WHY_CHARS).split())
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, self._as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
             wanted = f"a list of {len(items)}, one answer for each request,"
             shape, what = _shape(outputs), self._what(items)
             log.error("handler returned %s for %s: %s was wanted", shape, what, wanted)
+            self._why_failed = f"it returned {shape}, not {wanted.rstrip(',')}"
             return self._all_or_none(items, _misshapen(outputs))
         return [
             self._reply(index, item, output)
@@ -217,7 +249,7 @@ def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
     if isinstance(error, BadTensor | BadInput):
-        return BadRequest(str(error))
+        return BadRequest(text_of(error))
     if has_too_many_pixels(error):
         return too_many_pixels()
     if _is_out_of_memory(error):
@@ -233,7 +265,7 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
     # Service.predict answers 507 when the text of the exception has "CUDA" in it.
-    return "CUDA" in str(error)
+    return "CUDA" in text_of(error)
 
 
 def _has_broken_device(error: Exception) -> bool:
@@ -247,7 +279,7 @@ def _has_broken_device(error: Exception) -> bool:
             return True
         return False
     # Another library's device: by the text.
-    text = str(error)
+    text = text_of(error)
     return "CUDA error:" in text and "out of memory" not in text
 
 

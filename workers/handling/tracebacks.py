@@ -1,27 +1,26 @@
 """Shortens a traceback to what the author of a model can use: the model's own files and lines."""
 
+import itertools
 import linecache
 import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import TracebackException
 from types import TracebackType
 
+from batching.process.logs import DIRECT, DURING, TRACEBACK_HEAD, chain_of, own_lines, tail_of
 from workers.machine.ts_folder import ts_folder
 
 MAX_TEXT_CHARS = 4000
+MAX_CALLS = 10_000  # that are looked at
 MAX_LINE_CHARS = 300
 # Of the exceptions that led to the last one; each with its innermost frames.
 MAX_CAUSES = 2
 CAUSE_LINES = 5
 
-_HEAD = "Traceback (most recent call last):"
-_DIRECT = "The above exception was the direct cause of the following exception:"
-_DURING = "During handling of the above exception, another exception occurred:"
 _LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _PACKAGES = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("batching", "ferry", "ingress", "workers"))
@@ -33,8 +32,8 @@ def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) ->
     """Returns the last lines of the traceback, of files below `root` only, named relative to it.
 
     Frames of installed packages and of this server are left out. If none is left, the innermost
-    frame of a library stays. What it costs depends on the number of frames only by the walk itself:
-    a runaway recursion has a million of them.
+    frame of a library stays. Only the innermost MAX_CALLS calls are looked at: a runaway recursion
+    has a million of them.
 
     Args:
         error: as caught.
@@ -44,9 +43,9 @@ def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) ->
     files = _Files(root)
     lines = _frame_lines(error.__traceback__, files, most_lines, or_library=True)
     if lines:
-        lines = [_HEAD, *lines]
-    for nearer, cause in zip(_chain(error), _chain(error, first=1), strict=False):
-        link = _DIRECT if cause is nearer.__cause__ else _DURING
+        lines = [TRACEBACK_HEAD, *lines]
+    for nearer, cause in itertools.pairwise(chain_of(error, 1 + MAX_CAUSES)):
+        link = DIRECT if cause is nearer.__cause__ else DURING
         above = [*_frame_lines(cause.__traceback__, files, CAUSE_LINES), *_text_lines(cause, files)]
         lines = [*above, "", link, "", *lines]
     lines = lines[max(0, len(lines) - most_lines) :]
@@ -107,6 +106,7 @@ def _frame_lines(
 ) -> list[str]:
     places: deque[_Place] = deque(maxlen=max(1, (most_lines - 1) // 2))  # two lines each, and one
     library: TracebackType | None = None
+    tb = tail_of(tb, MAX_CALLS)
     while tb is not None:
         path = tb.tb_frame.f_code.co_filename
         if files.own_name(path):
@@ -132,24 +132,9 @@ def _lines_of(place: _Place, files: _Files) -> Iterator[str]:
         yield f"  [Previous line repeated {place.times - 1} more times]"
 
 
-def _chain(error: BaseException, first: int = 0) -> Sequence[BaseException]:
-    """Returns the exception and the nearest of those that led to it."""
-    chain = [error]
-    while len(chain) <= MAX_CAUSES:
-        last = chain[-1]
-        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if cause is None or any(cause is known for known in chain):
-            break
-        chain.append(cause)
-    return chain[first:]
-
-
 def _text_lines(error: BaseException, files: _Files) -> list[str]:
-    # Its own frames are not wanted here, and of its causes no more than one each.
-    text = TracebackException(type(error), error, None, limit=1, lookup_lines=False, compact=True)
-    if isinstance(error, SyntaxError) and isinstance(error.filename, str):
-        text.filename = files.any_name(error.filename)
-    lines = "".join(text.format_exception_only()).rstrip("\n")
+    file_name = error.filename if isinstance(error, SyntaxError) else None
+    lines = own_lines(error, files.any_name(file_name) if isinstance(file_name, str) else None)
     return _cut(files.with_names(lines), MAX_TEXT_CHARS).split("\n")
 
 

@@ -27,7 +27,7 @@ from batching.metrics.declared import read_metrics_config
 from batching.metrics.lines import model_metric_log
 from batching.metrics.series import Measurement
 from batching.policy import policy_of
-from batching.process.logs import configure_logging
+from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
@@ -36,17 +36,21 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
-from workers.handling.batch_stream import BatchStream
+from workers.archives.staging import hold
+from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
+from workers.handling.failure_log import sentence
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_file import MetricsFile
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
+from workers.handling.spare_memory import SpareMemory
 from workers.handling.tracebacks import user_traceback
 from workers.slots.assignment import Assignment
+from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
 log = logging.getLogger("workers.handling.worker")
@@ -84,7 +88,9 @@ class Worker:
         idle_s: float = BLOCK_S,
         look_s: float = LOOK_S,
         reply_patience_s: float = REPLY_PATIENCE_S,
+        memory: SpareMemory | None = None,
         outage: OutageLog,
+        deadline: Deadline | None = None,
     ) -> None:
         self._batcher = batcher
         self._queue = queue
@@ -94,7 +100,9 @@ class Worker:
         self._idle_s = idle_s
         self._look_s = look_s
         self._reply_patience_s = reply_patience_s
+        self._memory = memory or SpareMemory(0)
         self._outage = outage
+        self._deadline = deadline or Deadline()
         self._should_stop = False
         self._unsure_until = 0.0
         self._look_at = 0.0
@@ -116,6 +124,7 @@ class Worker:
                 self._outage.over("claim")
                 if batch is not None:
                     self._serve_batch(batch)
+                self._memory.look(has_run=batch is not None)
             except AWAY as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
@@ -124,6 +133,7 @@ class Worker:
                 time.sleep(RETRY_S)
 
     def _serve_batch(self, batch: Batch) -> None:
+        self._deadline.run()
         started_s = time.monotonic()
         replies = self._run(batch)
         run_ms = (time.monotonic() - started_s) * 1000
@@ -136,6 +146,7 @@ class Worker:
         """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
         end = time.monotonic() + self._reply_patience_s
         while True:
+            self._deadline.wait()
             try:
                 with self._unsent() as measured:
                     self._queue.reply(items, replies, measured)
@@ -160,6 +171,7 @@ class Worker:
         """
         with contextlib.suppress(*AWAY):
             for item, reply in zip(items, replies, strict=True):
+                self._deadline.wait()
                 try:
                     self._queue.reply([item], [reply])
                 except AWAY:
@@ -175,25 +187,28 @@ class Worker:
             self._queue.recover()
             self._outage.over("recover", is_for_all=True)
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
-        end = self._look_at
+        end = min(self._look_at, now_s + LOOK_AT_MEMORY_S)
         idle_s = BLOCK_S if is_unsure else self._idle_s
-        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
+
+        def should_stop() -> bool:
+            self._deadline.look_for_work()
+            return self._should_stop or time.monotonic() > end
+
+        return self._batcher.gather(should_stop, idle_s)
 
 
-def main() -> int:
-    """Runs the worker described by the environment; returns the exit status."""
+def main(assignment: Assignment, deadline: Deadline) -> int:
+    """Runs the worker of this assignment; returns the exit status."""
     settings, _ = load_settings()
-    assignment = Assignment.from_environment()
     spec = assignment.spec
-    # Beside the handler's own prints, as TorchServe's model_log has them.
     configure_logging(
         settings.log_level,
-        sys.stdout if settings.log_files else None,
+        sys.stderr,  # a pipe, which the node always reads
         {"model": spec.model_name, "version": spec.model_version, "worker": assignment.worker_id},
     )
     faulthandler.enable()
     # The handler's stacks are written before the default action ends the process.
-    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    faulthandler.register(SIGNAL_OF_LATE, all_threads=True, chain=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _report(assignment, state="LOADING")
     try:
@@ -206,7 +221,7 @@ def main() -> int:
             assignment,
             state="FAILED",
             # The log has all of it; descriptions of the model have this.
-            error=_sentence(error)[:MAX_ERROR_CHARS],
+            error=sentence(error, MAX_ERROR_CHARS),
             traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
             is_out_of_memory=is_out_of_memory(error),
         )
@@ -214,10 +229,19 @@ def main() -> int:
     # The objects of loading stay: a collection that walks all of torch holds up a batch.
     gc.collect()
     gc.freeze()
-    return _serve(assignment, settings, model)
+    return _serve(assignment, settings, model, deadline)
+
+
+def _deadline_of(assignment: Assignment) -> Deadline:
+    spec = assignment.spec
+    wait_s = WAIT_S + spec.max_batch_delay_ms / 1000
+    deadline = Deadline(assignment.deadline_fd, spec.response_timeout_s, wait_s)
+    os.close(assignment.deadline_fd)  # not for the handler's own processes
+    return deadline
 
 
 def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
+    hold(assignment.model_dir)
     guard = ForkGuard()
     try:
         return load_model(assignment.spec, assignment.model_dir, assignment.device, settings)
@@ -225,13 +249,15 @@ def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
         guard.end_fork()
 
 
-def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
+def _serve(
+    assignment: Assignment, settings: Settings, model: LoadedModel, deadline: Deadline
+) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
     queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
-        model.context.metrics,
+        model.context.own_metrics,
         queue.measurements,
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
@@ -239,13 +265,20 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     )
     if settings.log_files:
         model_metric_log.addHandler(MetricsFile(settings))
-    timer = HandlerTimer(spec.response_timeout_s)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
-    stream = BatchStream(model.context, send, timer, outage, JobReporter(queue.tell, outage))
-    call = HandlerCall(model, settings, stream, timer)
+    stream = BatchStream(
+        model.context,
+        send,
+        deadline,
+        outage,
+        JobReporter(queue.tell, outage),
+        stall_s=settings.unread_timeout_s + STALL_MARGIN_S,
+    )
+    call = HandlerCall(model, settings, stream)
     runner = Runner(
         call,
         stream,
+        deadline,
         queue.read_again,
         settings.max_response_size_bytes,
         shown_dir=model.code_dir if settings.show_tracebacks else None,
@@ -258,7 +291,9 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         unsent=reporter.unsent,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
+        deadline=deadline,
     )
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
@@ -267,9 +302,11 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         # Before it is known to be ready. While Redis is away: with the first claim.
         with contextlib.suppress(*AWAY):
             queue.give_tickets()
+    deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):
         worker.serve()
+    deadline.wait()
     reporter.stop()
     model.close()
     if runner.is_device_broken:
@@ -294,19 +331,10 @@ def _keep_from_forks() -> None:
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
-def _end_in_time() -> None:
-    """Has the kernel end the process if the interpreter does not end in time.
-
-    The interpreter waits for every thread that is no daemon, and a handler's may run for ever.
-    Meanwhile no other worker could have this one's requests, place and device.
-    """
-    signal.setitimer(signal.ITIMER_REAL, END_S)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     # Source: TorchServe 0.12 model_service_worker.
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
+        isinstance(error, RuntimeError) and "CUDA" in text_of(error) and "memory" in text_of(error)
     )
 
 
@@ -323,13 +351,6 @@ def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
     return interface
 
 
-def _sentence(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its text is the handler's code, too
-        return type(error).__name__
-
-
 def _report(assignment: Assignment, **status: Any) -> None:
     os.write(assignment.status_fd, json.dumps(status).encode() + b"\n")
 
@@ -338,9 +359,13 @@ if __name__ == "__main__":
     # Without a spec, processes that a handler starts by multiprocessing find this module by its
     # path. From Python 3.14 on, those of one pool share that import, but not one by name.
     __spec__ = None  # type: ignore[assignment]
+    _assignment = Assignment.from_environment()
+    _deadline = _deadline_of(_assignment)
     try:
-        sys.exit(main())
+        sys.exit(main(_assignment, _deadline))
     finally:
         # Frozen objects are never freed, and libraries report them as leaks.
         gc.unfreeze()
-        _end_in_time()
+        # The interpreter waits for every thread that is no daemon, and a handler's may run for
+        # ever. Meanwhile no other worker could have this one's requests, place and device.
+        _deadline.end(END_S)

@@ -14,6 +14,7 @@ import psutil
 from batching.metrics.lines import host_dimensions, metric_line, metric_log
 from batching.models.statuses import HostSample, NodeStatus
 from batching.process.daemon_thread import in_daemon_thread
+from batching.process.outputs import dropped_lines
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import RedisError
@@ -65,7 +66,8 @@ class HostMeter:
             await asyncio.sleep(self._interval_s)
 
     async def _report(self, samples: tuple[HostSample, ...]) -> None:
-        await self._queue.describe(replace(self._node, samples=samples))
+        node = replace(self._node, samples=samples, lines_dropped=dropped_lines())
+        await self._queue.describe(node)
         for slot in list(self._slots()):
             await slot.measure()
         if self._is_logging:

@@ -18,6 +18,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from batching.errors import StoreUnavailable
@@ -26,6 +27,7 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread
+from batching.process.outputs import reader
 from batching.process.readiness import notify_ready
 from batching.process.stop_signals import StopEvents
 from batching.protocol import WIRE_VERSION
@@ -38,7 +40,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
-from workers.archives.model_files import ModelFiles
+from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine.devices import list_gpus
 from workers.node.control_process import keep_control_workers, keep_webhook_sender
 from workers.node.dead_workers import DeadWorkers
@@ -114,6 +116,7 @@ class Node:
         """Serves until a signal, then drains."""
         self._signals.listen()
         self._thread.start()
+        reader()  # while the system still starts threads
         heartbeat = self._heartbeat
         sweeper = DiskSweeper(
             self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s
@@ -279,6 +282,7 @@ def run(settings: Settings) -> int:
     """
     read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
     check_server(settings)
+    settings = replace(settings, work_dir=work_dir_of(settings))
     node = Node(settings, list_gpus(settings.number_of_gpu))
     asyncio.run(node.run())
     return 0

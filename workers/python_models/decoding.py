@@ -22,6 +22,10 @@ IMAGE, ARRAY, TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
 _FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 # Of nested types in a schema.
 _MOST_LEVELS = 8
+# In refusals of bodies, where the annotation's own name does not tell.
+_WANTED = {"text": "text in UTF-8 or JSON string", "any": "JSON"}
+# `curl -d` says that any body is a form.
+_MAYBE_JSON = ("application/json", "application/x-www-form-urlencoded")
 # In the schema of a file within a form.
 _FILE_MARK = "ferry-part"
 
@@ -42,11 +46,7 @@ class Decoder:
         except (ServeError, PredictionException, BadInput) as error:
             return error
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            wanted = (
-                "text in UTF-8 or JSON string"
-                if self.kind == "text"
-                else self.type_name or self.kind
-            )
+            wanted = _WANTED.get(self.kind) or self.type_name or self.kind
             return BadRequest(f"The body is not the {wanted} that is wanted: {error}.")
 
     def described(self) -> dict[str, Any]:
@@ -132,6 +132,9 @@ def _guessed(part: Part) -> Any:
     try:
         return msgspec.json.decode(part.content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        # A slip in the JSON of `curl -d` would be served as a row of its characters' numbers.
+        if part.content_type in _MAYBE_JSON and part.content.startswith((b"[", b"{")):
+            raise
         return bytes(part.content)
 
 

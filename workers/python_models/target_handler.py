@@ -84,16 +84,17 @@ class LoadedTarget:
 
     def _told(self, items: Sequence[Claimed]) -> Requests:
         now_s = time.monotonic()
-        headers = [item.request.headers for item in items]
+        told = [item.request.headers for item in items]
+        headers = [{name.lower(): value for name, value in one.items()} for one in told]
         return Requests(
             [item.request_id for item in items],
             headers,
-            [dict(parse_qsl(one.get(URL_QUERY, ""))) for one in headers],
-            [now_s + self._left_s(item) for item in items],
+            [dict(parse_qsl(one.get(URL_QUERY, ""))) for one in told],
+            [now_s + self._left_s(*pair) for pair in zip(items, headers, strict=True)],
         )
 
-    def _left_s(self, item: Claimed) -> float:
-        asked_ms = item.request.headers.get("x-request-timeout-ms")
+    def _left_s(self, item: Claimed, headers: Mapping[str, str]) -> float:
+        asked_ms = headers.get("x-request-timeout-ms")
         limit_s = int(asked_ms) / 1000 if asked_ms else self._patience_s
         return limit_s - item.queue_us / 1e6
 
@@ -112,6 +113,6 @@ def _measuring(context: Context, model_version: str) -> ferry.modeling.Measure:
     def measure(kind: str, name: str, value: float) -> None:
         metric_type = MetricTypes(kind)
         unit = _UNITS[metric_type]
-        context.metrics.add_metric(name, value, unit, None, dimensions, metric_type)
+        context.own_metrics.add_metric(name, value, unit, None, dimensions, metric_type)
 
     return measure

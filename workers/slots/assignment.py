@@ -21,6 +21,7 @@ class Assignment:
     model_dir: Path
     device: Device
     status_fd: int
+    deadline_fd: int
 
     def to_environment(self) -> dict[str, str]:
         """Returns the variable that `from_environment` reads."""

@@ -12,7 +12,6 @@ EXIT_NOT_STARTED = os.EX_OSERR
 _CAUSES = {
     EXIT_LOAD_FAILED: "it could not load the model",
     EXIT_DEVICE_BROKEN: "the device is broken in that process",
-    -signal.SIGALRM: "response_timeout passed, or it would not end",
     -signal.SIGKILL: "killed, perhaps for memory",
     -signal.SIGSEGV: "crashed in native code: SIGSEGV",
     -signal.SIGBUS: "crashed in native code: SIGBUS",

@@ -44,7 +44,7 @@ class SlotContext:
     settings: Settings
     queue: NodeQueue
     sequence: "itertools.count[int]"
-    prepare: Callable[[ModelSpec], Awaitable[Prepared]]
+    prepare: Callable[..., Awaitable[Prepared]]
     outage: OutageLog
 
 
@@ -113,12 +113,15 @@ class Slot:
 
     async def _live_once(self) -> None:
         worker_id = self.record.successor_id or self._new_id()
+        # The first worker of a registration begins without files that earlier ones have left, as in
+        # TorchServe; so does one after another that did not load, perhaps because of them.
+        is_exact = self._ready_at is None
         self._ready_at = None
         self._why_not_loaded = {}
         # Before the archive is unpacked: requests may queue for a worker that has yet to load.
         await self.record.begin(self._first_status(worker_id))
         try:
-            prepared = await self._prepared()
+            prepared = await self._prepared(is_exact=is_exact)
         except ServeError as error:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
             # An installation takes minutes and fails again, until the model is registered anew.
@@ -164,12 +167,12 @@ class Slot:
             is_out_of_memory=previous.is_out_of_memory if previous else False,
         )
 
-    async def _prepared(self) -> Prepared | None:
+    async def _prepared(self, *, is_exact: bool) -> Prepared | None:
         """Returns what a process needs; None once the slot is to stop, which waits for no download.
 
         A download goes on without this slot, for the next one that needs it.
         """
-        preparing = asyncio.ensure_future(self._context.prepare(self.spec))
+        preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
         await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -187,8 +190,8 @@ class Slot:
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
-            lambda status_fd: worker_environment(
-                Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd),
+            lambda *descriptors: worker_environment(
+                Assignment(self.spec, worker_id, prepared.model_dir, self.device, *descriptors),
                 settings,
                 self._threads,
             ),

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from batching.settings.settings import Settings
+from workers.archives.model_files import home_cache, is_writable
 from workers.machine.allowed_environment import allowed_environment
 from workers.machine.ts_folder import ts_folder
 from workers.slots.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory
 # from the kernel and gives it back for every batch, page by page: a tenth of a ResNet-152's time.
-# Like this, a worker keeps the memory that it has used. Other C libraries ignore these variables.
+# Like this, a worker keeps the memory that it has used, until `SpareMemory` has it give some back.
+# Other C libraries ignore these variables.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),
@@ -35,6 +37,7 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
         **dict.fromkeys(THREADS, str(threads)),
         **GPU_ORDER,
         **allowed_environment(os.environ, settings.blacklist_env_vars),
+        **_caches(settings),
         # It works in the model's folder, where relative paths would lead elsewhere. A handler that
         # knew the secrets could sign messages.
         **replace(settings.absolute(), webhook_secrets="").to_environment(),
@@ -42,6 +45,14 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _caches(settings: Settings) -> dict[str, str]:
+    # Handlers download weights, as by torch.hub, into a folder that this user may not write.
+    home = home_cache()
+    if settings.work_dir is None or (home is not None and is_writable(home)):
+        return {}
+    return {"XDG_CACHE_HOME": str(settings.work_dir.absolute() / "caches")}
 
 
 def _python_path() -> str:

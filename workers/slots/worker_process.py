@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
-import re
 import signal
 import subprocess
 import time
@@ -18,18 +18,27 @@ import psutil
 
 from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
+from batching.process.outputs import outlet, read_lines
+from workers.slots.deadline import SIGNAL_OF_LATE, Deadline, shared_memory
 from workers.slots.exit_status import ExitStatus
 
 log = logging.getLogger(__name__)
 
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
-LOOK_S = 2.0
+LOOK_S = 1.0  # no longer than the shortest response_timeout: a batch may begin meanwhile
+# When this process has stood still for so long, as in a container that was paused, its worker may
+# have done so, too, and has time to come back from a wait for work.
+STILL_S = 1.0
+RECOVERY_S = 3.0
+STACKS_S = 0.2
+LATE = "response_timeout passed, or it would not end"
+# A worker that was told to stop looks for work once more at most.
+MOST_TURNS = 10
 # A worker reports three times. Model code may write more, and waits then.
 MOST_UNHANDLED = 16
 # Of one report, which may have a traceback.
 MOST_REPORT_BYTES = 2**20
-_PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +58,26 @@ class Report:
 class WorkerProcess:
     """One run of `python -m workers.handling.worker`."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]", reader_fd: int) -> None:
+    def __init__(
+        self, child: "subprocess.Popen[bytes]", reader_fd: int, deadline: Deadline
+    ) -> None:
         self._child = child
         self._reader_fd = reader_fd
+        self._deadline = deadline
+        self._last_turn = math.inf
+        # To the outputs of this process, whatever becomes of them: no print waits or fails.
+        self._outputs = [
+            read_lines(stream, outlet(fd).write_line)
+            for fd, stream in ((1, child.stdout), (2, child.stderr))
+            if stream is not None
+        ]
         self._ended_for = ""
 
     @classmethod
     def start(
         cls,
         python: Path,
-        environment: Callable[[int], Mapping[str, str]],
+        environment: Callable[[int, int], Mapping[str, str]],
         *,
         has_one_output: bool = False,
     ) -> Self:
@@ -66,24 +85,28 @@ class WorkerProcess:
 
         Args:
             python: the interpreter.
-            environment: makes its environment, given the descriptor for its reports.
+            environment: makes its environment, given the descriptors of its reports and deadline.
             has_one_output: its standard error goes where its standard output goes.
         """
-        reader_fd, writer_fd = os.pipe()
+        reader_fd, *descriptors = os.pipe()
         try:
+            descriptors.append(shared_memory())
+            deadline = Deadline(descriptors[-1])
             # -P: a folder `workers` in the user's current directory must not be run instead.
             child = spawn(
                 [str(python), "-P", "-m", "workers.handling.worker"],
-                environment(writer_fd),
-                pass_fds=(writer_fd,),
-                stderr=subprocess.STDOUT if has_one_output else None,
+                environment(*descriptors),
+                pass_fds=descriptors,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if has_one_output else subprocess.PIPE,
             )
         except BaseException:
             os.close(reader_fd)
             raise
         finally:
-            os.close(writer_fd)
-        return cls(child, reader_fd)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return cls(child, reader_fd, deadline)
 
     @property
     def pid(self) -> int:
@@ -97,22 +120,9 @@ class WorkerProcess:
         except (psutil.Error, OSError):
             return 0
 
-    @property
-    def stands_still(self) -> bool:
-        """Returns whether its timer has run out, but it is stopped or stuck and does not die.
-
-        SIGALRM is pending then. Only Linux tells.
-        """
-        try:
-            # The file has the process's name, which may be any bytes.
-            status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
-        except OSError:
-            return False
-        pending = _PENDING.search(status)
-        return pending is not None and bool(int(pending[1], 16) >> signal.SIGALRM - 1 & 1)
-
     def terminate(self) -> None:
-        """Asks the process to finish its batch and end."""
+        """Asks the process to finish its batch and end, which it may not go on without."""
+        self._last_turn = min(self._last_turn, self._deadline.turns + MOST_TURNS)
         self._send(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
@@ -151,35 +161,39 @@ class WorkerProcess:
         unhandled.put_nowait(Report(WorkerState.STARTING))
         hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
         reports = asyncio.create_task(_pass_on(unhandled, on_report))
-        ending = asyncio.create_task(self._end_when_still())
+        ending = asyncio.create_task(self._end_when_late())
+        outputs = [asyncio.wrap_future(one) for one in self._outputs]
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
-            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
-            hearing.cancel()
-            reports.cancel()
-            ending.cancel()
+            for waiting in (hearing, reports, ending, *outputs):
+                waiting.cancel()
             transport.close()
         return ExitStatus(self._child.returncode, self._ended_for)
 
-    async def _end_when_still(self) -> None:
-        """Ends a process whose timer has run out: continues it, in case that it was stopped.
+    async def _end_when_late(self) -> None:
+        """Ends a process that is late, whatever its handler has done to its threads and signals."""
+        await self._late()
+        log.error("worker is late pid=%d", self.pid)
+        self._ended_for = LATE
+        self._send(SIGNAL_OF_LATE)
+        self._send(signal.SIGCONT)  # in case that it was stopped
+        await asyncio.sleep(STACKS_S)
+        self.kill(LATE)
 
-        Kills it if it stands still after that.
-        """
-        await self._seen_still()
-        self._send(signal.SIGCONT)
-        await asyncio.sleep(LOOK_S)  # for its end, with the handler's stacks in the log
-        await self._seen_still()
-        self.kill("stood still beyond response_timeout")
-
-    async def _seen_still(self) -> None:
-        while not self.stands_still or has_exited(self._child):
-            await asyncio.sleep(LOOK_S)
-        log.error("worker stands still pid=%d", self.pid)
+    async def _late(self) -> None:
+        while self._deadline.turns <= self._last_turn:
+            now_s = time.monotonic()
+            if (left_s := self._deadline.ends_at - now_s) <= 0:
+                return
+            woken_at = now_s + min(left_s, LOOK_S)
+            await asyncio.sleep(woken_at - now_s)
+            if time.monotonic() - woken_at > STILL_S:
+                await asyncio.sleep(RECOVERY_S)
 
     def _send(self, number: int) -> None:
         # Popen would reap a process that has just ended, and the rest of its group were lost then.

@@ -5,7 +5,7 @@ import contextlib
 
 from batching.errors import StoreUnavailable
 from batching.models.entry import ModelEntry, pick_version
-from batching.models.spec import ModelSpec
+from batching.models.spec import ModelSpec, VersionKey
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect_async
 from batching.store.outage_log import OutageLog
@@ -107,6 +107,13 @@ class Catalog:
         ]
         self._startup_models = (changes_seen, names) if self._is_listening else None
         return names
+
+    async def load_error(self, key: VersionKey) -> str:
+        """Returns why a worker of this version could not load it; empty if none has failed."""
+        with contextlib.suppress(StoreUnavailable):
+            workers = await asyncio.to_thread(self._registry.workers, key)
+            return next((worker.error for worker in workers if worker.error), "")
+        return ""
 
     def forget(self, model_name: str) -> None:
         """Makes the next request for this model ask the registry."""

@@ -1,10 +1,11 @@
 """Splits a batch so that preprocessing of one part overlaps with inference of another."""
 
-import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from ts.handler_utils.thread_state import with_own_state
 from ts.handler_utils.utils import answer_batch
 
 STEPS = ("preprocess", "inference", "postprocess")
@@ -25,7 +26,6 @@ class MicroBatching:
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self._local = threading.local()
-        self._core_count: int | None = None
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._parallelism = dict.fromkeys(STEPS, 1)
         self.parallelism = parallelism or {}
@@ -43,7 +43,7 @@ class MicroBatching:
         wanted = {**self._parallelism, **parallelism}
         self._parallelism = {step: max(1, wanted[step]) for step in STEPS}
         self._pools = {
-            step: ThreadPoolExecutor(count, f"micro-batch-{step}", self._take_cores)
+            step: ThreadPoolExecutor(count, f"micro-batch-{step}")
             for step, count in self._parallelism.items()
         }
 
@@ -79,27 +79,22 @@ class MicroBatching:
         Waits for all steps first: the status or header that a late step sets would go to a request
         of the next batch.
         """
-        self._core_count = _core_count()
-        size = self.micro_batch_size
+        run, size = with_own_state(self._run), self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
-        last_steps = [self._start(index, part) for index, part in enumerate(parts)]
+        last_steps = [self._start(run, index, part) for index, part in enumerate(parts)]
         wait(last_steps)
         return [output for step in last_steps for output in step.result()]
 
-    def _take_cores(self) -> None:
-        # torch keeps this number for each thread. A new thread takes the number that any thread has
-        # set last, and threads that decode images set 1.
-        if self._core_count is not None and self._core_count != _core_count():
-            sys.modules["torch"].set_num_threads(self._core_count)
-
-    def _start(self, index: int, part: list[dict[str, Any]]) -> Future[Any]:
+    def _start(
+        self, run: Callable[..., Any], index: int, part: list[dict[str, Any]]
+    ) -> Future[Any]:
         """Queues all steps of one part; each waits in its own thread for the step before it.
 
         This cannot lock up: every pool works first in, first out, and waits for an earlier pool.
         """
         previous: Future[Any] | None = None
         for step in STEPS:
-            previous = self._pools[step].submit(self._run, step, index, part, previous)
+            previous = self._pools[step].submit(run, step, index, part, previous)
         return previous  # type: ignore[return-value]
 
     def _run(
@@ -108,9 +103,3 @@ class MicroBatching:
         value = part if previous is None else previous.result()
         self._local.index = index
         return getattr(self.handler, step)(value)
-
-
-def _core_count() -> int | None:
-    """Returns how many cores torch uses for a call from this thread; None if it is not loaded."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else None

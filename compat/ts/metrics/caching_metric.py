@@ -79,8 +79,9 @@ class CachingMetric:
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """Records the value under dimensions as objects, which may differ from the last ones."""
-        self.count(value, labels_of((one.name, one.value) for one in dimensions))
+        """Records the value under dimensions as objects, which are the metric's from now on."""
+        self.dimension_names = [one.name for one in dimensions]
+        self.add_or_update(value, [one.value for one in dimensions])
 
     def take(self) -> dict[Labels, Change]:
         """Returns what was measured since the last call."""
@@ -89,7 +90,7 @@ class CachingMetric:
         return changes
 
     def count(self, value: float, labels: Labels) -> None:
-        """Records the value under these labels, as `update` does."""
+        """Records the value under these labels, whatever the metric's dimensions are."""
         try:
             value = float(value)
         except (TypeError, ValueError, OverflowError):

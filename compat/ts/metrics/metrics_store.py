@@ -6,7 +6,7 @@ Source: TorchServe 0.12 docs/metrics.md and ts/metrics, as an interface.
 from collections.abc import Sequence
 from typing import Any
 
-from ts.metrics.caching_metric import CachingMetric
+from ts.metrics.caching_metric import CachingMetric, labels_of
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_cache_errors import (
     MetricsCacheKeyError,
@@ -88,8 +88,8 @@ class MetricsStore:
     ) -> None:
         """Records a value of a metric, which is made when it is new. `idx` has no effect."""
         labels = _completed(dimensions, self._default_dimensions())
-        names = [dimension.name for dimension in labels]
-        self._found_or_made(name, unit, names, metric_type).update(value, "", labels)
+        metric = self._found_or_made(name, unit, [label.name for label in labels], metric_type)
+        metric.count(value, labels_of((label.name, label.value) for label in labels))
 
     def add_counter(
         self,
@@ -149,8 +149,8 @@ class MetricsStore:
     ) -> None:
         """Counts errors outside of a request."""
         labels = _completed(dimensions, [Dimension("Level", "Error")])
-        names = [dimension.name for dimension in labels]
-        self._found_or_made(name, "", names).update(value, "", labels)
+        metric = self._found_or_made(name, "", [label.name for label in labels])
+        metric.count(value, labels_of((label.name, label.value) for label in labels))
 
     def _default_dimensions(self) -> list[Dimension]:
         if self.request_ids is None:

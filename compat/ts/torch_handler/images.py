@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import struct
+import threading
 import zlib
 from typing import Any
 
@@ -13,13 +14,35 @@ from ts.torch_handler.pixel_limit import too_many_pixels
 from ts.utils.util import PredictionException
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+
+# None, fax, LZW, deflate and PackBits. JPEG within TIFF may have any number of scans, and libtiff's
+# other decoders are for files that hardly anybody sends.
+_TIFF_COMPRESSIONS = frozenset({1, 3, 4, 5, 8, 32773, 32946})
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_TIFF_NUMBERS = (256, 257, 259, 277, 278, 322, 323)
+_WIDTH, _HEIGHT, _COMPRESSION, _SAMPLES, _ROWS, _TILE_WIDTH, _TILE_HEIGHT = _TIFF_NUMBERS
+_TIFF_OFFSETS = (273, 324)
+# By type and count, of four bytes. libtiff and Pillow do not agree on all others.
+_TIFF_TYPES = {(3, 1): "H2x", (4, 1): "L"}
+# Strips and tiles of a TIFF. Each takes some 10 µs, even if it holds a single pixel.
+_MOST_PIECES = 2**16
+# Numbers of which nobody knows where white is.
+_OPEN_SCALES = ("I", "F")
+
+# A larger image is scaled down while it is read, if it will be scaled down anyway, and a process
+# reads one of them at a time: decoded, it takes 4 bytes a pixel or more.
+LARGE_PIXELS = 25_000_000
+_ONE_LARGE_IMAGE = threading.Lock()
+# How many times as long as needed its short side stays: scores then differ less than by another
+# quality of JPEG.
+_SPARE_SCALE = 4
 
 # How many times as long as wide any image may be. Otherwise a limit of pixels below the model's own
 # size would refuse all images.
 _NEVER_TOO_THIN = 10
 
-# Of a JPEG. Encoders write some ten; each takes up to 50 ms at the default limit of pixels.
+# Of a JPEG, and fewer of a large one. Encoders write some ten; a million pixels take 2 ms in each.
 MOST_SCANS = 50
 
 _START_OF_JPEG = b"\xff\xd8"
@@ -34,9 +57,9 @@ _UNREADABLE = (
     SyntaxError,  # Pillow's word for a broken PNG
     ValueError,
     TypeError,
-    IndexError,
+    LookupError,
     EOFError,
-    OverflowError,
+    ArithmeticError,
     struct.error,
     zlib.error,
 )
@@ -58,34 +81,102 @@ def open_image(
     Raises:
         PredictionException: status 400, not an image that this server reads.
     """
+    content = b""
     try:
         content = base64.b64decode(value) if isinstance(value, str) else bytes(value)
+        if content[:2] in (b"II", b"MM"):
+            _check_tiff(content)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if _is_too_thin(image.size, short_side):
                 raise _unreadable("so thin, it would have too many pixels when resized")
-            if content.startswith(_START_OF_JPEG) and _has_too_many_scans(content):
+            if content.startswith(_START_OF_JPEG) and _has_too_many_scans(content, image.size):
                 raise _unreadable("it has too many scans")
-            return _to_grey(image) if keep_grey and _is_grey(image) else _to_rgb(image)
+            if image.format == "TIFF" and image.mode in _OPEN_SCALES:
+                raise _unreadable(f"a TIFF of pixels in {image.mode}, whose white is not known")
+            if not _is_large(image.size):
+                return _converted(image, keep_grey=keep_grey)
+            with _ONE_LARGE_IMAGE:
+                return _shrunk(image, short_side, keep_grey=keep_grey)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_many_pixels() from error
     except _UNREADABLE as error:
-        raise _unreadable(f"not a complete {', '.join(FORMATS)} file, nor base64 of one") from error
+        # HEIC and AVIF begin so, behind four bytes.
+        reason = "HEIC or AVIF, not" if content[4:8] == b"ftyp" else "not"
+        raise _unreadable(
+            f"{reason} a complete {', '.join(FORMATS)} file, nor base64 of one"
+        ) from error
 
 
 def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
-    """Returns whether these bytes are a JPEG in grey or RGB, of an allowed size, by head and end.
+    """Returns whether these bytes are a JPEG in grey or RGB that is not large, by head and end.
 
     The pixels may still turn out to be broken. The arguments are those of `open_image`.
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
         return False
-    if _has_too_many_scans(value):
-        return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
-            return image.mode in ("RGB", "L") and not _is_too_thin(image.size, short_side)
+            is_refused = _is_too_thin(image.size, short_side) or _is_large(image.size)
+            return (
+                image.mode in ("RGB", "L")
+                and not is_refused
+                and not _has_too_many_scans(value, image.size)
+            )
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
         return False
+
+
+def _is_large(size: tuple[int, int]) -> bool:
+    return size[0] * size[1] > LARGE_PIXELS
+
+
+def _converted(image: Image.Image, *, keep_grey: bool) -> Image.Image:
+    return _to_grey(image) if keep_grey and _is_grey(image) else _to_rgb(image)
+
+
+def _shrunk(image: Image.Image, short_side: int | None, *, keep_grey: bool) -> Image.Image:
+    """Returns the pixels, the short side still some times as long as it will be."""
+    width, height = image.size
+    side = _SPARE_SCALE * short_side if short_side else min(image.size)
+    scale = side / min(image.size)
+    if scale >= 1:
+        return _converted(image, keep_grey=keep_grey)
+    # A half, quarter or eighth of a JPEG is decoded, and the box is what of it was in the picture.
+    drafted = image.draft(None, (side, side))
+    size = round(width * scale), round(height * scale)
+    box = drafted[1] if drafted else None
+    converted = _converted(image, keep_grey=keep_grey)
+    return converted.resize(size, Image.Resampling.BICUBIC, box)
+
+
+def _check_tiff(content: bytes) -> None:
+    """Refuses a first page that would take more time or memory than its pixels say.
+
+    Of a tile, libtiff decodes all, however little the image has of it; Pillow decodes a strip as
+    often as it is named.
+    """
+    order = _TIFF_ORDERS[content[:4]]
+    (start,) = struct.unpack_from(f"{order}L", content, 4)
+    (count,) = struct.unpack_from(f"{order}H", content, start)
+    table = content[start + 2 : start + 2 + 12 * count]
+    entries = list(struct.iter_unpack(f"{order}HHL4s", table))
+    lengths = {tag: length for tag, _, length, _ in entries}
+    values = {
+        tag: struct.unpack(order + _TIFF_TYPES[kind, length], value)[0]
+        for tag, kind, length, value in entries
+        if tag in _TIFF_NUMBERS
+    }
+    if values.get(_COMPRESSION, 1) not in _TIFF_COMPRESSIONS:
+        raise _unreadable(f"no TIFF of compression {values[_COMPRESSION]} is read")
+    width, height = values[_WIDTH], values[_HEIGHT]
+    rows = min(values.get(_ROWS, height), height)
+    across, down = values.get(_TILE_WIDTH, width), values.get(_TILE_HEIGHT, rows)
+    pieces = -(-width // across) * -(-height // down)
+    is_odd = len(lengths) != count or sum(lengths.values()) > len(content)
+    is_bomb = pieces > _MOST_PIECES or across * down > max(LARGE_PIXELS, width * height)
+    named = max(lengths.get(tag, 0) for tag in _TIFF_OFFSETS)
+    if is_odd or is_bomb or named > pieces * values.get(_SAMPLES, 1):
+        raise _unreadable("a TIFF whose strips or tiles do not fit its size")
 
 
 def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
@@ -97,23 +188,24 @@ def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
     return square * max(size) > limit * min(size)
 
 
-def _has_too_many_scans(jpeg: bytes | bytearray) -> bool:
-    """Returns whether a JPEG goes over its pixels more than MOST_SCANS times.
+def _has_too_many_scans(jpeg: bytes | bytearray, size: tuple[int, int]) -> bool:
+    """Returns whether a JPEG goes over its pixels more than MOST_SCANS times, if it is not large.
 
     Scans of thumbnails, and those behind the end, do not count.
     """
     # Counts at least all scans, and is quick.
-    if jpeg.count(_START_OF_SCAN) <= MOST_SCANS:
+    most = min(MOST_SCANS, MOST_SCANS * LARGE_PIXELS // (size[0] * size[1]))
+    if jpeg.count(_START_OF_SCAN) <= most:
         return False
     scans, start = 0, 0
-    while scans <= MOST_SCANS and (marker := _MARKER.search(jpeg, start)):
+    while scans <= most and (marker := _MARKER.search(jpeg, start)):
         if marker[0] == _END_OF_JPEG:
             return False
         scans += marker[0] == _START_OF_SCAN
         # The two bytes of a length count themselves.
         length_bytes = int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
         start = marker.end() + max(length_bytes, 2)
-    return scans > MOST_SCANS
+    return scans > most
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -127,6 +219,7 @@ def _is_deep(image: Image.Image) -> bool:
 def _to_grey(image: Image.Image) -> Image.Image:
     if _is_deep(image):
         # Pillow would clip 16 bits of grey at 255, which is white.
+        image = image.convert("I") if image.mode == "I;16B" else image
         image = image.point(lambda value: value * (1 / 256))
     image.load()
     return image if image.mode == "L" else image.convert("L")

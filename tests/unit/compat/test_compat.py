@@ -4,6 +4,7 @@ import copy
 import importlib
 import json
 import os
+import pickle  # noqa: TID251 - headers that go to another process of the handler
 import pkgutil
 import queue
 import sys
@@ -150,6 +151,31 @@ def test_all_headers_of_a_request_are_found_in_any_case():
     assert headers.get("X-Other", "none") == "none"
     with pytest.raises(KeyError):
         headers["X-Other"]
+    assert headers["X-OWN"] == "c"  # the last one
+
+
+def test_headers_are_a_dictionary_with_the_clients_spelling():
+    # Given
+    sent = {"data": {"content-type": "image/png"}, "X-Custom": "1", "Accept": "*/*"}
+    headers = RequestProcessor(sent).get_request_properties()
+
+    # When / Then: as the handler of TorchServe has them
+    assert dict(headers)["X-Custom"] == {**headers}["X-Custom"] == headers.copy()["X-Custom"] == "1"
+    assert [name for name in headers if name.startswith("X-")] == ["X-Custom"]
+    assert headers == sent
+    assert json.loads(json.dumps(headers)) == sent
+    # And, beyond it, by names in any case
+    for twin in (headers.copy(), copy.deepcopy(headers), pickle.loads(pickle.dumps(headers))):
+        assert (twin.setdefault("accept", "none"), twin["x-custom"]) == ("*/*", "1")
+        assert (twin.pop("accept"), twin.pop("accept", "none")) == ("*/*", "none")
+        assert (twin.setdefault("Accept", "text/plain"), twin["accept"]) == ("text/plain",) * 2
+        twin["X-New"] = twin["Accept"] = "b"
+        del twin["x-custom"]
+        with pytest.raises(KeyError):
+            del twin["x-custom"]
+        assert [*twin.items()][1:] == [("Accept", "b"), ("X-New", "b")]
+        assert (twin.get("x-new"), "X-Custom" in twin) == ("b", False)
+    assert headers == sent
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 import io
 import json
+import struct
 import zlib
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision import transforms
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
-from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg
+from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg, open_image
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
+from ts.utils.util import PredictionException
 
 from batching.protocol import Part, Request
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
@@ -127,7 +130,24 @@ def photo_with_exif(size_bytes):
     return picture(image_format="JPEG", exif=exif)
 
 
+def in_mode(mode, **options):
+    """A TIFF, or whatever `image_format` says, of a grey ramp."""
+    buffer = io.BytesIO()
+    image = Image.linear_gradient("L").convert(mode)
+    image.save(buffer, options.pop("image_format", "TIFF"), **options)
+    return buffer.getvalue()
+
+
 READABLE = {
+    "tiff": picture(image_format="TIFF"),
+    "tiff of pages": in_mode("L", save_all=True, append_images=[Image.new("RGB", (9, 9))]),
+    "tiff by lzw": in_mode("CMYK", compression="tiff_lzw"),
+    "tiff by deflate": in_mode("RGBA", compression="tiff_adobe_deflate"),
+    "tiff by packbits": in_mode("P", compression="packbits"),
+    "tiff by fax": in_mode("1", compression="group4"),
+    "telephone's": in_mode(
+        "RGB", image_format="MPO", save_all=True, append_images=[Image.new("RGB", (9, 9))]
+    ),
     "grey": picture("L"),
     "cmyk": picture("CMYK", image_format="JPEG"),
     "alpha": picture("RGBA"),
@@ -152,10 +172,11 @@ def test_b04_unusual_image_is_classified(content, classify):
     assert len(json.loads(reply.body)) == 5
 
 
-def test_b04_16_bit_grey_keeps_its_brightness(classify):
+@pytest.mark.parametrize(("mode", "name"), [("I;16", "PNG"), ("I;16", "TIFF"), ("I;16B", "TIFF")])
+def test_b04_16_bit_grey_keeps_its_brightness(mode, name, classify):
     # Given
     deep, flat = io.BytesIO(), io.BytesIO()
-    Image.new("I;16", (30, 30), 100 * 256).save(deep, "PNG")
+    Image.new(mode, (30, 30), 100 * 256).save(deep, name)
     Image.new("L", (30, 30), 100).save(flat, "PNG")
 
     # When
@@ -185,10 +206,13 @@ UNREADABLE = {
     "truncated png": picture()[:200],
     "broken png": broken_png(),
     "bomb": png_that_claims(50_000, 50_000),
-    "just over the limit": png_that_claims(6000, 6000),
+    "just over the limit": png_that_claims(8001, 8000),
     "claims to be empty": png_that_claims(0, 0),
     "exif only": photo_with_exif(60_000)[:50_000],
-    "tiff": picture(image_format="TIFF"),
+    "truncated tiff": in_mode("RGB", compression="tiff_lzw")[:-500],
+    "tiff by jpeg": in_mode("RGB", compression="jpeg"),
+    "tiff of floats": in_mode("F"),
+    "heic": b"\0\0\0\x18ftypheic" + bytes(40),
     "eps": picture(image_format="EPS"),
     "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
     "text": b"hello",
@@ -206,6 +230,99 @@ def test_b04_unreadable_image_is_a_bad_request(content, classify):
     assert reply.body.startswith(b"Input is not a readable image: ")
     assert b"/" not in reply.body
     assert b"object at" not in reply.body
+
+
+def tiff(*entries, size=(10, 10), compression=1):
+    """A TIFF of one grey page with these further entries: tag, type, count and value."""
+    own = [(256, 4, 1, size[0]), (257, 4, 1, size[1]), (258, 3, 1, 8), (259, 3, 1, compression)]
+    table = sorted([*own, (262, 3, 1, 1), (277, 3, 1, 1), *entries])
+    packed = b"".join(struct.pack("<HHLL", *entry) for entry in table)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(table)) + packed + bytes(400_000)
+
+
+# What each was without a check of ours, from a body of 6 MB: gigabytes, or minutes of one core.
+TIFF_BOMBS = {
+    "tile larger than the image": tiff(
+        (322, 4, 1, 40_000), (323, 4, 1, 50_000), (324, 4, 1, 300), (325, 4, 1, 9), compression=8
+    ),
+    "tile of a type that libtiff alone knows": tiff(
+        (273, 4, 1, 300), (322, 17, 1, 40_000), (323, 17, 1, 50_000), compression=8
+    ),
+    "tiles of one pixel": tiff(
+        (322, 4, 1, 1), (323, 4, 1, 1), (324, 4, 90_000, 300), size=(300, 300), compression=8
+    ),
+    "strips of almost everything": tiff((273, 4, 90_000, 300), (278, 4, 1, 9), (279, 4, 1, 9)),
+    "one strip, twice": tiff((273, 4, 1, 300), (273, 4, 1, 300)),
+    "tags that share their bytes": tiff(
+        (273, 4, 1, 300), *((40_000 + tag, 7, 300_000, 300) for tag in range(1000))
+    ),
+    "no size": tiff((273, 4, 1, 300), (278, 4, 1, 0), size=(0, 0)),
+    "directory nowhere": b"II*\0\xff\xff\xff\x7f" + bytes(99),
+    "bigtiff": b"II+\0\x08\0\0\0" + bytes(99),
+}
+
+
+@pytest.mark.parametrize("content", TIFF_BOMBS.values(), ids=TIFF_BOMBS)
+def test_b18_tiff_that_becomes_much_is_refused_before_it_is_decoded(content, monkeypatch):
+    # Given
+    def open_nothing(*_arguments, **_options):
+        pytest.fail("Pillow has opened it")
+
+    monkeypatch.setattr("PIL.Image.open", open_nothing)
+    # When / Then
+    with pytest.raises(PredictionException, match="not a readable image"):
+        open_image(content)
+
+
+def photograph(size, image_format="JPEG", **options):
+    """Edges, colours and a fine pattern, at sizes that no scale of a JPEG divides."""
+    width, height = size
+    column, row = np.arange(width), np.arange(height)[:, None]
+    rings = 127 + 80 * np.sin(((column - 900) ** 2 + (row - 700) ** 2) / 60_000)
+    blocks = 40 * ((column // 173 + row // 131) % 2)
+    fine = (column * 7 + row * 13) % 8
+    channels = [rings + blocks, 255 - rings, blocks * 3 + fine]
+    image = Image.fromarray(np.stack(channels, axis=2).clip(0, 255).astype(np.uint8))
+    image.save(buffer := io.BytesIO(), image_format, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"progressive": True}, {"image_format": "PNG"}, {"image_format": "MPO"}],
+    ids=["jpeg", "progressive", "png", "mpo"],
+)
+def test_large_photograph_is_shrunk_while_it_is_read_and_hardly_differs(options, monkeypatch):
+    # Given
+    content = photograph((4171, 3077), **options)
+    whole = ImageClassifier.image_processing(open_image(content, 256))
+    monkeypatch.setattr("ts.torch_handler.images.LARGE_PIXELS", 6 * 10**6)
+    # When
+    image = open_image(content, 256)
+    # Then no pixel of the model's is off by more than three of 255 steps
+    assert image.size == (1388, 1024)
+    step = 1 / 255 / 0.224
+    assert (ImageClassifier.image_processing(image) - whole).abs().max() < 3 * step
+
+
+def test_photograph_of_48_million_pixels_is_classified_by_default(classify):
+    # Given
+    content = io.BytesIO()
+    Image.linear_gradient("L").resize((8000, 6000)).save(content, "JPEG")
+    # When
+    large, small = classify(content.getvalue(), in_mode("L", image_format="JPEG"))
+    # Then
+    assert (large.status, small.status) == (200, 200)
+    assert not is_plain_jpeg(content.getvalue())  # Pillow takes less of it than a GPU would
+
+
+def test_b18_large_jpeg_may_have_fewer_scans(monkeypatch):
+    # Given an image of twice as many pixels as a large one
+    monkeypatch.setattr("ts.torch_handler.images.LARGE_PIXELS", 300 * 200 // 2)
+    open_image(jpeg_of_scans(MOST_SCANS // 2))
+    # When / Then
+    with pytest.raises(PredictionException, match="too many scans"):
+        open_image(jpeg_of_scans(MOST_SCANS // 2 + 1))
 
 
 # Times as long as wide. With a resize to 256, a test then uses some 10 MB: 256 * 256 * 25 pixels of

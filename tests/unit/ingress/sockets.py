@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import uvloop
 
-from ingress.http1.host import USUAL_TIMEOUTS
 from ingress.listeners import Address, Listener
 from ingress.predictions.http_prediction import HttpPredictions
 from ingress.role import Role
@@ -51,19 +50,21 @@ def served(app, client, *, tls=None, **options):
 
 
 @contextlib.contextmanager
-def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
+def listening(echo, address, tls=None, settings=None):
     """The inference port of this ingress on another address, too."""
+    settings = settings or echo.services.settings
     predictions = HttpPredictions(
         echo.services.predictor,
         is_open_inference=False,
         max_response_size_bytes=20,
+        max_form_parts=settings.max_form_parts,
         jobs=echo.services.jobs,
     )
-    services = replace(echo.services, http_predictions=predictions)
+    services = replace(echo.services, http_predictions=predictions, settings=settings)
     app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():
-        listener = Listener(address, app, Unobserved(), tls=tls, timeouts=timeouts)
+        listener = Listener(address, app, Unobserved(), tls=tls, settings=settings)
         await listener.start()
         return listener
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ts.handler_utils.thread_state import with_own_state
 from ts.torch_handler.acceleration.fused_convolutions import Call
 
 Model = Callable[[torch.Tensor], Any]
@@ -59,15 +60,8 @@ class DataParallel:
         count = part_count(len(batch), self._threads)
         if count == 1:
             return self._model(batch)
-        threads = self._threads // count
-
-        def run(part: torch.Tensor) -> Any:
-            # Both are settings of this thread alone.
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            with torch.inference_mode():
-                return self._model(part)
-
+        with torch.inference_mode():
+            run = with_own_state(self._model, self._threads // count)
         return _joined([*self._pool.map(run, batch.tensor_split(count))])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ts.handler_utils.thread_state import with_own_state
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors, tried_decoder
 from ts.torch_handler.acceleration.pixel_steps import PixelSteps, divide_steps
 
@@ -56,15 +57,9 @@ class ImageBatches:
     def _decoded(self, values: list[Any]) -> list[torch.Tensor]:
         if len(values) == 1:
             return [self._image(value) for value in values]
-        return list(self._threads.map(self._image_on_one_core, values))
-
-    def _image_on_one_core(self, value: Any) -> torch.Tensor:
         # Each neighbour has a core of its own: otherwise each of these threads would start a team
-        # for the arithmetic behind the decoding. The setting holds for this thread, and for later
-        # threads that set nothing else.
-        if torch.get_num_threads() != 1:
-            torch.set_num_threads(1)
-        return self._image(value)
+        # for the arithmetic behind the decoding.
+        return list(self._threads.map(with_own_state(self._image, cores=1), values))
 
     def _image(self, value: Any) -> torch.Tensor:
         steps = self.steps

@@ -2,11 +2,14 @@
 
 import io
 import logging
+import sys
+import time
 
 import pytest
 
 from batching.metrics.lines import metric_line
 from batching.process.logs import configure_logging
+from tests.timing import assert_within
 
 
 @pytest.fixture
@@ -55,6 +58,77 @@ def test_runaway_recursion_is_logged_by_its_last_calls(log_lines):
     # Then
     assert len(lines) < 500
     assert lines[-1].startswith("RecursionError: maximum recursion depth exceeded")
+
+
+def test_million_calls_are_logged_in_no_time(log_lines):
+    # Given
+    def dive(depth):
+        if depth:
+            dive(depth - 1)
+        raise ValueError("deep")
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(500_000)
+    try:
+        with pytest.raises(ValueError, match="deep") as caught:
+            dive(400_000)
+    finally:
+        sys.setrecursionlimit(limit)
+    # When
+    started_s = time.monotonic()
+    lines = log_lines({}, "handler", "failed", exc_info=caught.value)
+    # Then
+    assert_within(time.monotonic() - started_s, 0.4)
+    assert len(lines) < 500
+    assert lines[-1] == "ValueError: deep"
+
+
+def nested(depth):
+    return ExceptionGroup("group", [nested(depth - 1)] * 20 if depth else [ValueError("x")] * 20)
+
+
+def chained(count):
+    error = first = ValueError("x")
+    for _ in range(count):
+        error.__context__ = ValueError("x")
+        error = error.__context__
+    return first
+
+
+def noted():
+    error = ValueError("x")
+    error.__notes__ = ["note" * 1000] * 10_000
+    return error
+
+
+@pytest.mark.parametrize(
+    "error", [nested(4), chained(10_000), noted(), ValueError("x" * 10**7)], ids=type
+)
+def test_what_a_model_raises_is_logged_within_bounds(log_lines, error):
+    # When
+    started_s = time.monotonic()
+    lines = log_lines({}, "handler", "failed", exc_info=error)
+    # Then
+    assert_within(time.monotonic() - started_s, 0.5)
+    assert len(lines) < 200
+    assert sum(map(len, lines)) < 10**5
+
+
+def test_exception_is_logged_with_what_led_to_it_and_keeps_that(log_lines):
+    # Given
+    cause = KeyError("cause")
+    error = ValueError("effect")
+    error.__cause__ = cause
+    # When
+    lines = log_lines({}, "handler", "failed", exc_info=error)
+    # Then
+    assert [line for line in lines if line][1:] == [
+        "KeyError: 'cause'",
+        "The above exception was the direct cause of the following exception:",
+        "ValueError: effect",
+    ]
+    assert error.__cause__ is cause
+    assert error.__suppress_context__
 
 
 def test_line_says_whose_it_is_above_what_else_belongs_to_it(log_lines):

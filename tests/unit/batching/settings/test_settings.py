@@ -1,5 +1,6 @@
 """Settings: sources, precedence, spelling and the way into a child process."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,26 @@ def test_settings_refuse_what_cannot_work(words, value, tmp_path):
     # When / Then
     with pytest.raises(SettingsError, match=f"^{words}"):
         load_settings(path, {}, {})
+
+
+def test_limits_are_those_of_the_document():
+    # Given: the table of limits
+    text = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d,]+)", text.partition("## Limits")[2].partition("\n## ")[0], re.M
+    )
+    # When
+    found = {key: int(default.replace(",", "")) for key, default in rows}
+    # Then: it has these, and their defaults
+    specs = Settings.fields_by_key()
+    assert found == {key: specs[key].default for key in found}
+    assert {
+        "max_form_parts",
+        "max_header_size",
+        "body_timeout",
+        "idle_timeout",
+        "unread_timeout",
+    } < {*found}
 
 
 def test_files_may_be_larger_than_any_body():

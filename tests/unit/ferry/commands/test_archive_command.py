@@ -1,6 +1,10 @@
 """`ferry archive` makes what torch-model-archiver makes."""
 
+import contextlib
 import json
+import os
+import resource
+import socket
 import subprocess
 import sys
 import tarfile
@@ -10,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ferry.commands.archive import archive
+from ferry.commands.archive import SUFFIXES, archive
 from workers.archives.model_archive import inspect_archive
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -29,12 +33,21 @@ def parts(tmp_path, monkeypatch):
         "extra/deep/b.txt",
         "extra/.hidden/c.txt",
         "extra/__pycache__/d.pyc",
+        "extra/__pycache__2/e.txt",
+        "extra/MAR-INF/MANIFEST.json",
+        "shared/deep/f.txt",
         "words-1.txt",
         "words-2.txt",
     ):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}")
+    for link, target in {
+        "extra/linked": "../shared",
+        "extra/deep/linked": "../linked/deep",
+        "extra/g.txt": "../words-1.txt",
+    }.items():
+        (tmp_path / "in" / link).symlink_to(target)
     (tmp_path / "in" / "model-config.yaml").write_text("batchSize: 4")
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path / "in")
@@ -199,6 +212,88 @@ def test_mistake_is_named_and_leaves_nothing(arguments, code, text, parts):
     assert result.exit_code == code, result.output
     assert text in result.output.replace("\n", " ")
     assert sorted(Path().rglob("*")) == before
+
+
+def make_special(path, kind):
+    """Makes what no archive can hold as it is."""
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as door:
+            door.bind(path.name)
+    else:
+        path.symlink_to({"loop": "..", "own loop": path.name, "broken": "nowhere"}[kind])
+
+
+@pytest.mark.parametrize("archive_format", SUFFIXES)
+@pytest.mark.parametrize("kind", ["loop", "own loop", "broken", "pipe", "socket"])
+def test_what_cannot_be_packed_is_named_and_leaves_no_archive(kind, archive_format, parts):
+    # Given
+    make_special(Path("project/data/odd"), kind)
+
+    # When
+    flags = ("--extra-files=words-1.txt,project/", f"--archive-format={archive_format}")
+    result = invoke(*GOOD, *flags, "--export-path=../out")
+
+    # Then
+    assert result.exit_code == 1
+    text = "is a link to a folder that it lies in" if kind == "loop" else "is a broken link, or a"
+    assert f"Error: project/data/odd {text}" in result.output
+    assert not list(Path("../out").iterdir())
+
+
+@pytest.mark.parametrize("archive_format", SUFFIXES)
+def test_archive_that_finds_no_room_leaves_the_one_of_before(archive_format, parts):
+    # Given
+    flags = (*GOOD, f"--archive-format={archive_format}", "--export-path=../out", "--force")
+    invoke(*flags)
+    (made,) = Path("../out").iterdir()
+    before = contents(made)
+    Path("large.bin").write_bytes(os.urandom(200_000))
+
+    # When no file may become longer than half of that
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        result = invoke(*flags, "--extra-files=words-1.txt,large.bin")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    # Then
+    assert result.exit_code == 1
+    assert f"Cannot write ../out/{made.name}: " in result.output
+    assert [path.name for path in Path("../out").iterdir()] == [made.name]
+    assert contents(made) == before
+
+
+def test_folder_of_the_name_of_a_file_is_refused(parts):
+    # Given
+    for name in ("a/note", "b/note/x.txt"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_text("")
+    # When
+    result = invoke(*GOOD, "--extra-files=a,b")
+    # Then
+    assert result.exit_code == 1
+    assert "'note' would be a file and a folder" in result.output
+
+
+def test_folder_in_which_an_archive_is_written_anew_keeps_its_other_files(parts):
+    # Given
+    flags = (*GOOD, "--archive-format=no-archive", "--export-path=../out")
+    invoke(*flags)
+    Path("../out/m/mine.txt").write_text("mine")
+    Path("handler.py").write_text("new")
+    # When
+    result = invoke(*flags, "--force")
+    # Then
+    assert result.exit_code == 0, result.output
+    assert {**contents(Path("../out/m")), MANIFEST: b""} == {
+        MANIFEST: b"",
+        "handler.py": b"new",
+        "mine.txt": b"mine",
+    }
 
 
 def test_target_is_packed_with_the_modules_beside_it_and_its_settings(parts):

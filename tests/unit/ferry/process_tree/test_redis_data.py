@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,18 @@ def locked(folder):
 def test_default_folder_is_beside_the_store_and_one_for_each_server(tmp_path, address, name):
     settings = replace(Settings(), model_store=tmp_path / "store", management_address=address)
     assert default_data_dir(settings) == tmp_path / "store-data" / name
+
+
+@pytest.mark.parametrize("store", [".", "..", "/"])
+def test_default_folder_is_in_the_store_that_the_server_runs_in(tmp_path, monkeypatch, store):
+    # Given
+    (tmp_path / "app" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "app" / "run")
+    there = {".": tmp_path / "app" / "run", "..": tmp_path / "app", "/": Path("/")}[store]
+    # When / Then
+    for path in (Path(store), Path(store).absolute()):
+        folder = default_data_dir(replace(Settings(), model_store=path))
+        assert folder == there / ".ferry-data" / "8081"
 
 
 def test_nothing_is_kept_without_a_store_or_where_nothing_is_to_be_remembered(tmp_path):

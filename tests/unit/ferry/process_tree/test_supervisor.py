@@ -1,6 +1,5 @@
 """The supervisor of `ferry up`: starts in order, revives, stops in the reverse order."""
 
-import contextlib
 import errno
 import os
 import signal
@@ -22,7 +21,6 @@ from batching.process.readiness import (
 from batching.process.stop_signals import REPEAT_WINDOW_S
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
-from ferry.process_tree.whole_server import print_report
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -171,18 +169,6 @@ def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
             assert supervisor.stop_reason == "SIGTERM"
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_server_outlives_the_reader_of_its_output(monkeypatch):
-    # Given a pipe whose reader has gone, as that of `ferry up 2>&1 | head` has
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w", buffering=1) as broken:  # noqa: PTH123 - a descriptor
-        monkeypatch.setattr(sys, "stderr", broken)
-        # When / Then
-        print_report("node ended with exit code 1; starting it again now")
-        with contextlib.suppress(BrokenPipeError):
-            broken.close()
 
 
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):

@@ -27,7 +27,7 @@ def test_lines_have_bodies_of_each_kind(tmp_path):
     )
     # Then
     assert text == Request(
-        1, "POST", "/predictions/m?x=1", [("content-type", "text/plain")], "hé".encode()
+        1, "POST", "/predictions/m?x=1", [("Content-Type", "text/plain")], "hé".encode()
     )
     assert text.label == "POST /predictions/m"
     assert [one.content() for one in (parsed, encoded, file, none)] == [
@@ -90,7 +90,7 @@ def test_har_files_of_browsers_and_mitmproxy(tmp_path):
     # When
     first, second = read_requests(path)
     # Then
-    assert first == Request(1, "POST", "/p/m?x=1", [("accept", "*/*")], b'{"x": 1}')
+    assert first == Request(1, "POST", "/p/m?x=1", [("Accept", "*/*")], b'{"x": 1}')
     assert (second.method, second.path) == ("GET", "/")
 
 
@@ -103,14 +103,14 @@ def test_har_file_of_another_form_is_refused(tmp_path):
 def test_what_is_recorded_can_be_read_and_has_no_keys(tmp_path):
     path = tmp_path / "r.jsonl"
     recorder = Recorder(path)
-    secret = [("authorization", "Bearer k"), ("cookie", "c"), ("accept", "*/*")]
+    secret = [("Authorization", "Bearer k"), ("cookie", "c"), ("Accept", "*/*")]
     # When
     recorder.write(Request(7, "POST", "/p?x", secret, b"text"))
     recorder.write(Request(8, "POST", "/p", [], b"\xff"))
     recorder.close()
     # Then
     assert list(read_requests(path)) == [
-        Request(1, "POST", "/p?x", [("accept", "*/*")], b"text"),
+        Request(1, "POST", "/p?x", [("Accept", "*/*")], b"text"),
         Request(2, "POST", "/p", [], b"\xff"),
     ]
     assert path.stat().st_mode & 0o777 == 0o600

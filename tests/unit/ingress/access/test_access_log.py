@@ -45,6 +45,7 @@ def ask(app, path="/ping", query="", method="GET", headers=(), *, added_headers=
         query=query,
         http_version="1.1",
         headers=[*headers],
+        fields=dict(headers),
         keeps_alive=True,
     )
     exchange.feed(b"body")

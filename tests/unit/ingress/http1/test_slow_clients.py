@@ -8,14 +8,15 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 import requests
 
 from batching.errors import RequestTimeout
+from batching.settings.settings import Settings
 from ingress.http1.body_reader import read_body
-from ingress.http1.host import ClientTimeouts
 from ingress.listeners import Address, Listener
 from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
@@ -26,6 +27,7 @@ from tests.unit.ingress.sockets import (
     Unobserved,
     connect_to,
     exchange,
+    listening,
     post,
     read_to_end,
     served,
@@ -36,7 +38,8 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 
 
 ANSWER = b"x" * 4_000_000
-IMPATIENT = ClientTimeouts(silence_s=0.5, unread_s=1.0, stall_s=0.2)
+FORM = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 7"
+IMPATIENT = Settings(idle_timeout_s=0.5, unread_timeout_s=1.0)
 BODY_TIMEOUT_S = 0.2
 
 
@@ -53,7 +56,7 @@ def impatient():
     async def answer(exchange):
         try:
             if exchange.method == "POST":
-                await read_body(exchange, dict(exchange.headers), 100_000, timeout_s=BODY_TIMEOUT_S)
+                await read_body(exchange, exchange.fields, 100_000, timeout_s=BODY_TIMEOUT_S)
         except RequestTimeout as error:
             exchange.respond(*error_answer(error, "id"))
         else:
@@ -61,7 +64,7 @@ def impatient():
 
     async def make():
         address = Address("127.0.0.1", free_ports(1))
-        listener = Listener(address, answer, Unobserved(), timeouts=IMPATIENT)
+        listener = Listener(address, answer, Unobserved(), settings=IMPATIENT)
         await listener.start()
         return listener
 
@@ -195,14 +198,45 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
                 received.append(data)
                 threading.Event().wait(0.015)
                 # A machine that stands still for longer does not read.
-                assert_within(time.monotonic() - read_s, IMPATIENT.stall_s)
+                assert_within(time.monotonic() - read_s, IMPATIENT.unread_timeout_s)
                 read_s = time.monotonic()
         return b"".join(received)
 
     # Then
-    received = served(answer, read, tls=tls if is_tls else None, timeouts=IMPATIENT)
+    received = served(answer, read, tls=tls if is_tls else None, settings=IMPATIENT)
     assert received.endswith(b"\r\n0\r\n\r\n")
     assert received.count(piece) == count
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "setting"),
+    [
+        (post("/predictions/echo", b"Content-Length: 9"), 408, "body_timeout"),
+        (post("/predictions/echo", b"Transfer-Encoding: chunked"), 408, "body_timeout"),
+        (post("/nothing", b"Content-Length: 9"), 408, "body_timeout"),
+        (post("/", b"X: " + b"y" * 3000), 431, "max_header_size"),
+        (post("/predictions/echo", FORM, body=b"a=1&b=2"), 400, "max_form_parts"),
+    ],
+)
+def test_limits_are_settings_that_the_answer_names(echo, request_bytes, status, setting):
+    # Given
+    address = Address("127.0.0.1", free_ports(1))
+    settings = replace(
+        echo.services.settings,
+        body_timeout_s=0.2,
+        idle_timeout_s=0.5,
+        max_header_size_bytes=2048,
+        max_form_parts=1,
+    )
+    # When
+    with listening(echo, address, settings=settings):
+        answer = exchange(f"http://127.0.0.1:{address.port}", request_bytes)
+        with connect_to(f"http://127.0.0.1:{address.port}") as idle:
+            rest = read_to_end(idle)
+    # Then
+    assert statuses(answer) == [status]
+    assert f"raise {setting}".encode() in answer
+    assert rest == b""
 
 
 def test_f34_clients_that_do_not_read_slow_no_other_client_down(ingress, node):

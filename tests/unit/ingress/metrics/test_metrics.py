@@ -79,6 +79,19 @@ def test_batch_is_counted_once_however_many_requests_it_holds():
     assert sample(metrics, "ferry_queue_wait_seconds_count") == 4
 
 
+def test_batch_that_was_run_one_by_one_without_a_fault_is_counted_once():
+    # Given
+    metrics = Metrics()
+    measured = metrics.version(KEY, None)
+    # When
+    for is_first in (True, False):
+        timing = BatchTiming(2, 100, 9000, is_first=is_first, is_unbatched=True)
+        measured.count_answer(200, 0.01, timing)
+    measured.count_answer(200, 0.01, BatchTiming(1, 100, 900, is_first=True))
+    # Then
+    assert sample(metrics, "ferry_unbatched_batches_total") == 1
+
+
 def test_forgotten_version_has_no_series_and_begins_anew():
     # Given two versions that were asked in each way, and answered well and badly
     metrics = Metrics()

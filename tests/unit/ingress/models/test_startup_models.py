@@ -29,8 +29,9 @@ def test_load_models_all_takes_archives_and_folders_but_nothing_hidden(tmp_path)
     # Given
     for name in ("b.mar", "a.model", "c.tar.gz", "notes.txt", ".hidden.mar"):
         (tmp_path / name).touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / ".git").mkdir()
+    for manifest in (".git/MAR-INF", "folder/MAR-INF", "wrapped/inner/MAR-INF"):
+        (tmp_path / manifest).mkdir(parents=True)
+        (tmp_path / manifest / "MANIFEST.json").touch()
     # and a volume of Kubernetes, other links, and one whose disk is away
     (tmp_path / "..2026_11_25").mkdir()
     (tmp_path / "..2026_11_25" / "d.mar").touch()
@@ -42,8 +43,22 @@ def test_load_models_all_takes_archives_and_folders_but_nothing_hidden(tmp_path)
     # When
     found = startup_parameters(replace(Settings(), load_models="ALL", model_store=tmp_path))
     # Then
-    names = ["a.model", "away", "b.mar", "c.tar.gz", "d.mar", "folder", "linked"]
+    names = ["a.model", "away", "b.mar", "c.tar.gz", "d.mar", "folder", "linked", "wrapped"]
     assert [entry["url"] for entry in found] == names
+
+
+def test_load_models_all_leaves_out_folders_that_are_no_models(tmp_path, caplog):
+    # Given
+    caplog.set_level("INFO")
+    (tmp_path / "logs" / "config").mkdir(parents=True)
+    settings = replace(Settings(), load_models="all", model_store=tmp_path)
+    # When / Then
+    assert startup_parameters(settings) == []
+    assert f"left out folder={tmp_path / 'logs'}: it has no MAR-INF/MANIFEST.json" in caplog.text
+    # When all that name no handler have one
+    found = startup_parameters(replace(settings, default_service_handler="own.py"))
+    # Then
+    assert [entry["url"] for entry in found] == ["logs"]
 
 
 def test_load_models_all_says_that_the_store_cannot_be_read(tmp_path, monkeypatch, caplog):

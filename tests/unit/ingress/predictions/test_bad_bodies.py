@@ -131,6 +131,7 @@ def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
         services.predictor,
         is_open_inference=False,
         max_response_size_bytes=10_000,
+        max_form_parts=1000,
         jobs=services.jobs,
         large_form_bytes=1000,
     )

@@ -3,6 +3,9 @@
 import socket
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -28,6 +31,23 @@ def test_query_is_part_of_the_row_before_the_body(echo, path):
     assert answer.headers["x-seen"] == "None None"
 
 
+@pytest.mark.parametrize("path", ["/predictions/echo", "/v2/models/echo/infer", "/invocations"])
+def test_headers_reach_the_handler_as_the_client_spelled_them(echo, path):
+    # Given
+    names = ["Host", "X-Custom", "x-tell-names", "X-CUSTOM", "Describe", "Content-Length"]
+    client = HTTPConnection(urlsplit(echo.inference_url).netloc, timeout=20)
+    client.putrequest("POST", f"{path}?model_name=echo", skip_accept_encoding=True)
+    for name in names[1:]:
+        client.putheader(name, "2")
+    # When
+    client.endheaders(b"{}")
+    with closing(client):
+        seen = client.getresponse().getheader("X-Names").split(",")
+    # Then: two spellings are two headers, and what the worker looks for is as it looks for it
+    assert seen[: len(names)] == names
+    assert seen[len(names)] == "describe"
+
+
 def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
     # Given
     echo.register("starter", is_loaded_at_startup=True)
@@ -49,6 +69,7 @@ def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
         echo.services.predictor,
         is_open_inference=True,
         max_response_size_bytes=1000,
+        max_form_parts=1000,
         jobs=echo.services.jobs,
     )
     # When

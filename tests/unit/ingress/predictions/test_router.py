@@ -15,6 +15,7 @@ from ingress.http1.connection import HttpConnection
 from ingress.predictions.http_prediction import HttpPrediction
 from tests.support import eventually
 from tests.timing import assert_within
+from tests.unit.ingress.simulated_node import ERROR
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -166,3 +167,34 @@ def test_ready_means_that_every_model_has_a_worker(echo):
     answer = echo.predict("/readyz", "GET")
     # Then
     assert (answer.status_code, answer.json()) == (503, {"status": "Draining"})
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["this machine", "others"])
+def test_prediction_of_a_model_that_no_worker_could_load_is_told_so(ingress, node, is_told):
+    # Given
+    ingress.services.http_predictions.tells_errors = is_told
+    node.behaviour = "failed"
+    ingress.register("broken")
+    # When
+    answer = ingress.predict("/predictions/broken")
+    # Then
+    why = ERROR if is_told else "The management API has the error"
+    assert answer.json()["message"] == (
+        'Model "broken" has no worker to serve inference request: it could not be loaded. '
+        f"{why}. More: ferry models describe broken"
+    )
+    assert (answer.status_code, answer.headers["x-ferry-reason"]) == (503, "no_worker")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_prediction_of_a_model_that_could_not_be_registered_is_told_why(ingress):
+    # Given
+    error = "Model not found at: gone.mar"
+    ingress.register("gone", min_worker=0, max_worker=0, load_error=error)
+    # When
+    answer = ingress.predict("/predictions/gone")
+    # Then
+    assert answer.json()["message"] == (
+        f'Model "gone" has no worker to serve inference request: it could not be loaded. {error}'
+    )
+    assert "retry-after" not in answer.headers

@@ -1,6 +1,7 @@
 """Answers in pieces: to slow clients, over unix sockets and TLS, to clients of HTTP/1.0."""
 
 import contextlib
+import http.client
 import socket
 import ssl
 import threading
@@ -8,9 +9,9 @@ import threading
 import pytest
 
 from batching.protocol import Batch, ReplyChunk
+from batching.settings.settings import Settings
 from batching.store.clients import connect
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
-from ingress.http1.host import ClientTimeouts
 from ingress.listeners import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of
@@ -72,7 +73,7 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
     # Given
     address = Address("127.0.0.1", free_ports(1))
     with (
-        listening(echo, address, timeouts=ClientTimeouts(stall_s=1.0)),
+        listening(echo, address, settings=Settings(unread_timeout_s=1.0)),
         socket.socket() as client,
     ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
@@ -157,14 +158,34 @@ def test_unix_socket_gets_its_stream(echo, tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
+on_any_address = pytest.mark.parametrize(
     ("listens", "connects"), [("::1", "::1"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")]
 )
+
+
+@on_any_address
+def test_client_of_http_1_0_keeps_its_connection_on_any_address(echo, listens, connects):
+    # Given a client that, as ApacheBench and old proxies do, asks for it
+    port = free_port_for(listens)
+    client = http.client.HTTPConnection(connects, port, timeout=20)
+    client._http_vsn, client._http_vsn_str = 10, "HTTP/1.0"
+    own_ports = set()
+    with listening(echo, Address(listens, port)), contextlib.closing(client):
+        for text in (b"one", b"", b"three"):
+            # When
+            client.request("POST", "/predictions/echo", text, {"Connection": "Keep-Alive"})
+            own_ports.add(client.sock.getsockname()[1])
+            answer = client.getresponse()
+            # Then
+            assert (answer.status, answer.read()) == (200, b"body:|" + text)
+            assert answer.headers["connection"] == "keep-alive"
+    assert len(own_ports) == 1
+
+
+@on_any_address
 def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
     # Given
-    port = free_ports(1)
-    if ":" in listens and not has_ipv6():
-        pytest.skip("no IPv6 on this machine")
+    port = free_port_for(listens)
     with listening(echo, Address(listens, port)):
         # When
         whole = ask(socket.create_connection((connects, port)), b"x-pieces: one")
@@ -192,6 +213,12 @@ def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
     # Then
     assert whole[1].endswith(b"\r\n0\r\n\r\n")
     assert broken[1] == b"3\r\none\r\n"
+
+
+def free_port_for(host):
+    if ":" in host and not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    return free_ports(1)
 
 
 def has_ipv6():

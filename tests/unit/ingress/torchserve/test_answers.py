@@ -69,4 +69,5 @@ def test_body_that_redis_does_not_take_is_answered_with_what_to_do():
 
 
 def test_body_over_the_limit_is_answered_as_by_torchserve():
-    assert error_answer(PayloadTooLarge("More than 9 bytes.")) == Answer(413, [], b"")
+    answer = error_answer(PayloadTooLarge("More than 9 bytes."))
+    assert answer == Answer(413, [("x-ferry-reason", "payload_too_large")], b"")

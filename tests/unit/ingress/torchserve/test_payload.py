@@ -1,7 +1,10 @@
+import re
+
 import pytest
 
 from batching.errors import BadRequest
 from batching.protocol import Part
+from ingress.torchserve import payload
 from ingress.torchserve.payload import read_parts, read_request, read_timeout_s
 from ingress.torchserve.route import Target
 from tests.support import processor_time
@@ -94,7 +97,7 @@ def test_multipart_reads_a_quoted_boundary():
         (BOUNDARY, multipart((b"Content-Disposition: form-data", b"no name"))),
         (BOUNDARY, b"--BB\r\n\r\nno header\r\n--BB--\r\n"),
         (BOUNDARY, b"--BB\n\nbare line feeds\n--BB--\n"),
-        (BOUNDARY, multipart(*[field(f"p{n}", b"") for n in range(33)])),
+        (BOUNDARY, multipart(*[field(f"p{n}", b"") for n in range(1001)])),
         (BOUNDARY, multipart((b"X: " + b"a" * 9000, b""))),
         (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/x\nX: 1"))),
         (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/x\rX: 1"))),
@@ -115,7 +118,7 @@ def test_b06_form_is_refused_when_it_cannot_be_read(content_type, body):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (multipart(*[field("p", b"")] * 5000), "at most 32 parts"),
+        (multipart(*[field("p", b"")] * 5000), "at most 1000 parts; raise max_form_parts"),
         (b"--BB\r\n" + b"X: a\r\n" * 1_000_000 + b"\r\n", "no proper header"),
         (
             b"--BB\r\nContent-Disposition: form-data; " + b'a*0="b"; ' * 500_000 + b"\r\n\r\n",
@@ -127,6 +130,52 @@ def test_b06_form_is_refused_when_it_cannot_be_read(content_type, body):
 def test_b06_multipart_is_refused_at_little_cost_when_it_is_hostile(body, reason):
     with processor_time(0.2), pytest.raises(BadRequest, match=reason):
         read_parts(BOUNDARY, body)
+
+
+@pytest.mark.parametrize("form", [file, field])
+def test_form_may_have_hundreds_of_parts_and_costs_little(form):
+    # Given: the frames of a film, say
+    body = multipart(*[form(f"frame{number}", b"x") for number in range(1000)])
+    # When
+    with processor_time(0.05):
+        parts = read_parts(BOUNDARY, body)
+    # Then
+    assert [part.name for part in parts] == [f"frame{number}" for number in range(1000)]
+
+
+def test_form_has_as_many_parts_as_the_setting_says():
+    # Given
+    forms = {BOUNDARY: multipart(field("a", b"1"), field("b", b"2")), FORM: b"a=1&b=2"}
+    for content_type, body in forms.items():
+        asked = Target("m", None, "False", ""), {"content-type": content_type}, body
+        # When / Then
+        assert len(read_request(*asked, max_parts=2).parts) == 2
+        with pytest.raises(BadRequest, match="at most 1 parts; raise max_form_parts"):
+            read_request(*asked, max_parts=1)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'name="a\\"b"',
+        b'name="a%22b"; filename="f"\r\nContent-Type: Text/Plain; charset=x',
+        b"name=a; filename=f\r\ncontent-type:text/plain",
+        b'filename="f"; name="a"\r\nX: y',
+        b'name="a"; filename="f"\r\nContent-Type:  Text/Plain ;a=b',
+        b'name="a"; filename=""\r\nContent-Type: ',
+        b'name="a"; filename="f"',
+        b'name="a"',
+        b'name=""',
+    ],
+)
+def test_usual_heads_of_parts_are_read_as_all_others(head, monkeypatch):
+    # Given
+    body = multipart((b"Content-Disposition: form-data; " + head, b"value"))
+    # When
+    quick = read_parts(BOUNDARY, body)
+    monkeypatch.setattr(payload, "_USUAL_HEAD", re.compile(b"(?!)"))
+    # Then
+    assert quick == read_parts(BOUNDARY, body)
 
 
 @pytest.mark.parametrize("content", [b"\r" * 6_000_000, b"\r\n--B" * 1_000_000])

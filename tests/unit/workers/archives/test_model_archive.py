@@ -61,7 +61,7 @@ def test_archive_is_described_and_unpacked_in_every_format(write, tmp_path):
         "model-config.yaml",
     ]
     assert (model_dir / "echo.py").read_bytes() == FILES["echo.py"]
-    assert [path.name for path in work_dir.iterdir()] == [info.sha256]
+    assert [path.name for path in work_dir.iterdir()] == [f"{info.sha256}.unused.0"]
 
 
 def test_archive_without_manifest_is_named_after_its_file(tmp_path):
@@ -174,9 +174,10 @@ def test_archive_is_refused_when_it_changed_since_registration(tmp_path):
 
 def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
     # Given
-    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret").touch()
     path = write_folder(tmp_path / "echo")
-    (path / "link").symlink_to(tmp_path / "secret")
+    (path / "echo.py").unlink()
+    (path / "echo.py").symlink_to(tmp_path / "secret")
 
     # When / Then
     with pytest.raises(InvalidModel, match="link out of it"):
@@ -224,7 +225,7 @@ def test_link_whose_target_was_swapped_is_another_archive(write, tmp_path):
     assert (unpacked / "echo.py").read_bytes() == b"new"
     # and the old one is what was registered, or it is refused
     if write is write_zip:
-        assert (work_dir / old.sha256 / "echo.py").read_bytes() == b"old"
+        assert (find_unpacked(old.sha256, work_dir) / "echo.py").read_bytes() == b"old"
     else:
         with pytest.raises(InvalidModel, match="SHA-256 differs"):
             unpack_archive(path, old.sha256, work_dir)
@@ -320,8 +321,9 @@ def test_racing_unpackers_agree_on_one_folder(tmp_path):
         answers = list(pool.map(lambda process: process.communicate("go\n")[0], processes))
 
     # Then
-    assert answers == [f"{tmp_path / 'work' / sha256}\n"] * 3
-    assert [entry.name for entry in (tmp_path / "work").iterdir()] == [sha256]
+    place = tmp_path / "work" / f"{sha256}.unused.0"
+    assert answers == [f"{place / 'model'}\n"] * 3
+    assert list((tmp_path / "work").iterdir()) == [place]
 
 
 @pytest.mark.parametrize("sha256", ["", "..", "../../etc", "/etc", "x" * 64, "A" * 64, "0" * 63])

@@ -2,12 +2,15 @@
 
 import asyncio
 import hashlib
+import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
 from batching.errors import InvalidModel, ModelNotFound
-from batching.settings.settings import Settings
+from batching.settings.settings import Settings, SettingsError
 from tests.support import eventually_async, make_spec
 from tests.unit.workers.archives.archives import write_zip
 from tests.unit.workers.archives.web import (
@@ -21,7 +24,11 @@ from tests.unit.workers.archives.web import (
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.model_archive import hash_archive
-from workers.archives.model_files import ModelFiles
+from workers.archives.model_files import ModelFiles, work_dir_of
+from workers.machine.devices import Device
+from workers.node.node import run
+from workers.slots.assignment import Assignment
+from workers.slots.worker_environment import worker_environment
 
 AT_ONCE_S = 2.0
 MANY = 40  # more than the event loop's own executor has threads
@@ -96,9 +103,9 @@ async def test_archive_is_unpacked_once_for_all_workers_that_start_together(
     unpacked = []
     unpack = archive.unpack_archive
 
-    def count(*arguments):
+    def count(*arguments, **named):
         unpacked.append(arguments)
-        return unpack(*arguments)
+        return unpack(*arguments, **named)
 
     monkeypatch.setattr(archive, "unpack_archive", count)
 
@@ -180,3 +187,52 @@ async def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once
     # Then
     assert len(stale.requests) == 1
     assert sorted(path.name for path in store.iterdir()) == [".echo.mar.url", "echo.mar"]
+
+
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """A user whose home cannot be written; returns the folder for temporary files."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", os.devnull)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_archives_are_unpacked_among_temporary_files_where_the_home_cannot_be_written(homeless):
+    # When
+    folder = work_dir_of(Settings())
+
+    # Then others cannot put models there
+    assert folder == homeless / f"torchferry-{os.getuid()}" / "models"
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert work_dir_of(Settings()) == folder
+    # and libraries of handlers find a folder for what they download
+    assignment = Assignment(make_spec(), "a-0", folder, Device("cpu"), 0, 1)
+    variables = worker_environment(assignment, Settings(work_dir=folder), 1)
+    assert variables["XDG_CACHE_HOME"] == str(folder / "caches")
+
+
+def test_folder_among_temporary_files_that_others_can_write_is_not_used(homeless):
+    # Given
+    place = homeless / f"torchferry-{os.getuid()}"
+    place.mkdir()
+    place.chmod(0o777)
+
+    # When / Then
+    with pytest.raises(SettingsError, match=r"set work_dir to another folder"):
+        work_dir_of(Settings())
+
+
+def test_node_does_not_start_where_its_work_folder_cannot_be_written(real_backend):
+    settings = Settings(redis_url=real_backend.url, work_dir=Path("/dev/null/work"))
+    with pytest.raises(SettingsError, match=r"unpacked in /dev/null/work: set work_dir to another"):
+        run(settings)
+
+
+def test_folder_that_can_be_made_is_the_one_for_archives(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert work_dir_of(Settings()) == tmp_path / "caches" / "torchferry" / "models"
+    assert work_dir_of(Settings(work_dir=tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    assignment = Assignment(make_spec(), "a-0", tmp_path, Device("cpu"), 0, 1)
+    variables = worker_environment(assignment, Settings(work_dir=tmp_path), 1)
+    assert variables["XDG_CACHE_HOME"] == str(tmp_path / "caches")

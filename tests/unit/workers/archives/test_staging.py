@@ -9,7 +9,8 @@ from pathlib import Path
 
 from batching.settings.settings import Settings
 from tests.support import make_spec
-from tests.unit.workers.archives.archives import write_zip
+from tests.unit.workers.archives.archives import FILES, write_zip
+from workers.archives.model_archive import hash_archive
 from workers.archives.model_files import ModelFiles
 from workers.archives.requirements import environment_name
 from workers.archives.staging import ABANDONED_AFTER_S, remove_abandoned
@@ -48,11 +49,14 @@ def make(folder, name, age_s, file_age_s=None):
     place = folder / name
     place.mkdir(parents=True)
     (place / "half.mar").write_bytes(b"half")
-    now_s = time.time()  # noqa: TID251 - what file systems keep
-    file_s = now_s - (age_s if file_age_s is None else file_age_s)
-    os.utime(place / "half.mar", (file_s, file_s))
-    os.utime(place, (now_s - age_s, now_s - age_s))
+    set_age(place / "half.mar", age_s if file_age_s is None else file_age_s)
+    set_age(place, age_s)
     return place
+
+
+def set_age(place, age_s):
+    then_s = time.time() - age_s  # noqa: TID251 - what file systems keep
+    os.utime(place, (then_s, then_s))
 
 
 def test_removal_of_what_is_abandoned_goes_on_behind_a_folder_that_another_user_has_closed(
@@ -117,35 +121,48 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
     assert not folder.exists()
 
 
-def test_unpacked_archive_goes_when_it_was_not_needed_for_long(tmp_path):
+async def unpacked(folder, files=FILES, **more):
+    """A model whose archive was unpacked long ago, and the folder of that."""
+    store = folder / "store"
+    store.mkdir(exist_ok=True)
+    path = write_zip(store / "echo.mar", files)
+    spec = make_spec(model_url=path.name, archive_sha256=hash_archive(path), **more)
+    place = (await files_of(folder).prepare(spec)).model_dir.parent
+    set_age(place, KEPT_S + 60)
+    return spec, place
+
+
+async def test_unpacked_archive_goes_when_it_was_not_needed_for_long(tmp_path):
     # Given
+    spec, needed = await unpacked(tmp_path)
     kept = [
-        make(tmp_path / "work", "a" * 64, KEPT_S - 60),
-        make(tmp_path / "work", "b" * 64, KEPT_S + 60),
+        needed,
+        make(tmp_path / "work", f"{'a' * 64}.{'0' * 16}.0", KEPT_S - 60),
         make(tmp_path / "work", "my-notes", KEPT_S + 60),
         make(tmp_path / "store", "c" * 64, KEPT_S + 60),
     ]
-    unused = make(tmp_path / "work", "d" * 64, KEPT_S + 60)
+    unused = [
+        make(tmp_path / "work", f"{'d' * 64}.{'0' * 16}.0", KEPT_S + 60),
+        make(tmp_path / "work", "e" * 64, KEPT_S + 60),
+    ]
     # When
-    files_of(tmp_path).sweep([make_spec(archive_sha256="b" * 64)])
+    files_of(tmp_path).sweep([spec])
     # Then what is registered stays, for as long again, and nothing is half removed
     assert all(place.exists() for place in kept)
-    assert not unused.exists()
-    assert {path.name for path in (tmp_path / "work").iterdir()} == {"a" * 64, "b" * 64, "my-notes"}
+    assert not any(place.exists() for place in unused)
+    assert {*(tmp_path / "work").iterdir()} == {*kept[:3]}
     files_of(tmp_path).sweep([])
-    assert (tmp_path / "work" / ("b" * 64)).exists()
+    assert needed.exists()
 
 
-def test_environment_goes_when_no_registered_model_needs_it(tmp_path):
+async def test_environment_goes_when_no_registered_model_needs_it(tmp_path):
     # Given two environments, one of them for a registered model's requirements
-    archive = make(tmp_path / "work", "a" * 64, KEPT_S + 60)
-    (archive / "requirements.txt").write_text("numpy")
+    spec, _ = await unpacked(tmp_path, {"requirements.txt": b"numpy"}, manifest=MANIFEST)
     folder = tmp_path / "work" / "environments"
-    needed = make(folder, environment_name("numpy", "a" * 64), KEPT_S + 60)
+    needed = make(folder, environment_name("numpy", spec.archive_sha256), KEPT_S + 60)
     unused = make(folder, "e" * 64, KEPT_S + 60)
     young = make(folder, "f" * 64, KEPT_S - 60)
     # When
-    spec = make_spec(archive_sha256="a" * 64, manifest=MANIFEST)
     files_of(tmp_path, install_py_dep_per_model=True).sweep([spec])
     # Then
     assert [place.exists() for place in (needed, unused, young)] == [True, False, True]

@@ -7,9 +7,9 @@ from batching.protocol import Batch, Claimed, Owned, Part, Request
 from batching.settings.settings import Settings
 from workers.handling.batch_stream import BatchStream
 from workers.handling.handler_call import HandlerCall
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
+from workers.slots.deadline import Deadline
 
 # What the queue would have of the requests of the last batch, by id.
 WIRES = {}
@@ -33,10 +33,10 @@ def runner(handler, *, send=None, stall_s=5.0, **settings):
 
 
 def runner_of(model, *, send=None, stall_s=5.0, **settings):
-    chosen, timer = Settings(**settings), HandlerTimer(None)
-    stream = BatchStream(model.context, send, timer, stall_s=stall_s)
-    call = HandlerCall(model, chosen, stream, timer)
-    return Runner(call, stream, read_again, chosen.max_response_size_bytes)
+    chosen, deadline = Settings(**settings), Deadline()
+    stream = BatchStream(model.context, send, deadline, stall_s=stall_s)
+    call = HandlerCall(model, chosen, stream)
+    return Runner(call, stream, deadline, read_again, chosen.max_response_size_bytes)
 
 
 def body(content=b"", content_type="", **headers):

@@ -17,10 +17,10 @@ from tests.support import eventually
 from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.handler_call import HandlerCall
-from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
 from workers.handling.job_reporter import JobReporter
 from workers.handling.runner import Runner
+from workers.slots.deadline import Deadline
 
 
 class Queue:
@@ -303,10 +303,10 @@ def test_pieces_of_a_job_are_told_until_its_batch_is_run_again():
         return ["end"]
 
     context = Context("echo", "/", None, 8, None, "0.12.0")
-    timer = HandlerTimer(None)
-    stream = BatchStream(context, Queue().send, timer, reporter=reporter)
-    call = HandlerCall(LoadedModel(Handler(answer), context), Settings(), stream, timer)
-    one = Runner(call, stream, lambda items: [*items], 10_000)
+    deadline = Deadline()
+    stream = BatchStream(context, Queue().send, deadline, reporter=reporter, stall_s=5.0)
+    call = HandlerCall(LoadedModel(Handler(answer), context), Settings(), stream)
+    one = Runner(call, stream, deadline, lambda items: [*items], 10_000)
     jobs = [
         replace(item, owned=replace(item.owned, ingress_id=JOB))
         for item in batch(body(), body()).items

@@ -6,9 +6,19 @@ import time
 import pytest
 import torch
 from PIL import Image
+from ts.context import Context
 from ts.service import PredictionException
 
-from tests.unit.workers.handling.batches import Handler, batch, body, error_of, run_one, runner
+from tests.unit.workers.handling.batches import (
+    Handler,
+    batch,
+    body,
+    error_of,
+    run_one,
+    runner,
+    runner_of,
+)
+from workers.handling.handlers import LoadedModel
 from workers.handling.runner import DeviceBroken
 
 
@@ -19,10 +29,11 @@ def test_handler_sees_ids_and_headers_of_each_request():
         assert context.metrics.request_ids == context.request_ids
         assert context.get_request_id(1) == "id-1"
         assert context.get_request_header(0, "body") == {"content-type": "text/plain"}
+        assert context.get_request_header(1, "body") == "a client's"  # as in TorchServe
         return [context.get_request_header(index, "x-user") for index in range(len(rows))]
 
     first = body(b"", "text/plain", **{"X-User": "ann"})
-    second = body(b"", "", **{"x-user": "bob", "X-User": "eve"})
+    second = body(b"", "", **{"x-user": "bob", "X-User": "eve", "body": "a client's"})
 
     # When
     replies = runner(Handler(answer)).run(batch(first, second))
@@ -61,6 +72,54 @@ def test_header_that_would_break_the_response_fails_its_row(value):
     # Then
     assert error_of(first) == (503, "InternalServerException", "Prediction failed")
     assert (second.status, second.body) == (200, b"b")
+
+
+LEFT_IN_THE_CONTEXT = [
+    "context.metrics = None",
+    "context.metrics = {}",
+    "del context.metrics",
+    "context.metrics.request_ids = None",
+    "context.request_processor = None",
+    "context._request_processor = []",
+    "context.request_processor[0] = None",
+    "context.request_processor.clear()",
+    "context.request_ids = None",
+    "context.request_ids.clear()",
+]
+
+
+@pytest.mark.parametrize("change", LEFT_IN_THE_CONTEXT)
+def test_what_a_handler_leaves_in_the_context_lasts_for_its_batch(change):
+    # Given a handler that does so over its first batch, and then uses all of it
+    def answer(rows, context):
+        if rows[0]["body"] == b"change":
+            exec(change)
+            return ["changed"]
+        context.metrics.add_counter("calls", 1)
+        context.set_response_header(0, "x-id", context.get_request_id(0))
+        return [context.get_request_header(0, "x-user")]
+
+    changing = runner(Handler(answer))
+
+    # When
+    changing.run(batch(body(b"change")))
+    (reply,) = changing.run(batch(body(b"", "", **{"x-user": "ann"})))
+
+    # Then
+    assert (reply.status, reply.body, reply.headers) == (200, b"ann", {"x-id": "id-0"})
+
+
+def test_metrics_that_a_handler_replaces_while_it_loads_are_there_for_its_batches():
+    # Given
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    context.metrics = None
+
+    # When
+    handler = Handler(lambda rows, context: [context.metrics.model_name])
+    (reply,) = runner_of(LoadedModel(handler, context)).run(batch(body()))
+
+    # Then
+    assert reply.body == b"echo"
 
 
 def test_status_of_one_batch_does_not_leak_into_the_next():
@@ -299,6 +358,37 @@ def test_handler_that_cannot_batch_is_served_one_by_one(answer):
 
     # Then
     assert [reply.status for reply in replies] == [200, 200, 200]
+    assert [reply.timing.is_unbatched for reply in replies] == [True] * 3
+
+
+def test_loss_of_batching_is_told_once_with_its_reason(caplog):
+    # Given a handler that fails over each batch, and over no single request
+    def answer(rows, context):
+        if len(rows) > 1:
+            raise RuntimeError("sizes differ:\n 3 and 4")
+        return ["x"]
+
+    losing = runner(Handler(answer))
+
+    # When
+    batches = [losing.run(batch(body(), body())) for _ in range(3)]
+    (alone,) = losing.run(batch(body()))
+
+    # Then
+    assert all(reply.timing.is_unbatched for replies in batches for reply in replies)
+    assert not alone.timing.is_unbatched
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "model=echo cannot be run in batches" in told.getMessage()
+    assert told.getMessage().endswith("RuntimeError: sizes differ: 3 and 4")
+
+
+def test_batch_with_a_request_that_fails_alone_too_has_not_lost_batching(caplog):
+    # When
+    replies = runner(Handler(fails_on_bad)).run(batch(body(b"a"), body(b"bad")))
+
+    # Then
+    assert not any(reply.timing.is_unbatched for reply in replies)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 class Hostile(dict):
@@ -312,6 +402,24 @@ def test_output_that_explodes_when_encoded_fails_alone():
 
     # Then
     assert [reply.status for reply in replies] == [503, 200]
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_exception_without_a_text_fails_alone(is_raised):
+    def answer(rows, context):
+        if is_raised and any(row["body"] == b"bad" for row in rows):
+            raise Unspeakable
+        return [Unspeakable() if row["body"] == b"bad" else "good" for row in rows]
+
+    # When
+    replies = runner(Handler(answer)).run(batch(body(b"a"), body(b"bad"), body(b"c")))
+    # Then
+    assert [reply.status for reply in replies] == [200, 503, 200]
 
 
 def test_replies_carry_the_batchs_timing():

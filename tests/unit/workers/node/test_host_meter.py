@@ -59,7 +59,7 @@ def test_gpu_is_not_measured_by_a_line_of_another_kind(line):
 
 @pytest.fixture
 def assignment():
-    return Assignment(ModelSpec("m", "1.0", "m.mar", "m.py"), "w", Path("m"), Device("cpu"), 3)
+    return Assignment(ModelSpec("m", "1.0", "m.mar", "m.py"), "w", Path("m"), Device("cpu"), 3, 4)
 
 
 def test_worker_does_not_get_variables_that_are_named():

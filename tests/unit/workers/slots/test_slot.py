@@ -56,7 +56,7 @@ class Parts:
         )
         self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 
-    async def _prepare(self, _spec):
+    async def _prepare(self, _spec, *, is_exact):
         self.starts += 1
         return Prepared(Path(), self.python)
 
@@ -94,7 +94,7 @@ class Parts:
 class Uninstallable(Parts):
     """What its model requires cannot be installed; a client asks while that is tried."""
 
-    async def _prepare(self, _spec):
+    async def _prepare(self, _spec, *, is_exact):
         self.starts += 1
         record = rest_of_record("ingress-a", 60_000, 0, wire_of("a").head)
         submit_keys = loader.ordered_keys("submit", VersionKeys.of(KEY))
@@ -153,7 +153,7 @@ async def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_p
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), no_room()], ids=str)
 async def test_worker_that_cannot_be_prepared_for_now_is_tried_again_later(error):
     # Given
-    async def prepare(_spec):
+    async def prepare(_spec, *, is_exact):
         parts.starts += 1
         raise error
 
@@ -181,7 +181,7 @@ async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_p
     report = '{"state": "READY"}'
     text = f"echo '{report}' > /dev/fd/{REPORTS}\nsleep 2\ntouch {tmp_path}/late\nexec sleep 60"
 
-    async def prepare(_spec):
+    async def prepare(_spec, *, is_exact):
         # When Redis goes before it is said that there is a process, and stays away for longer
         parts.server.connected = False
         return Prepared(Path(), script(tmp_path, text))
@@ -214,7 +214,7 @@ async def test_stop_does_not_wait_for_files_that_others_will_need():
     downloaded = asyncio.Event()
     made = []
 
-    async def prepare(_spec):
+    async def prepare(_spec, *, is_exact):
         made.append("begun")
         await downloaded.wait()
         made.append("done")

@@ -17,7 +17,7 @@ async def test_drained_slots_are_not_opened_again():
     wanted = {KEY: make_spec(min_worker=1)}
     prepared, ends = [], []
 
-    async def prepare(spec):
+    async def prepare(spec, *, is_exact):
         prepared.append(spec)
         await asyncio.Event().wait()
 

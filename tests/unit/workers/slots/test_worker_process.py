@@ -1,19 +1,25 @@
-"""A worker's process goes with all that its handler has started."""
+"""A worker's process goes with all that its handler has started, and when its time is over."""
 
 import asyncio
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from batching.process.child_process import kill_group
 from tests.support import eventually, eventually_async
+from tests.timing import assert_within
 from workers.slots import worker_process
-from workers.slots.worker_process import WorkerProcess
+from workers.slots.deadline import Deadline
+from workers.slots.worker_process import LATE, LOOK_S, STILL_S, WorkerProcess
 
+ROOT = Path(__file__).parents[4]
 # Orphans become children of the process that runs this, as of the first one of a container.
 FIRST_PROCESS = """
 import asyncio, ctypes, os, psutil, signal, sys
@@ -27,7 +33,7 @@ async def ignore(_report):
     pass
 
 async def main():
-    worker = WorkerProcess.start(Path(sys.argv[1]), lambda _: {"PATH": "/bin:/usr/bin"})
+    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
     watching = asyncio.create_task(worker.watch(lambda _: None, ignore))
     while not Path(sys.argv[2]).read_text():
         await asyncio.sleep(0.01)
@@ -54,7 +60,7 @@ class Family:
         self.pids = folder / "pids"
         self.pids.touch()
         self.worker = WorkerProcess.start(
-            program(folder, self.pids), lambda _: {"PATH": "/bin:/usr/bin"}
+            program(folder, self.pids), lambda *_: {"PATH": "/bin:/usr/bin"}
         )
 
     async def begin(self):
@@ -130,3 +136,186 @@ def test_node_without_a_descriptor_does_not_know_the_memory_of_its_worker(tmp_pa
         os.close(worker._reader_fd)
     # Then: a worker that has loaded is seen as READY all the same
     assert memory_bytes == 0
+
+
+# What is run for a worker: it has its deadline, and does what its handler does.
+AT_WORK = """
+import ctypes, os, signal, threading, time
+from workers.slots.deadline import Deadline
+
+def hang():
+    while True:
+        time.sleep(1000)
+
+def ignore(number):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except OSError:
+        pass
+
+def mask():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+def swallow():
+    def interrupt(number, frame):
+        raise TimeoutError
+    for number in (signal.SIGALRM, signal.SIGVTALRM):
+        signal.signal(number, interrupt)
+    while True:
+        try:
+            hang()
+        except TimeoutError:
+            pass
+
+deadline = Deadline(int(os.environ["DEADLINE"]), run_s=1.0, wait_s=1.0)
+print("begun", file=open(os.environ["BEGUN"], "w"), flush=True)
+"""
+HOSTILE = {
+    "alarm": "signal.alarm(0)",
+    "timer": "signal.setitimer(signal.ITIMER_REAL, 0)",
+    "ignored": "for number in signal.valid_signals(): ignore(number)",
+    "masked": "mask()",
+    "swallowed": "swallow()",
+    "threads": "for _ in range(50): threading.Thread(target=hang, daemon=True).start()",
+    "lock": "mask(); ctypes.PyDLL(None).pause()",
+    "fork": "os.fork() or mask()",
+    # Its child is out of reach, and ends by itself.
+    "session": "os.fork() or (os.setsid(), time.sleep(5), os._exit(0))",
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+class AtWork:
+    """A worker that does this; `end` is how it ended, and after how long."""
+
+    def __init__(self, folder, code):
+        self.begun = folder / "begun"
+        script, python = folder / "at_work.py", folder / "python"
+        script.write_text(f"{AT_WORK}\n{code}\n")
+        python.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+        python.chmod(0o755)
+        self.worker = WorkerProcess.start(
+            python,
+            lambda _, deadline: {
+                "PYTHONPATH": str(ROOT),
+                "DEADLINE": str(deadline),
+                "BEGUN": str(self.begun),
+            },
+        )
+
+    async def begin(self):
+        async def ignore(_report):
+            pass
+
+        watching = asyncio.create_task(self.worker.watch(lambda _: None, ignore))
+        await eventually_async(self.begun.exists)
+        return watching, time.monotonic()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ctypes.PyDLL(None).pause, valid_signals")
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_worker_is_ended_after_its_time_whatever_its_handler_does(name, tmp_path):
+    # Given
+    at_work = AtWork(tmp_path, f"deadline.run()\n{HOSTILE[name]}\nhang()")
+    watching, begun_s = await at_work.begin()
+    # When
+    ended = await asyncio.wait_for(watching, 20)
+    # Then
+    assert_within(time.monotonic() - begun_s, 1.5)
+    assert ended.cause == LATE
+    assert not ended.is_out_of_memory
+
+
+async def test_worker_that_hangs_between_two_batches_is_ended(tmp_path):
+    # Given: a thread that a handler has left holds the interpreter's lock
+    at_work = AtWork(tmp_path, "deadline.run(); deadline.look_for_work(); hang()")
+    watching, _ = await at_work.begin()
+    # Then
+    assert (await asyncio.wait_for(watching, 20)).cause == LATE
+
+
+async def test_worker_that_stood_still_together_with_its_node_goes_on(tmp_path):
+    # Given
+    at_work = AtWork(tmp_path, "while True: deadline.look_for_work(); time.sleep(0.001)")
+    watching, _ = await at_work.begin()
+    # When both stand still for longer than the worker's deadline, and the node wakes up first
+    os.kill(at_work.worker.pid, signal.SIGSTOP)
+    time.sleep(LOOK_S + STILL_S + 0.5)
+    await asyncio.wait({watching}, timeout=0.5)
+    os.kill(at_work.worker.pid, signal.SIGCONT)
+    # Then
+    await asyncio.wait({watching}, timeout=0.5)
+    assert not watching.done()
+    at_work.worker.kill()
+    await watching
+
+
+async def test_worker_that_goes_on_after_it_was_told_to_stop_is_ended(tmp_path):
+    # Given
+    code = "while True: deadline.look_for_work(); time.sleep(0.001)"
+    at_work = AtWork(tmp_path, f"mask()\n{code}")
+    watching, _ = await at_work.begin()
+    # When
+    await asyncio.wait({watching}, timeout=1.2)  # for longer than its deadline
+    assert not watching.done()
+    at_work.worker.terminate()
+    # Then
+    assert (await asyncio.wait_for(watching, 20)).cause == LATE
+
+
+def test_thread_that_sends_after_its_handler_does_not_shorten_an_idle_workers_time():
+    # Given
+    deadline = Deadline(run_s=1.0, wait_s=100.0)
+    deadline.run()
+    deadline.pause()
+    # When the handler returns meanwhile
+    deadline.look_for_work()
+    deadline.resume()
+    # Then
+    assert deadline.ends_at > time.monotonic() + 50
+
+
+# A node, all of whose workers print.
+NODE = """
+import asyncio, sys
+from pathlib import Path
+from batching.process.logs import configure_logging
+from batching.process.outputs import dropped_lines, outlet
+from workers.slots.worker_process import WorkerProcess
+
+async def ignore(_report):
+    pass
+
+async def main():
+    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
+    ended = await worker.watch(lambda _: None, ignore)
+    outlet(1).drain()
+    Path(sys.argv[2]).write_text(f"{ended.code} {dropped_lines()}")
+
+configure_logging("info")
+asyncio.run(main())
+"""
+PRINTING = r"""#!/bin/sh
+set -e
+for number in 1 2 3; do printf '\377 %s\n' $number; printf 'unfinished' >&2; done
+"""
+
+
+def run_node(folder, redirection):
+    """Returns what the worker's end was, how many lines were dropped, and the output."""
+    python, result = folder / "python", folder / "result"
+    python.write_text(PRINTING)
+    python.chmod(0o755)
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", NODE]
+    done = subprocess.run([*words, python, result], capture_output=True, timeout=30, check=True)
+    return result.read_text(), done.stdout, done.stderr
+
+
+def test_print_of_a_worker_gets_to_its_nodes_output_as_it_is(tmp_path):
+    lines = b"\xff 1\n\xff 2\n\xff 3\n"
+    assert run_node(tmp_path, "") == ("0 0", lines, b"unfinished" * 3 + b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
+def test_print_of_a_worker_succeeds_whatever_becomes_of_its_nodes_output(tmp_path):
+    assert run_node(tmp_path, ">/dev/full") == ("0 3", b"", b"unfinished" * 3 + b"\n")

@@ -1,0 +1,238 @@
+"""What becomes of an output neither holds up nor ends what is done beside it."""
+
+import array
+import fcntl
+import os
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from batching.process.outputs import MOST_LINE_BYTES, Outlet, read_lines
+from tests.support import eventually
+from tests.timing import assert_within
+
+LINE = b"x" * 99 + b"\n"
+needs_full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no device that is always full"
+)
+
+
+class Pipe:
+    """A pipe and its two ends."""
+
+    def __init__(self):
+        reader, writer = os.pipe()
+        self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
+
+    def fill(self):
+        """Writes until nothing more fits; returns how many bytes that were."""
+        fd = self.writer.fileno()
+        os.set_blocking(fd, False)
+        try:
+            return sum(iter(lambda: self.writer.write(b"\n" * 4096) or 0, 0))
+        finally:
+            os.set_blocking(fd, True)
+
+    def close(self):
+        self.reader.close()
+        self.writer.close()
+
+    def read(self, count):
+        """Returns so many bytes, which may not be there yet."""
+        found = b""
+        while len(found) < count:
+            found += self.reader.read(count - len(found))
+        return found
+
+
+@pytest.fixture
+def pipes():
+    """Two pipes."""
+    made = [Pipe(), Pipe()]
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def pipe(pipes):
+    return pipes[0]
+
+
+@pytest.fixture
+def lines(pipes):
+    """Reads the lines of the pipes; what was read, from either."""
+    found = []
+    ended = [read_lines(one.reader, found.append) for one in pipes]
+    yield found
+    for one, end in zip(pipes, ended, strict=True):
+        one.writer.close()
+        end.result(5)
+
+
+# --- what does not fit
+
+
+@needs_full_device
+def test_full_device_costs_the_lines_and_nothing_else():
+    # Given
+    with Path("/dev/full").open("wb", 0) as device:
+        outlet = Outlet(device.fileno())
+        # When
+        for _ in range(5):
+            outlet.write(LINE * 2)
+        outlet.drain()
+    # Then
+    assert outlet.dropped == 10
+
+
+def test_reader_that_has_gone_costs_the_lines_and_nothing_else(pipe):
+    # Given
+    outlet = Outlet(pipe.writer.fileno())
+    pipe.reader.close()
+    # When
+    outlet.write_line(b"line")
+    outlet.drain()
+    # Then
+    assert outlet.dropped == 1
+
+
+def test_reader_that_does_not_read_is_waited_for_once_by_lines_of_children(pipe, caplog):
+    # Given
+    before = pipe.fill()
+    outlet = Outlet(pipe.writer.fileno())
+    # When far more is written than is kept
+    started = time.monotonic()
+    for _ in range(30_000):
+        outlet.write(LINE)
+    assert_within(time.monotonic() - started, 1.0)
+    for _ in range(1_000):
+        outlet.write_line(LINE[:-1])
+    # Then
+    assert_within(time.monotonic() - started, 1.5)
+    kept = 31_000 - outlet.dropped
+    assert 5_000 < kept < 20_000
+    # When it is read after all
+    assert pipe.read(before + kept * len(LINE)) == b"\n" * before + LINE * kept
+    # Then the log says what is missing
+    eventually(lambda: f"output dropped lines={31_000 - kept}" in caplog.text)
+
+
+def test_lines_of_children_are_all_there_when_the_reader_is_slower_than_they_are(pipe):
+    # Given
+    outlet = Outlet(pipe.writer.fileno())
+    found = []
+
+    def read():
+        while chunk := pipe.reader.read(65_536):
+            found.append(chunk)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    # When
+    for _ in range(30_000):
+        outlet.write_line(LINE[:-1])
+    outlet.drain()
+    pipe.writer.close()
+    reading.join(10)
+    # Then
+    assert outlet.dropped == 0
+    assert b"".join(found) == LINE * 30_000
+
+
+def test_descriptor_that_another_process_has_made_not_to_block_gets_all(pipe):
+    # Given
+    os.set_blocking(pipe.writer.fileno(), False)
+    outlet = Outlet(pipe.writer.fileno())
+    # When
+    for _ in range(5_000):
+        outlet.write(LINE)
+    # Then
+    assert pipe.read(5_000 * len(LINE)) == LINE * 5_000
+    assert outlet.dropped == 0
+
+
+PROGRAM = """
+import sys
+from batching.process.logs import configure_logging
+configure_logging("info")
+for number in range(20_000):
+    print(number, "\\udcff")
+"""
+
+
+def test_last_lines_are_there_when_a_process_ends():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+    assert done.stdout.decode() == "".join(f"{number} \\udcff\n" for number in range(20_000))
+    assert done.stderr == b""
+
+
+@needs_full_device
+@pytest.mark.parametrize("target", ["/dev/full", "&-"])
+def test_process_ends_well_whatever_becomes_of_its_outputs(target):
+    # When it also warns, and has an unhandled error in a thread
+    program = PROGRAM + "import warnings; warnings.warn('w')\n"
+    words = ["sh", "-c", f'exec "$@" >{target} 2>{target}', "sh", sys.executable, "-c", program]
+    # Then
+    assert subprocess.run(words, check=False, timeout=30).returncode == 0
+
+
+# --- lines
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([b"a\nb\r\nc\rd\n"], [b"a", b"b", b"c", b"d"]),
+        ([b"a\r", b"\nb\n"], [b"a", b"b"]),
+        ([b"a\r", b"b\r"], [b"a", b"b"]),
+        ([b"\n\n", b"\n"], [b"", b"", b""]),
+        ([b"a", b"b", b"\nc"], [b"ab", b"c"]),
+        ([b"\xff\xfe\n\x80"], [b"\xff\xfe", b"\x80"]),
+        ([b"x" * (MOST_LINE_BYTES + 1), b"y\n"], [b"x" * MOST_LINE_BYTES, b"x", b"y"]),
+    ],
+)
+def test_lines_end_however_they_were_written(chunks, expected, pipe, lines):
+    # When each chunk is read by itself
+    for chunk in chunks:
+        pipe.writer.write(chunk)
+        eventually(lambda: not pending(pipe))
+    pipe.writer.close()
+    # Then
+    eventually(lambda: lines == expected)
+
+
+def pending(pipe):
+    """Returns how many bytes wait in the pipe."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe.writer.fileno(), termios.FIONREAD, count)
+    return count[0]
+
+
+def test_line_that_does_not_end_is_passed_on_and_joins_no_other(pipes, lines):
+    # When two workers write
+    for one, text in zip(pipes, (b"abc", b"def"), strict=True):
+        one.writer.write(text)
+    # Then
+    eventually(lambda: sorted(lines) == [b"abc", b"def"])
+    # And its late end is no line of its own
+    pipes[0].writer.write(b"\nnext\n")
+    eventually(lambda: sorted(lines) == [b"abc", b"def", b"next"])
+
+
+def test_time_for_dots_does_not_grow_with_their_number(pipe, lines):
+    # When
+    started = time.monotonic()
+    for _ in range(200_000):
+        pipe.writer.write(b".")
+    pipe.writer.close()
+    eventually(lambda: sum(map(len, lines)) == 200_000)
+    # Then all are there, in lines of a bounded length
+    assert_within(time.monotonic() - started, 5.0)
+    assert set(b"".join(lines)) == set(b".")
+    assert max(map(len, lines)) <= MOST_LINE_BYTES

@@ -1,0 +1,83 @@
+"""Gives back what a rare batch has taken; what most batches need stays, for their speed."""
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LOOK_S = 3.0
+# Memory beyond what batches were seen to need goes at the next look. The rest is tried more and
+# more seldom: to fetch an ordinary batch's memory again costs up to a tenth of its run.
+MOST_PAUSE_S = 60.0
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def taken_bytes() -> int:
+    """Returns this process's own memory, without files that it maps, and what torch has of GPUs."""
+    taken = 0
+    with contextlib.suppress(OSError):  # no Linux
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        taken = (resident - shared) * _PAGE_BYTES
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        taken += sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
+    return taken
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class SpareMemory:
+    """Looks now and then at what a worker has taken, and has it give back what is too much.
+
+    Args:
+        spare_bytes: what it may keep beyond what its batches need; 0: all of it.
+        taken: bytes of the process.
+        give_back: has it give back what it has freed.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        spare_bytes: int,
+        taken: Callable[[], int] = taken_bytes,
+        give_back: Callable[[], None] = give_back_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spare_bytes = spare_bytes
+        self._taken = taken
+        self._give_back = give_back
+        self._clock = clock
+        self._look_at_s = self._again_at_s = 0.0
+        self._pause_s = LOOK_S
+        self._least = 0  # bytes, after the last time
+        self._has_run = False  # since then
+        self._usual: int | None = 0  # bytes with what batches need; None: not seen since then
+
+    def look(self, *, has_run: bool) -> None:
+        """Gives memory back if it is time, and there is enough; `has_run` after a batch."""
+        now_s = self._clock()
+        self._has_run |= has_run
+        if not self._spare_bytes or now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_S
+        taken = self._taken()
+        if self._usual is None and self._has_run:
+            self._usual = taken
+        usual = self._least if self._usual is None else self._usual
+        is_beyond = taken > usual + self._spare_bytes
+        if is_beyond or (now_s >= self._again_at_s and taken > self._least + self._spare_bytes):
+            self._give_back()
+            self._least, self._usual, self._has_run = self._taken(), None, False
+            self._pause_s = LOOK_S if is_beyond else min(2 * self._pause_s, MOST_PAUSE_S)
+            self._again_at_s = now_s + self._pause_s

@@ -1,0 +1,90 @@
+"""Until when a worker may be at what it does, in memory that its node reads."""
+
+import math
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import time
+
+_BYTES = 16
+# For a server of Redis that is away, and for clients that are slow.
+WAIT_S = 30.0
+# Has the worker write its stacks, and then ends it. No handler uses it; SIGALRM is theirs.
+SIGNAL_OF_LATE = signal.SIGVTALRM
+
+
+def shared_memory() -> int:
+    """Returns the descriptor of memory for a `Deadline` in two processes."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("deadline")
+    else:
+        descriptor, path = tempfile.mkstemp()
+        os.unlink(path)  # noqa: PTH108
+    os.ftruncate(descriptor, _BYTES)
+    return descriptor
+
+
+class Deadline:
+    """Written by a worker, at the cost of a store, and watched by its node.
+
+    The node needs nothing of the worker for that: neither its interpreter's lock, nor its threads
+    and signals, which are all the handler's. Without a descriptor, in a process that is no worker,
+    nobody watches.
+    """
+
+    def __init__(
+        self, descriptor: int = -1, run_s: float = math.inf, wait_s: float = WAIT_S
+    ) -> None:
+        """Maps the memory; the descriptor may be closed then.
+
+        Args:
+            descriptor: of `shared_memory`.
+            run_s: how long a call of the handler, and what is made of its answer, may take.
+            wait_s: how long any other step may take.
+        """
+        self._times = memoryview(mmap.mmap(descriptor, _BYTES)).cast("d")
+        self._run_s = run_s
+        self._wait_s = wait_s
+        self._is_running = False
+
+    @property
+    def ends_at(self) -> float:
+        """Returns the time, by the monotonic clock, at which the process is to be ended."""
+        return self._times[0] or math.inf
+
+    @property
+    def turns(self) -> float:
+        """Returns how often the process has looked for work."""
+        return self._times[1]
+
+    def run(self) -> None:
+        """Begins a run of the handler."""
+        self._is_running = True
+        self._times[0] = time.monotonic() + self._run_s
+
+    def wait(self) -> None:
+        """Begins a step without the handler: Redis or a client may be slow."""
+        self._is_running = False
+        self._times[0] = time.monotonic() + self._wait_s
+
+    def look_for_work(self) -> None:
+        self.wait()
+        self._times[1] += 1
+
+    def pause(self) -> None:
+        """Lets a handler that runs wait for a client."""
+        self._times[0] = time.monotonic() + self._wait_s
+
+    def resume(self) -> None:
+        """Begins the handler's time anew, unless it has returned."""
+        self._times[0] = time.monotonic() + self._run_s
+        # A thread of the handler may send on after the handler has returned, and an idle worker
+        # would be ended. Checked last, as the handler may return at any moment.
+        if not self._is_running:
+            self.wait()
+
+    def end(self, seconds: float) -> None:
+        """Begins the process's end."""
+        self._times[0] = time.monotonic() + seconds
