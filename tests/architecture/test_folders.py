@@ -1,11 +1,11 @@
-"""The layout, executed: folders stay small, names are unique, and no import leads back up.
+"""The layout, executed: names are unique, and no import leads back up.
 
 A *unit* of a folder is a sub-package of it, or a module that lies directly in it. Imports for type
 checkers and inside functions count like any other.
 """
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ PACKAGES = ("batching", "ingress", "workers", "ferry", "compat")
 OWN_NAMES = ("batching", "ingress", "workers", "ferry")
 # Imports nothing; workers run the models that are written with it.
 SHARED = "ferry.modeling"
-MAX_MODULES = 15
 NOT_COUNTED = frozenset({"__init__", "__main__"})
 
 
@@ -99,17 +98,9 @@ def violations(root: Path) -> list[str]:
         if around := cycle(units(graph, folder)):
             found.append(f"units of {folder or 'the product'} import each other: {around}")
     stems: dict[str, list[str]] = defaultdict(list)
-    counts: Counter[Path] = Counter()
     for path in known.values():
-        if path.stem not in NOT_COUNTED:
-            counts[path.parent] += 1
-            if path.relative_to(root).parts[0] in OWN_NAMES:
-                stems[path.stem].append(path.relative_to(root).as_posix())
-    found += [
-        f"{folder.relative_to(root)} has {count} modules"
-        for folder, count in counts.items()
-        if count > MAX_MODULES
-    ]
+        if path.stem not in NOT_COUNTED and path.relative_to(root).parts[0] in OWN_NAMES:
+            stems[path.stem].append(path.relative_to(root).as_posix())
     found += [
         f"one name for several modules: {', '.join(paths)}"
         for stem, paths in stems.items()
@@ -156,7 +147,6 @@ def test_layout_keeps_its_rules():
             | {"batching/b.py": "", "ingress/d.py": ""},
             "units of the product import each other",
         ),
-        ({f"workers/m{n}.py": "" for n in range(16)}, "workers has 16 modules"),
         ({"ferry/one.py": "", "workers/one.py": ""}, "one name for several modules"),
     ],
 )
