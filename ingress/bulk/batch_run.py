@@ -17,7 +17,7 @@ import msgspec
 from batching.errors import ModelNotFound, ServeError, VersionNotFound
 from batching.models.spec import VersionKey
 from batching.process.reminder import Reminder
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import AWAY

@@ -17,7 +17,7 @@ from batching.settings.settings import Settings, SettingsError
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.jobs.job_store import JobStore
-from batching.store.outage_log import OutageLog
+from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
 from ingress.bulk.batch_run import BatchRun, Queue

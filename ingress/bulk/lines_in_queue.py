@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from batching.models.spec import VersionKey
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, JobStatus
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest

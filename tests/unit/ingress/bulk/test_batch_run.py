@@ -13,7 +13,7 @@ from batching.store.jobs.job_store import JobStore
 from batching.store.keys import VersionKeys
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from ingress.bulk import lines_in_queue
 from ingress.bulk.batch_run import BatchRun, Queue
 from ingress.bulk.bulk_errors import DiskFailed
