@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from batching.settings.atomic_file import write_atomically
+from batching.settings.files import write_atomically
 from ingress.bulk.bulk_errors import BatchNotFound, FileNotFound
 from ingress.bulk.bulk_records import BATCH_ID, FILE_ID, Batch, BulkFile
 
