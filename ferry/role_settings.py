@@ -19,7 +19,7 @@ SECTIONS = {
     "cors_allowed_origin": "Web pages of other origins",
     "enable_metrics_api": "Metrics and logs",
     "config_snapshots": "What outlives a restart",
-    "webhook_secrets": "Webhooks and batches of files",
+    "webhook_secrets": "Webhooks",
     "drain_timeout_s": "Stopping and probes",
     "log_level": "Metrics and logs",
 }
@@ -29,13 +29,10 @@ OF_INGRESS = frozenset(
         "access_log",
         "allow_open_management",
         "body_timeout_s",
-        "bulk_max_file_size_bytes",
-        "bulk_with_inference_key",
         "certificate_file",
         "cors_allowed_headers",
         "cors_allowed_methods",
         "cors_allowed_origin",
-        "data_dir",
         "default_response_timeout_s",
         "default_service_handler",
         "default_startup_timeout_s",
@@ -87,4 +84,4 @@ OF_NODE = frozenset(
     }
 )
 # A part that runs by itself has its own log and Redis; these are for whole servers.
-OF_WHOLE_SERVERS = frozenset({"config_snapshots", "log_files", "log_location"})
+OF_WHOLE_SERVERS = frozenset({"config_snapshots", "data_dir", "log_files", "log_location"})

@@ -26,7 +26,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 # The lowest numbers with which anything works; all others may be 0.
 _LOWEST: Mapping[str, float] = {
     "body_timeout_s": 1,
-    "bulk_max_file_size_bytes": 1,
     "dead_after_s": 2,  # nodes beat every 0.9 s (workers/node/heartbeat.py)
     "default_response_timeout_s": 1,
     "default_startup_timeout_s": 1,
@@ -44,8 +43,6 @@ _LOWEST: Mapping[str, float] = {
     "unregister_model_timeout_s": 1,
     "unused_files_kept_s": 60,  # a node's sweeper marks what it needs 24 times in between
 }
-# The highest ones where TorchServe's is not enough.
-_HIGHEST: Mapping[str, int] = {"bulk_max_file_size_bytes": 2**40}
 
 CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
 # The settings of one version in `models`.
@@ -125,7 +122,7 @@ def _check_cors(settings: Settings) -> None:
 def _check_numbers(settings: Settings) -> None:
     for spec in dataclasses.fields(settings):
         value, low = getattr(settings, spec.name), _LOWEST.get(spec.name, 0)
-        high = _HIGHEST.get(spec.name, MAX_INTEGER)
+        high = MAX_INTEGER
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and not low <= value <= high:  # NaN is outside, too
             key, doc = spec.metadata["key"] or spec.name, spec.metadata["doc"]

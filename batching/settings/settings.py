@@ -208,7 +208,7 @@ class Settings:
     )
     snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
     data_dir: Path | None = _setting(
-        None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
+        None, doc="folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT"
     )
     webhook_secrets: str = _setting(
         "", doc="one or two whsec_... that sign webhooks of jobs; without them there are none"
@@ -219,12 +219,6 @@ class Settings:
     )
     webhook_ca_file: Path | None = _setting(
         None, doc="PEM file of the authority behind receivers; default: the system's"
-    )
-    bulk_max_file_size_bytes: int = _setting(
-        1_000_000_000, key="bulk_max_file_size", doc="largest input file of a batch, in bytes"
-    )
-    bulk_with_inference_key: bool = _setting(
-        False, doc="serve files and batches on the inference port, too"
     )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(

@@ -44,7 +44,6 @@ OWN_SWITCHES = frozenset(
     {
         "access_log",
         "allow_open_management",
-        "bulk_with_inference_key",
         "config_snapshots",
         "log_files",
         "open_inference_rows",

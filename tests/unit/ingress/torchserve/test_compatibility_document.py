@@ -30,8 +30,6 @@ OWN_KEYS = {
     "access_log",
     "allow_open_management",
     "body_timeout",
-    "bulk_max_file_size",
-    "bulk_with_inference_key",
     "config_snapshots",
     "data_dir",
     "dead_after",
