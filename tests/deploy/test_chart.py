@@ -1,6 +1,5 @@
 """The Helm chart: what it makes is valid, safe, and fits the commands and settings that exist."""
 
-import dataclasses
 import json
 import re
 import tarfile
@@ -10,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from batching.settings.loading import load_settings
-from batching.settings.settings import Settings
+from batching.settings.settings import SETTINGS
 from ferry.main import main
 from tests.deploy.chart import (
     CHART,
@@ -27,7 +26,7 @@ from tests.deploy.chart import (
     render,
 )
 
-SETTINGS = {spec.name for spec in dataclasses.fields(Settings)}
+NAMES = {it.name for it in SETTINGS}
 PARTS = ("ingress", "worker")
 TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
 
@@ -54,7 +53,7 @@ def test_chart_sets_only_settings_that_exist():
     written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
     # Then
     assert written
-    assert {name.lower() for name in written} <= SETTINGS
+    assert {name.lower() for name in written} <= NAMES
 
 
 def test_chart_refuses_settings_that_it_sets_by_itself():
@@ -64,7 +63,7 @@ def test_chart_refuses_settings_that_it_sets_by_itself():
     written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
     # Then, by either name: in `config` they would be set twice
     fields = {name.lower() for name in written} | {"redis_url"}
-    keys = {key for key, spec in Settings.fields_by_key().items() if spec.name in fields}
+    keys = {it.key for it in SETTINGS if it.name in fields}
     assert fields | keys == refused
 
 
