@@ -19,7 +19,7 @@ import msgspec
 
 from batching.models.spec import VersionKey
 from batching.models.statuses import HostSample
-from batching.settings.safe_yaml import load_yaml
+from batching.settings.files import load_yaml
 from batching.settings.settings import SettingsError
 
 # Operators of TorchServe look for these names.

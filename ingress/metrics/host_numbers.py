@@ -16,7 +16,7 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from batching.process.siblings import Siblings
-from batching.settings.atomic_file import write_atomically
+from batching.settings.files import write_atomically
 from ingress.metrics.torchserve_metrics import LAST_VALUES
 
 # A sample's name and labels.
