@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, Progress
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import job_place
