@@ -49,7 +49,7 @@ class Setting:
         read_by: INGRESS, NODE or WHOLE_SERVER; a part's help leaves out what others read.
         is_common: whether most starts name it, so that the help begins with it.
         is_saved: whether snapshots keep it; not what each start fills in, or a password.
-        lowest, highest: the numbers allowed.
+        lowest: the least number allowed.
         choices: the texts allowed; empty: any.
         check: is called with key and value, and raises SettingsError.
     """
@@ -69,7 +69,6 @@ class Setting:
     is_common: bool = False
     is_saved: bool = True
     lowest: float = 0
-    highest: int = MAX_INTEGER
     choices: tuple[str, ...] = ()
     check: Callable[[str, Any], object] | None = None
 
@@ -110,8 +109,8 @@ class Setting:
             known = ", ".join(filter(None, self.choices))
             raise SettingsError(f"{self.key}={value!r} is none of: {known}")
         # NaN is outside, too.
-        if self.kind in (int, float) and not self.lowest <= value <= self.highest:
-            bounds = f"from {self.lowest} to {self.highest}"
+        if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
+            bounds = f"from {self.lowest} to {MAX_INTEGER}"
             raise SettingsError(f"{self.key} must be {bounds}, not {value}: {self.doc}")
         if self.check is not None:
             self.check(self.key, value)

@@ -364,13 +364,13 @@ class Settings:
     )
     data_dir: Path | None = setting(
         None,
-        "folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data",
-        read_by=INGRESS,
+        "folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT",
+        read_by=WHOLE_SERVER,
     )
     webhook_secrets: str = setting(
         "",
         "one or two whsec_... that sign webhooks of jobs; without them there are none",
-        section="Webhooks and batches of files",
+        section="Webhooks",
         is_saved=False,
         check=check_secrets,
     )
@@ -380,16 +380,6 @@ class Settings:
     )
     webhook_ca_file: Path | None = setting(
         None, "PEM file of the authority behind receivers; default: the system's"
-    )
-    bulk_max_file_size_bytes: int = setting(
-        1_000_000_000,
-        "largest input file of a batch, in bytes",
-        read_by=INGRESS,
-        lowest=1,
-        highest=2**40,
-    )
-    bulk_with_inference_key: bool = setting(
-        False, "serve files and batches on the inference port, too", read_by=INGRESS
     )
     drain_timeout_s: float = setting(
         8.0, "seconds for a clean exit", section="Stopping and probes", is_saved=False

@@ -22,8 +22,7 @@ def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
     allow_many_files()
-    # More than one process: there is the one that runs batches of files, too.
-    if settings.ingress_processes > 1 or settings.data_dir is not None:
+    if settings.ingress_processes > 1:
         from ferry.process_tree.whole_server import run_ingresses  # noqa: PLC0415 - see above
 
         run_ingresses(settings)

@@ -1,4 +1,4 @@
-"""The parts of a whole server that are Python processes: node, ingresses, feeder of bulk files."""
+"""The parts of a whole server that are Python processes: the node and the ingresses."""
 
 import os
 import subprocess
@@ -74,12 +74,6 @@ class PartMaker:
             )
             for number in range(1, count + 1)
         ]
-
-    def feeders(self, settings: Settings, stop_share: float) -> list[Part]:
-        """Returns the part that runs batches of bulk files, where there is a folder for them."""
-        if settings.data_dir is None:
-            return []
-        return [self.part("bulk", "ingress.bulk", settings, stop_share)]
 
 
 def count_by_cores(settings: Settings) -> int:

@@ -44,7 +44,7 @@ from ingress.page.page_switch import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
 # has little left to finish, Redis nothing. The rest is for the operating system.
-INGRESS_SHARE, FEEDER_SHARE, NODE_SHARE, REDIS_SHARE = 0.55, 0.05, 0.25, 0.05
+INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
 # After its drain, an ingress closes its connections and ends.
@@ -99,9 +99,7 @@ def run_server(
             redis = _prepared_redis(settings, redis_memory, redis_fsync)
             if redis.data is not None:
                 cleanup.callback(redis.data.release)
-            # For its parts, the default one included; none where it cannot be used.
-            folder = redis.data.folder.parent if redis.data is not None else None
-            settings = replace(settings, data_dir=folder, redis_append_only=folder is not None)
+            settings = replace(settings, redis_append_only=redis.data is not None)
         is_embedded = redis is not None
         settings = _with_snapshots(settings, is_embedded=is_embedded, is_restoring=is_restoring)
         logs, report = None, print_report
@@ -127,7 +125,7 @@ def run_server(
 
 
 def run_ingresses(settings: Settings) -> None:
-    """Runs `ingress_processes` ingresses and the feeder, until a signal asks to stop.
+    """Runs `ingress_processes` ingresses, until a signal asks to stop.
 
     Raises:
         ClickException: they cannot start; all have ended.
@@ -136,18 +134,11 @@ def run_ingresses(settings: Settings) -> None:
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
     count, maker = max(1, settings.ingress_processes), PartMaker(Launch.ALONE)
     with contextlib.ExitStack() as cleanup:
-        feeders = maker.feeders(settings, 0.0)
         ingresses = maker.ingresses(settings, count, _common_folder(count, cleanup), 1.0)
         supervisor = cleanup.enter_context(
-            Supervisor([*feeders, *ingresses], stop_timeout_s=stop_s, report=print_report)
+            Supervisor(ingresses, stop_timeout_s=stop_s, report=print_report)
         )
-
-        def start() -> None:
-            supervisor.start(*feeders)
-            start_ingresses(supervisor, ingresses)
-            supervisor.wait_until_ready(*feeders)
-
-        _serve(supervisor, start, print_report)
+        _serve(supervisor, lambda: start_ingresses(supervisor, ingresses), print_report)
 
 
 def print_report(line: str) -> None:
@@ -254,14 +245,13 @@ class _Server:
         redis = self._redis
         self._redis_parts = [Part("redis", redis.launch, REDIS_SHARE)] if redis else []
         self._node = maker.part("node", "workers", of_node, NODE_SHARE)
-        self._feeders = maker.feeders(of_ingress, FEEDER_SHARE)
         self._ingresses = maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
-        return [*self._redis_parts, self._node, *self._feeders, *self._ingresses]
+        return [*self._redis_parts, self._node, *self._ingresses]
 
     def start(self, supervisor: Supervisor) -> None:
         if self._redis is not None:
             self._start_redis(supervisor, self._redis)
-        supervisor.start(self._node, *self._feeders)
+        supervisor.start(self._node)
         if self._occupant is not None:
             self._occupant.begin(self._settings)
         named = self._settings.load_models
@@ -270,7 +260,7 @@ class _Server:
             console.print(escape(f"Starting and loading {named}" if named else "Starting"))
         start_ingresses(supervisor, self._ingresses)
         # Registering a model takes a node, so the server has started only when there is one.
-        supervisor.wait_until_ready(self._node, *self._feeders)
+        supervisor.wait_until_ready(self._node)
         if self._occupant is None:
             self._announce()
         else:

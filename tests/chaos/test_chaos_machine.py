@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from batching.protocol import Batch, Owned, Reply
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.node_queue import ReclaimMode
+from batching.store.worker_queue import WorkerQueue
 from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos.promises import is_long
 from tests.support import (

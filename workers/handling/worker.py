@@ -32,10 +32,9 @@ from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
-from batching.store.replies import error_reply
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.records import error_reply
+from batching.store.redis_errors import AWAY, OutageLog
+from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.failure_log import sentence

@@ -8,7 +8,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
-from batching.store.unavailable import telling_unavailable
+from batching.store.redis_errors import telling_unavailable
 
 
 class QueueConfigs:

@@ -163,7 +163,6 @@ def test_settings_survive_the_way_into_a_child_process():
         ("queue_timeout", "0"),
         ("queue_timeout", "nan"),
         ("token_expiration_min", "99999999999"),
-        ("bulk_max_file_size", "9999999999999"),
     ],
 )
 def test_settings_refuse_what_cannot_work(words, value, tmp_path):
@@ -194,11 +193,6 @@ def test_tables_of_the_document_are_those_of_the_settings():
     assert rows == {key: documented_default(BY_KEY[key]) for key in rows}
     limits = {it.key for it in SETTINGS if it.section == "Requests and answers"}
     assert limits <= rows.keys()
-
-
-def test_files_may_be_larger_than_any_body():
-    found, _ = load_settings(None, {"FERRY_BULK_MAX_FILE_SIZE_BYTES": "5000000000"}, {})
-    assert found.bulk_max_file_size_bytes == 5_000_000_000
 
 
 def test_snapshot_brings_back_what_it_holds_and_not_what_its_server_began_with(tmp_path):

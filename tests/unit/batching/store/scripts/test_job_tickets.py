@@ -6,8 +6,8 @@ import pytest
 
 from batching import errors
 from batching.batcher import Nothing
-from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from batching.store.ingress_side.patience import Patience
+from batching.store.ingress_queue import Submission, SubmitCode
+from batching.store.patience import Patience
 from tests.support import (
     DEAD_AFTER_MS,
     eventually_async,
@@ -17,7 +17,7 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
-from tests.unit.batching.store.ingress_side.channels import ask, open_channel
+from tests.unit.batching.store.channels import ask, open_channel
 
 QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 
