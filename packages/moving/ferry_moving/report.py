@@ -1,12 +1,19 @@
 """What a comparison of two servers comes to: a row per path, and the first differences."""
 
+import json
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferry.shadow.comparison import Answer, Tolerance, Verdict, compare
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ferry_moving.comparison import Answer, Tolerance, Verdict
+from ferry_moving.recording import Request
 
 _SHARES = (0.5, 0.95, 0.99)
 # Percentiles are of so many answers, the last ones: a proxy runs for days.
@@ -14,6 +21,12 @@ _KEPT_LATENCIES = 10_000
 _MOST_ROWS = 100
 _MOST_EXAMPLES = 5
 _OTHERS = "all other paths"
+_HEADS = (
+    *("", "requests", "same", "status", "body", "missed"),
+    *("old p50", "p95", "p99 ms", "new p50", "p95", "p99 ms"),
+)
+# Wider than any result: rows are never cut, as they are copied and piped.
+_WHOLE = 10_000
 
 
 @dataclass(slots=True)
@@ -30,50 +43,34 @@ class Result:
     """Collects comparisons. `uncompared` counts the other requests, by the reason."""
 
     def __init__(self, tolerance: Tolerance) -> None:
+        self.tolerance = tolerance
         self.rows: dict[str, Row] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.uncompared: Counter[str] = Counter()
-        self._tolerance = tolerance
-
-    def compare(self, old: Answer, new: Answer) -> tuple[Verdict, list[str]]:
-        """Compares two answers; changes nothing, so that any thread may do it."""
-        return compare(old, new, self._tolerance)
 
     def add(
-        self,
-        label: str,
-        number: int,
-        latencies_s: tuple[float, float],
-        compared: tuple[Verdict, list[str]],
+        self, request: Request, old: Answer, new: Answer, compared: tuple[Verdict, list[str]]
     ) -> None:
-        """Adds what `compare` found of request `number`."""
+        """Adds what `compare` says of the two answers to this request."""
         verdict, differences = compared
+        label = f"{request.method} {request.path.partition('?')[0]}"
         if label not in self.rows and len(self.rows) >= _MOST_ROWS:
             label = _OTHERS
         row = self.rows.setdefault(label, Row())
         row.verdicts[verdict] += 1
         self.verdicts[verdict] += 1
         if verdict is not Verdict.MISSED:
-            row.old_s.append(latencies_s[0])
-            row.new_s.append(latencies_s[1])
+            row.old_s.append(old.latency_s)
+            row.new_s.append(new.latency_s)
         if differences and len(row.examples) < _MOST_EXAMPLES:
-            row.examples.append(f"request {number}: {'; '.join(differences)}")
-
-    @property
-    def compared(self) -> int:
-        return self.verdicts.total()
-
-    @property
-    def is_same(self) -> bool:
-        return self.verdicts[Verdict.SAME] == self.compared
+            row.examples.append(f"request {request.number}: {'; '.join(differences)}")
 
     def summary(self) -> str:
         """Returns the counts in one line."""
-        different = self.verdicts[Verdict.STATUS] + self.verdicts[Verdict.BODY]
         parts = [
-            f"{self.compared} requests",
+            f"{self.verdicts.total()} requests",
             f"{self.verdicts[Verdict.SAME]} the same",
-            f"{different} different",
+            f"{self.verdicts[Verdict.STATUS] + self.verdicts[Verdict.BODY]} different",
             f"{self.verdicts[Verdict.MISSED]} missed",
         ]
         parts += [f"{count} not compared ({why})" for why, count in self.uncompared.items()]
@@ -92,14 +89,33 @@ class Result:
             }
             for label, row in sorted(self.rows.items())
         ]
-        return {"isSame": self.is_same, "rows": rows, "notCompared": dict(self.uncompared)}
+        is_same = self.verdicts[Verdict.SAME] == self.verdicts.total()
+        return {"isSame": is_same, "rows": rows, "notCompared": dict(self.uncompared)}
+
+    def show(self, *, as_json: bool) -> None:
+        """Prints the record, or a table of it and the differences."""
+        record = self.record()
+        if as_json:
+            click.echo(json.dumps(record, indent=2))
+            return
+        console = Console(highlight=False, width=_WHOLE)
+        grid = Table(*_HEADS, box=None, pad_edge=False)
+        for column in grid.columns[1:]:
+            column.justify = "right"
+        for row in record["rows"]:
+            cells = [str(row[column]) for column in ("requests", *Verdict)]
+            for side in (row["oldMs"], row["newMs"]):
+                cells += [f"{ms:.1f}" for ms in side] or ["-"] * len(_SHARES)
+            grid.add_row(escape(row["request"]), *cells)
+        console.print(grid)
+        for row in record["rows"]:
+            for example in row["differences"]:
+                console.print(escape(f"{row['request']}, {example}"))
+        console.print(f"\n{escape(self.summary())}.")
 
 
 def _percentiles_ms(latencies_s: Sequence[float]) -> list[float]:
+    """Returns of each share the smallest latency that it does not exceed; none without any."""
     ordered = sorted(latencies_s)
-    return [1000 * percentile(ordered, share) for share in _SHARES] if ordered else []
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the ordered values does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+    count = len(ordered)
+    return [1000 * ordered[max(0, math.ceil(share * count) - 1)] for share in _SHARES if count]

@@ -1,4 +1,4 @@
-"""Reads and writes recorded requests: JSON lines, or the HAR files of browsers and mitmproxy.
+"""Reads and writes recorded requests, as JSON lines.
 
 A line is `{"method": "POST", "path": "/predictions/m", "headers": {...}, "body": ...}`. A body is
 text or JSON, or `body_base64`, or `body_file`: a path from the recording's folder on.
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 _METHOD = re.compile(r"[A-Z]{1,32}")
 _TARGET = re.compile(r"/[!-~]*")
@@ -32,7 +31,7 @@ class Unreadable(ValueError):
 class Request:
     """One request; `path` is its target, with the query. A body that is a path is read when sent.
 
-    `number` is the line or entry that it comes from.
+    `number` is the line that it comes from.
     """
 
     number: int
@@ -40,11 +39,6 @@ class Request:
     path: str
     headers: Sequence[tuple[str, str]] = ()
     body: bytes | Path = b""
-
-    @property
-    def label(self) -> str:
-        """Returns method and path, without the query."""
-        return f"{self.method} {self.path.partition('?')[0]}"
 
     def content(self) -> bytes:
         """Returns the body.
@@ -62,12 +56,13 @@ def read_requests(path: Path) -> Iterator[Request]:
         Unreadable: a request cannot be understood.
         OSError: the file cannot be read.
     """
-    entries = _har_entries if path.suffix.lower() == ".har" else _lines
-    for number, (place, record) in enumerate(entries(path), 1):
-        try:
-            yield _request(number, record, path.parent)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Unreadable(f"{path}, {place}: {error}") from error
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                if line.strip():
+                    yield _request(number, _parsed(line), path.parent)
+            except (ValueError, TypeError) as error:
+                raise Unreadable(f"{path}, line {number}: {error}") from error
 
 
 class Recorder:
@@ -85,64 +80,32 @@ class Recorder:
 
     def write(self, request: Request) -> None:
         """Adds a request; none any more, once that has failed."""
-        line = f"{json.dumps(_record(request))}\n"
+        headers = {name: value for name, value in request.headers if name.lower() not in _SECRET}
+        record: dict[str, Any] = {"method": request.method, "path": request.path}
+        content = request.content()
+        try:
+            body = {"body": content.decode()}
+        except UnicodeDecodeError:
+            body = {"body_base64": base64.b64encode(content).decode()}
+        line = json.dumps({**record, "headers": headers, **body})
         with self._lock:
             try:
                 if not self.failure:
-                    self._stream.write(line)
+                    self._stream.write(f"{line}\n")
                     self._stream.flush()
             except OSError as error:
                 self.failure = str(error)
 
     def close(self) -> None:
-        """Closes the file."""
         with contextlib.suppress(OSError):  # a failure has been noted
             self._stream.close()
 
 
-def _record(request: Request) -> dict[str, Any]:
-    headers = {name: value for name, value in request.headers if name.lower() not in _SECRET}
-    record = {"method": request.method, "path": request.path, "headers": headers}
-    content = request.content()
+def _parsed(line: bytes) -> Any:
     try:
-        return {**record, "body": content.decode()}
-    except UnicodeDecodeError:
-        return {**record, "body_base64": base64.b64encode(content).decode()}
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield f"line {number}", _parsed(line, f"{path}, line {number}")
-
-
-def _har_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    har = _parsed(path.read_bytes(), str(path))
-    try:
-        requests = [entry["request"] for entry in har["log"]["entries"]]
-        for number, request in enumerate(requests, 1):
-            url = urlsplit(request["url"])
-            posted = request.get("postData") or {}
-            body = "body_base64" if posted.get("encoding") == "base64" else "body"
-            yield (
-                f"entry {number}",
-                {
-                    "method": request["method"],
-                    "path": f"{url.path or '/'}{'?' * bool(url.query)}{url.query}",
-                    "headers": {one["name"]: one["value"] for one in request["headers"]},
-                    body: posted.get("text") or "",
-                },
-            )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Unreadable(f"{path}: this is no HAR file ({error!r})") from error
-
-
-def _parsed(text: bytes, place: str) -> Any:
-    try:
-        return json.loads(text.removeprefix(b"\xef\xbb\xbf"))
+        return json.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{place}: this is not JSON ({error})") from error
+        raise ValueError(f"this is not JSON ({error})") from error
 
 
 def _request(number: int, record: Any, folder: Path) -> Request:
@@ -151,23 +114,17 @@ def _request(number: int, record: Any, folder: Path) -> Request:
     if unknown := sorted(record.keys() - _KEYS):
         raise ValueError(f"unknown: {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
     method, target = record.get("method", "POST"), record.get("path")
+    headers = record.get("headers") or {}
     if not isinstance(method, str) or not _METHOD.fullmatch(method):
         raise ValueError(f"method: {method!r} is none, write POST or the like")
     if not isinstance(target, str) or not _TARGET.fullmatch(target):
         raise ValueError("path: begins with / and has only ASCII characters, others as %..")
-    return Request(number, method, target, _headers(record), _body(record, folder))
-
-
-def _headers(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    headers = record.get("headers") or {}
     if not isinstance(headers, dict):
         raise TypeError("headers: write an object")
-    # HTTP/2's own begin with a colon.
-    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
-    for name, value in plain.items():
+    for name, value in headers.items():
         if not _NAME.fullmatch(name) or not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"headers: {name!r} has characters that no header may have")
-    return list(plain.items())
+    return Request(number, method, target, list(headers.items()), _body(record, folder))
 
 
 def _body(record: Mapping[str, Any], folder: Path) -> bytes | Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferry.shadow.recording import Recorder, Request, Unreadable, read_requests
+from ferry_moving.recording import Recorder, Request, Unreadable, read_requests
 
 
 def read(path, *records):
@@ -29,7 +29,6 @@ def test_lines_have_bodies_of_each_kind(tmp_path):
     assert text == Request(
         1, "POST", "/predictions/m?x=1", [("Content-Type", "text/plain")], "hé".encode()
     )
-    assert text.label == "POST /predictions/m"
     assert [one.content() for one in (parsed, encoded, file, none)] == [
         b'{"x": [1]}',
         b"\0\xff",
@@ -72,32 +71,6 @@ def test_text_that_is_not_json_is_named(tmp_path, text):
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(Unreadable, match="line 1: this is not JSON"):
         list(read_requests(tmp_path / "r.jsonl"))
-    (tmp_path / "r.har").write_text(text)
-    with pytest.raises(Unreadable, match=r"r\.har: this is not JSON"):
-        list(read_requests(tmp_path / "r.har"))
-
-
-def test_har_files_of_browsers_and_mitmproxy(tmp_path):
-    posted = {"mimeType": "application/json", "text": '{"x": 1}'}
-    headers = [{"name": ":authority", "value": "h"}, {"name": "Accept", "value": "*/*"}]
-    entries = [
-        {"request": {"method": "POST", "url": "http://h:1/p/m?x=1", "headers": headers}},
-        {"request": {"method": "GET", "url": "http://h", "headers": []}},
-    ]
-    entries[0]["request"]["postData"] = posted
-    path = tmp_path / "r.har"
-    path.write_text(json.dumps({"log": {"entries": entries}}))
-    # When
-    first, second = read_requests(path)
-    # Then
-    assert first == Request(1, "POST", "/p/m?x=1", [("Accept", "*/*")], b'{"x": 1}')
-    assert (second.method, second.path) == ("GET", "/")
-
-
-def test_har_file_of_another_form_is_refused(tmp_path):
-    (tmp_path / "r.har").write_text('{"log": {"entries": [{}]}}')
-    with pytest.raises(Unreadable, match="this is no HAR file"):
-        list(read_requests(tmp_path / "r.har"))
 
 
 def test_what_is_recorded_can_be_read_and_has_no_keys(tmp_path):
@@ -122,7 +95,7 @@ def test_recording_ends_when_the_disk_is_full(tmp_path):
     # Given
     recorder = Recorder(tmp_path / "r.jsonl")
     recorder._stream.close()
-    recorder._stream = Path("/dev/full").open("w")  # noqa: SIM115 - `close` does it
+    recorder._stream = Path("/dev/full").open("w")  # noqa: SIM115 - as the recorder's own
     # When
     recorder.write(Request(1, "POST", "/"))
     recorder.close()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ferry.shadow.comparison import Answer, Tolerance, Verdict, compare
+from ferry_moving.comparison import Answer, Tolerance, Verdict, compare
 
 JSON = "application/json"
 

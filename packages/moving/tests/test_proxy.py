@@ -7,15 +7,12 @@ import gzip
 import httpx
 import pytest
 
-from batching.process.stop_signals import StopEvents
-from ferry.shadow.comparison import Tolerance, Verdict
-from ferry.shadow.mirror import Mirror
-from ferry.shadow.result import Result
-from ferry.shadow.serving import Serving, listening_address
-from ferry.shadow.target import Target
+from ferry_moving.comparison import Tolerance, Verdict
+from ferry_moving.proxy import Proxy, Target, serve
+from ferry_moving.report import Result
+from packages.moving.tests.upstream import BREAK, JSON, Upstream
 from tests.ports import free_ports
 from tests.support import eventually_async
-from tests.unit.ferry.shadow.upstream import BREAK, JSON, Upstream
 
 LARGE = bytes(range(256)) * 70_000  # 18 MB: more than is sent whole
 
@@ -24,32 +21,30 @@ class Shadow:
     """A proxy that serves, a client, and what comes of comparing."""
 
     def __init__(self, old, new, **mirroring):
-        port = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}"
+        self._address = ("127.0.0.1", free_ports(1))
         self.result = Result(Tolerance())
-        targets = Target(old, {}, 10.0), Target(new, {}, 10.0)
-        mirroring = {"share": 1.0, "most_open": 100} | mirroring
-        mirror = Mirror(targets[1], self.result, **mirroring)
-        self._serving = Serving(listening_address(self.url[7:]), *targets, mirror, 2)
+        targets = Target(old, "", 10.0), Target(new, "", 10.0)
+        self._proxy = Proxy(*targets, self.result, **{"share": 1.0, "most_open": 100} | mirroring)
 
     @contextlib.asynccontextmanager
     async def running(self):
-        signals, is_listening = StopEvents(), asyncio.Event()
+        stop, is_listening = asyncio.Event(), asyncio.Event()
 
         async def show():
             is_listening.set()
 
-        task = asyncio.create_task(self._serving.run(signals, show))
+        task = asyncio.create_task(serve(self._proxy, self._address, 2, stop, show))
+        url = "http://{}:{}".format(*self._address)
         try:
-            async with httpx.AsyncClient(base_url=self.url, timeout=20) as self.client:
+            async with httpx.AsyncClient(base_url=url, timeout=20) as self.client:
                 await asyncio.wait_for(is_listening.wait(), 10)
                 yield self
         finally:
-            signals.stop.set()
+            stop.set()
             await task
 
     async def compared(self, count=1):
-        await eventually_async(lambda: self.result.compared >= count, 20)
+        await eventually_async(lambda: self.result.verdicts.total() >= count, 20)
         return self.result.verdicts
 
 
@@ -81,6 +76,15 @@ async def test_client_gets_the_old_answer_as_it_is():
     [(method, path, sent, body)] = old.asked
     assert (method, path, body) == ("POST", "/predictions/a%20b/x:y?z=%2F&w", b"body")
     assert (sent["x-a"], sent["host"]) == ("b", old.url[7:])
+
+
+async def test_headers_are_neither_added_nor_unpacked():
+    packed = gzip.compress(b"text")
+    async with shadowing(Upstream(packed, headers={"x-own": "a"}), Upstream()) as shadow:
+        sent = {"content-encoding": "gzip"}
+        answer = await shadow.client.post("/p", content=packed, headers=sent)
+    assert "content-type" not in answer.headers
+    assert answer.content == packed
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ async def test_large_bodies_pass_in_both_directions():
 
 
 async def test_copies_take_no_more_memory_than_they_may(monkeypatch):
-    monkeypatch.setattr("ferry.shadow.mirror.MOST_BYTES", 100)
+    monkeypatch.setattr("ferry_moving.proxy.MOST_BYTES", 100)
     old = Upstream()
     async with shadowing(old, Upstream()) as shadow:
         answer = await shadow.client.post("/p", content=bytes(101))
@@ -239,4 +243,4 @@ async def test_head_has_no_body():
 async def test_only_a_share_is_mirrored():
     async with shadowing(Upstream(), Upstream(), share=0.0) as shadow:
         assert (await shadow.client.get("/p")).status_code == 200
-        assert (shadow.result.compared, shadow.result.uncompared) == (0, {})
+        assert (shadow.result.verdicts.total(), shadow.result.uncompared) == (0, {})
