@@ -288,8 +288,7 @@ def _serve(
         runner.run,
         lambda: runner.is_device_broken,
         unsent=reporter.unsent,
-        # A ticket is only good while it is young.
-        idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        idle_s=idle_s(client),
         memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
         deadline=deadline,
@@ -297,10 +296,6 @@ def _serve(
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
-    if spec.use_job_ticket:
-        # Before it is known to be ready. While Redis is away: with the first claim.
-        with contextlib.suppress(*AWAY):
-            queue.give_tickets()
     deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):
