@@ -126,7 +126,7 @@ class Submitter:
         """
         if code is SubmitCode.NO_VERSION:
             return self._patience.version_s
-        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
+        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
             return 0.0
         now_s = self._loop.time()
         back_s = self._patience.back_s
@@ -251,12 +251,6 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
         return errors.QueueFull(
             f'The queue of model "{name}" is full. Try again later, add workers, or raise '
             "job_queue_size.",
-            retry_after_s=retry_after_s,
-        )
-    if code is SubmitCode.NO_TICKET:
-        return errors.NoTicket(
-            f'No worker of model "{name}" is free, and with useJobTicket no request waits for one. '
-            "Try again later, or add workers.",
             retry_after_s=retry_after_s,
         )
     if code is SubmitCode.NO_WORKER or code is SubmitCode.NO_BEAT:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from batching.errors import ServeError
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.models.config_keys import why_not_here
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
@@ -45,9 +45,9 @@ from batching.settings.torchserve_keys import (
 from batching.settings.values import model_settings
 from batching.store.server_check import check_server, why_away
 from ferry.commands.torchserve import DEFAULTS, completed, torchserve
-from ferry.options import UnusableSettings, require_store
+from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
-from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.key_file import check_keys
 from ingress.listeners import certificate_of, listener_table
 from workers.archives.model_files import is_writable, work_dir_of
