@@ -15,7 +15,7 @@ from batching.models.spec import URL_QUERY
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Content
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
