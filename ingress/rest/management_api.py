@@ -92,7 +92,7 @@ class ManagementView:
         urls = {
             name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
         }
-        return json_answer(list_page(sorted(urls), urls, request.args))
+        return json_answer(list_page(urls, request.args))
 
     def document(self, model_name: str) -> Answer:
         self._registrar.resolve(model_name, None)
