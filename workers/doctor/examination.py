@@ -11,9 +11,13 @@ from typing import Any
 from batching.errors import DependenciesFailed, ServeError
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
-from workers.archives.manifest import BUILT_IN_PACKAGE, split_handler
-from workers.archives.model_archive import inspect_archive, unpack_archive
-from workers.archives.requirements import read_requirements
+from workers.archives.installer import read_requirements
+from workers.archives.model_archive import (
+    BUILT_IN_PACKAGE,
+    inspect_archive,
+    split_handler,
+    unpack_archive,
+)
 from workers.doctor.config_examination import examine_config
 from workers.doctor.findings import Finding, Verdict, note, ok, problem
 from workers.doctor.source_examination import (

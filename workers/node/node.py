@@ -2,7 +2,7 @@
 
 Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
 what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
-one worker process alive, DiskSweeper clears the disk, two child processes run control jobs.
+one worker process alive, DiskSweeper clears the disk, ControlProcesses run control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -42,7 +42,7 @@ from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine.devices import list_gpus
-from workers.node.control_process import keep_control_workers, keep_webhook_sender
+from workers.node.control_process import ControlProcesses, keep_webhook_sender
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
@@ -90,6 +90,7 @@ class Node:
         self._files = ModelFiles(settings)
         self._unregistered_versions = UnregisteredVersions(self._queue)
         self._signals = StopEvents()
+        self._control = ControlProcesses(settings, self._queue.count_control_jobs, self._outage)
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
@@ -126,7 +127,7 @@ class Node:
         )
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
-            asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
+            self._keep(self._control.run, "control jobs"),
         ]
         if self._settings.webhook_secrets:
             sender = keep_webhook_sender(self._settings)
@@ -230,6 +231,7 @@ class Node:
                     async for _ in changes:
                         self._outage.over("listen")
                         self._must_look.set()
+                        self._control.must_look.set()
             except AWAY as error:
                 # An outage between two beats, which have noticed nothing.
                 self._heartbeat.doubt()

@@ -10,6 +10,7 @@ from batching.models.statuses import NodeStatus, WorkerStatus
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, close_unused, is_cluster
+from batching.store.cluster.rq_names import waiting_jobs
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
@@ -64,6 +65,10 @@ class NodeQueue:
     async def describe(self, node: NodeStatus) -> None:
         """Publishes the record of a node that has joined."""
         await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
+
+    async def count_control_jobs(self) -> int:
+        """Returns how many control jobs wait for a node."""
+        return int(await self._client.llen(waiting_jobs(is_cluster=is_cluster(self._client))))
 
     async def leave(self, node_id: str) -> None:
         async with self._client.pipeline(transaction=False) as pipe:
