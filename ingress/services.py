@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from batching.metrics.declared import read_metrics_config
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
 from batching.store.ingress_side.broker import Broker

@@ -112,14 +112,6 @@ class VersionKeys:
         return f"{self.tag}:job_queue"
 
     @property
-    def bulk_queue(self) -> str:
-        """List of ids of jobs that come last: the lines of bulk files, oldest first.
-
-        TTL of the longest-lived + 60 to 120 s.
-        """
-        return f"{self.tag}:bulk_queue"
-
-    @property
     def job_prefix(self) -> str:
         """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept.
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from batching.process.reminder import REMIND_S
+from batching.process.retries import REMIND_S
 from batching.settings.redis_url import RedisUrl
 from batching.store.connections.lost_connections import REFUSALS
 from batching.store.redis_errors import FORBIDDEN, UNWELCOME

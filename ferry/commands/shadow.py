@@ -7,7 +7,7 @@ from typing import Any
 import click
 import uvloop
 
-from batching.settings.sources import SettingsError, UnusableNow
+from batching.settings.settings import SettingsError, UnusableNow
 from ferry.console import warn
 from ferry.options import NumberRange
 from ferry.shadow.comparison_options import Comparison, comparison_options

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.process.cores import usable_cores
-from batching.process.readiness import Launch
+from batching.process.part import Launch
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from ferry.process_tree.embedded_redis import short_temporary_folder

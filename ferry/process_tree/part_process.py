@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batching.process.child_process import spawn
-from batching.process.readiness import LAUNCH_VARIABLE, READY_VARIABLE, Launch
+from batching.process.part import LAUNCH_VARIABLE, READY_VARIABLE, Launch
 from batching.settings.settings import Settings
 from ferry.process_tree.log_files import LogFiles
 from ferry.process_tree.ready_pipe import ReadyPipe

@@ -1,10 +1,10 @@
-"""The reading side of `batching.process.readiness`: when a child of `ferry up` has joined in."""
+"""The reading side of `batching.process.part`: when a child of `ferry up` has joined in."""
 
 import json
 import os
 from typing import Any
 
-from batching.process.readiness import READY_LINE
+from batching.process.part import READY_LINE
 
 
 class ReadyPipe:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Self
 
-from batching.process.backoff import Backoff
 from batching.process.child_process import has_exited, kill_group
-from batching.process.stop_signals import StopSignals, ends_with_terminal
+from batching.process.part import StopSignals, ends_with_terminal
+from batching.process.retries import Backoff
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0

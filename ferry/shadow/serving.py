@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from urllib.parse import urlsplit
 
-from batching.process.stop_signals import StopEvents
+from batching.process.part import StopEvents
 from batching.settings.settings import Settings, SettingsError
 from ferry.shadow.mirror import Mirror
 from ferry.shadow.proxy import Proxy

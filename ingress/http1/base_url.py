@@ -7,7 +7,7 @@ them; they are no standard. `Forwarded` (RFC 7239), which few proxies send, is n
 import re
 from collections.abc import Mapping
 
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 
 # Of what a client sends, only this may get into a URL: no user, path, comma or control character.
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")

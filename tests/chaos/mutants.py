@@ -27,7 +27,6 @@ ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), No
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 JOB_MACHINE = f"{CHAOS}job_machine.py::test_f40_jobs_do_what_their_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
-BATCH_RUN = "tests/unit/ingress/bulk/test_batch_run.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
 TEST_TIMEOUT_S = 150
@@ -134,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "a crash loop backs off",
-        "batching/process/backoff.py",
+        "batching/process/retries.py",
         "DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)",
         "DELAYS_S = (0.0, 0.0)",
         f"{CHAOS}workers.py::test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses",
@@ -438,62 +437,11 @@ MUTANTS = (
         JOB_MACHINE,
     ),
     Mutant(
-        "a bulk line that is given back waits among its own",
-        "batching/store/scripts/reclaim.lua",
-        "priority == 'low' and KEYS[16] or KEYS[14]",
-        "KEYS[14]",
-        f"{JOBS}::test_line_that_is_given_back_waits_among_the_lines[server]",
-    ),
-    Mutant(
         "a job that is a suspect runs alone, even if the last worker died with it",
         "batching/store/scripts/refuse.lua",
         "table.insert(suspect and suspects or urgent,",
         "table.insert(urgent,",
         f"{JOBS}::test_jobs_that_crashed_with_a_worker_run_alone_even_if_it_was_the_last[server]",
-    ),
-    Mutant(
-        "bulk lines come after jobs",
-        "batching/store/scripts/claim.lua",
-        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n"
-        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n",
-        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n"
-        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n",
-        JOB_MACHINE,
-    ),
-    Mutant(
-        "a bulk line is kept until it has finished",
-        "batching/store/scripts/delete_jobs.lua",
-        "if known[1] and known[3]",
-        "if known[3]",
-        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
-    ),
-    Mutant(
-        "a feeder that begins anew knows which lines are done",
-        "ingress/bulk/output_lines.py",
-        "number is not None and done.add(number)",
-        "number is not None",
-        f"{BATCH_RUN}::test_another_feeder_goes_on_without_losing_or_doubling_a_line",
-    ),
-    Mutant(
-        "a line's job is deleted once the line is on the disk, and not before",
-        "ingress/bulk/batch_run.py",
-        "        await self._files.sync()\n        await self._lines.delete_ended()\n",
-        "        await self._lines.delete_ended()\n        await self._files.sync()\n",
-        f"{BATCH_RUN}::test_job_of_a_line_that_the_disk_did_not_take_stays",
-    ),
-    Mutant(
-        "a line that Redis has lost runs again",
-        "ingress/bulk/batch_run.py",
-        '                self._read_again(line.number, line.offset_bytes, "Redis has lost them")\n',
-        "                pass\n",
-        f"{BATCH_RUN}::test_lines_that_redis_has_lost_run_again",
-    ),
-    Mutant(
-        "only bulk lines are deleted before their time",
-        "batching/store/scripts/delete_jobs.lua",
-        "known[3] == 'low' then",
-        "true then",
-        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
     ),
     Mutant(
         "an ingress that was there before the first node knows when Redis was emptied",

@@ -18,7 +18,7 @@ from typing import Any
 from batching.errors import InternalError, InvalidModel
 from batching.models.registration import RUNTIMES, name_of_archive
 from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
-from batching.settings.safe_yaml import load_yaml
+from batching.settings.files import load_yaml
 from workers.archives.archive_entries import CHUNK_BYTES, Entry, read_entries
 from workers.archives.staging import MODEL, folder_to_unpack_in, free_place, is_as_made, write_stamp
 

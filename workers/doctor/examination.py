@@ -30,7 +30,7 @@ from workers.doctor.source_examination import (
 )
 from workers.doctor.target_examination import examine_target
 from workers.doctor.weights_examination import examine_other_files, examine_weights
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import require_safe_torch
 
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")

@@ -30,8 +30,7 @@ from workers.archives.model_archive import (
 )
 from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
-from workers.machine.devices import Device
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import Device, require_safe_torch
 from workers.python_models.target_handler import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"

@@ -5,18 +5,29 @@ While a batch runs, the handler only adds numbers up. A thread takes what no bat
 
 import contextlib
 import logging
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 
 from ts.metrics.caching_metric import BUCKETS, CachingMetric, Change, Labels
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
 from batching.metrics.declared import DeclaredMetric
-from batching.metrics.lines import metric_line, model_metric_log
+from batching.metrics.lines import (
+    METRICS_VARIABLE,
+    MODEL_METRICS_FILE,
+    metric_line,
+    model_metric_log,
+)
 from batching.metrics.series import ABOVE, SUM, Measurement, MetricKind, Series
+from batching.process.logs import LineFormatter
+from batching.settings.settings import Settings
 from batching.store.measurements import HandlerMeasurements
 from batching.store.redis_errors import AWAY
 
@@ -96,27 +107,24 @@ class MetricsReporter:
 
     def _collect(self) -> None:
         """Adds what was measured since the last time to what is unsent, and logs it."""
-        for measurement in self._take():
-            series, value = measurement.series, measurement.value
-            if self._is_logging and series.part in ("", SUM):
-                labels = {name: text for name, text in series.labels if name != HOSTNAME}
-                model_metric_log.info(
-                    metric_line(series.name, value, labels, self._hostname, series.unit)
-                )
-            is_gauge = series.kind is MetricKind.GAUGE
-            self._unsent[series] = value if is_gauge else self._unsent.get(series, 0.0) + value
+        for metric in list(self._store.cache.values()):
+            for labels, change in metric.take().items():
+                if (series := self._series(metric, labels)) is not None:
+                    for measurement in _measurements(series, change):
+                        self._add(measurement.series, measurement.value)
+
+    def _add(self, series: Series, value: float) -> None:
+        if self._is_logging and series.part in ("", SUM):
+            labels = {name: text for name, text in series.labels if name != HOSTNAME}
+            line = metric_line(series.name, value, labels, self._hostname, series.unit)
+            model_metric_log.info(line)
+        is_gauge = series.kind is MetricKind.GAUGE
+        self._unsent[series] = value if is_gauge else self._unsent.get(series, 0.0) + value
 
     def _run(self) -> None:
         while not self._should_stop.wait(LOOK_S):
             self.report()
         self.report()
-
-    def _take(self) -> Iterator[Measurement]:
-        for metric in list(self._store.cache.values()):
-            for labels, change in metric.take().items():
-                series = self._series(metric, labels)
-                if series is not None:
-                    yield from _measurements(series, change)
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
         """Returns the series as which the metric is shown; None if it is not shown."""
@@ -146,6 +154,31 @@ class MetricsReporter:
         if name not in self._told:
             self._told.add(name)
             log.warning("metric %s is not shown: %s", name, reason)
+
+
+class MetricsFile(WatchedFileHandler):
+    """Appends to TorchServe's file, as other workers do; the supervisor rolls it.
+
+    The console has the same lines, so one that the file does not take is only said once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        folder = Path(os.environ.get(METRICS_VARIABLE) or settings.log_location)
+        super().__init__(folder / MODEL_METRICS_FILE, delay=True)
+        self.setFormatter(LineFormatter({}))
+        self._is_said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be opened
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
+        """Replaces the traceback for each line."""
+        if not self._is_said:
+            self._is_said = True
+            log.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def _measurements(series: Series, change: Change) -> Iterator[Measurement]:

@@ -18,7 +18,7 @@ from batching.process.outputs import dropped_lines
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import RedisError
-from workers.machine.devices import ask_nvidia_smi
+from workers.machine import ask_nvidia_smi
 from workers.slots.slot import Slot
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread
 from batching.process.outputs import reader
-from batching.process.readiness import notify_ready
-from batching.process.stop_signals import StopEvents
+from batching.process.part import StopEvents, notify_ready
 from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks, keep_going
@@ -41,7 +40,7 @@ from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
-from workers.machine.devices import list_gpus
+from workers.machine import list_gpus
 from workers.node.control_process import ControlProcesses, keep_webhook_sender
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper

@@ -33,8 +33,7 @@ SLACK_MS = 60_000
 class JobRequest(NamedTuple):
     """A job on its way into the queue. `ttl_ms` is from now to its deadline.
 
-    `is_open_inference`: its client speaks the Open Inference Protocol. `is_bulk`: it comes after
-    all others, and only its file knows of it.
+    `is_open_inference`: its client speaks the Open Inference Protocol.
     """
 
     job_id: str
@@ -44,11 +43,10 @@ class JobRequest(NamedTuple):
     is_urgent: bool = False
     is_open_inference: bool = False
     receiver: Receiver | None = None
-    is_bulk: bool = False
 
     @property
     def priority(self) -> str:
-        return "high" if self.is_urgent else "low" if self.is_bulk else "normal"
+        return "high" if self.is_urgent else "normal"
 
     @property
     def whole_ms(self) -> int:

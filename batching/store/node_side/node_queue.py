@@ -136,7 +136,7 @@ class NodeQueue:
                 names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
                 names += [version_keys.queue, version_keys.suspects, version_keys.wakeups]
                 names.append(version_keys.ingress_beats)
-                names += [version_keys.job_queue, version_keys.bulk_queue]
+                names.append(version_keys.job_queue)
         client = self._of_group(workers) if workers else self._client
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0

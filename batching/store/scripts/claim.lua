@@ -2,7 +2,7 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease  10 body prefix  11 reply prefix  12 done prefix  13 job queue  14 job prefix
---       15 bulk queue  16 idle (only with job tickets)
+--       15 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 --       7 job_patience_us
 -- Returns one of
@@ -23,8 +23,7 @@
 --
 -- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
 -- request waits. A quarter of the seats is for jobs that are older than job_patience_us, so that they
--- come to their turn on a busy day, too (docs/adr/0024-jobs.md). Lines of bulk files come last, and
--- have no such quarter (docs/adr/0026-bulk.md).
+-- come to their turn on a busy day, too (docs/adr/0024-jobs.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -129,11 +128,11 @@ local function take_from(queue, seats, least_age_us)
   end
 end
 
-local jobs, bulk = redis.call('LLEN', KEYS[13]), redis.call('LLEN', KEYS[15])
+local jobs = redis.call('LLEN', KEYS[13])
 if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
-  local queue = waiting > 0 and KEYS[1] or jobs > 0 and KEYS[13] or KEYS[15]
-  if waiting == 0 then waiting = jobs > 0 and jobs or bulk end
+  local queue = waiting > 0 and KEYS[1] or KEYS[13]
+  if waiting == 0 then waiting = jobs end
   if waiting > 0 and waiting < limit and patience_us > 0 then
     local age_us = oldest_age_us(queue)
     waiting = redis.call('LLEN', queue)
@@ -151,11 +150,10 @@ if owned == 0 then
   if jobs > 0 then take_from(KEYS[13], seats, tonumber(ARGV[7])) end
   take_from(KEYS[1], limit - owned)
   if jobs > 0 then take_from(KEYS[13], limit - owned) end
-  if bulk > 0 then take_from(KEYS[15], limit - owned) end
 end
 
 if redis.call('HGET', KEYS[4], 'worker') == worker_id then redis.call('DEL', KEYS[4]) end
-if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (jobs > 0 and redis.call('LLEN', KEYS[13]) or 0) + (bulk > 0 and redis.call('LLEN', KEYS[15]) or 0) == 0 then
+if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (jobs > 0 and redis.call('LLEN', KEYS[13]) or 0) == 0 then
   redis.call('DEL', KEYS[3])
 elseif redis.call('LLEN', KEYS[3]) == 0 then
   redis.call('RPUSH', KEYS[3], '1')
@@ -164,13 +162,13 @@ end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
 if owned == 0 then
-  if KEYS[16] then
-    redis.call('ZADD', KEYS[16], now_ms, worker_id)
-    redis.call('PEXPIRE', KEYS[16], 60000)
+  if KEYS[15] then
+    redis.call('ZADD', KEYS[15], now_ms, worker_id)
+    redis.call('PEXPIRE', KEYS[15], 60000)
   end
   return {'EMPTY'}
 end
-if KEYS[16] then redis.call('ZREM', KEYS[16], worker_id) end
+if KEYS[15] then redis.call('ZREM', KEYS[15], worker_id) end
 
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)

@@ -46,7 +46,6 @@ SCRIPTS_OF = {
         "submit_jobs",
         "retry_job",
         "cancel_job",
-        "delete_jobs",
     },
     "worker": {
         "claim",

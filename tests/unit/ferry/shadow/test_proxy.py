@@ -7,7 +7,7 @@ import gzip
 import httpx
 import pytest
 
-from batching.process.stop_signals import StopEvents
+from batching.process.part import StopEvents
 from ferry.shadow.comparison import Tolerance, Verdict
 from ferry.shadow.mirror import Mirror
 from ferry.shadow.result import Result

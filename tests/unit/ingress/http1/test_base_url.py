@@ -2,7 +2,7 @@
 
 import pytest
 
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 from ingress.http1.base_url import BaseUrls
 
 PROXIES = BaseUrls(TrustedProxies.of("10.1.0.0/16, fd00::/8"))

@@ -25,7 +25,7 @@ from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.model_archive import hash_archive
 from workers.archives.model_files import ModelFiles, work_dir_of
-from workers.machine.devices import Device
+from workers.machine import Device
 from workers.node.node import run
 from workers.slots.assignment import Assignment
 from workers.slots.worker_environment import worker_environment
