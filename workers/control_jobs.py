@@ -25,7 +25,6 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, for_rq, store_url
-from batching.store.cluster.rq_names import QUEUE_NAME
 from batching.store.redis_errors import AWAY, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,
@@ -34,6 +33,7 @@ from batching.store.registry.control_queue import (
 )
 from batching.store.registry.downloads import Download, Downloads
 from batching.store.registry.registry import Registry
+from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.fetch import may_share_a_file, was_downloaded

@@ -17,9 +17,9 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store.server_check import check_server, why_away
 from ferry.moving.effects import Effect, Row
-from ferry.options import UnusableSettings, require_store
+from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
-from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.key_file import check_keys
 from ingress.listeners import certificate_of, listener_table
 from workers.archives.model_files import is_writable, work_dir_of

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.retries import Reminder
 from batching.settings.settings import Settings
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, OutageLog
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from batching.models.spec import ArchiveInfo
 from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.clients import for_rq
-from batching.store.cluster.rq_names import QUEUE_NAME
-from batching.store.redis_errors import AWAY, FORBIDDEN
-from batching.store.unavailable import store_unavailable
+from batching.store.redis_errors import AWAY, FORBIDDEN, store_unavailable
+from batching.store.rq_names import QUEUE_NAME
 
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
