@@ -6,7 +6,7 @@ import errno
 import os
 
 import psutil
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 
 from batching.errors import ModelNotFound
 from batching.settings.settings import Settings
