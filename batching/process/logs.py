@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from batching.metrics.lines import metric_log, model_metric_log
+from batching.metrics import metric_log, model_metric_log
 from batching.process.outputs import free_outputs
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"

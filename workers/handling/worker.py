@@ -23,9 +23,7 @@ from typing import Any
 
 from batching.batcher import Batcher
 from batching.errors import InternalError
-from batching.metrics.declared import read_metrics_config
-from batching.metrics.lines import model_metric_log
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement, model_metric_log, read_metrics_config
 from batching.policy import policy_of
 from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply

@@ -6,11 +6,11 @@ import errno
 import os
 
 import psutil
-from batching.store.node_queue import NodeQueue
 
 from batching.errors import ModelNotFound
 from batching.settings.settings import Settings
 from batching.store.clients import connect, connect_async
+from batching.store.node_queue import NodeQueue
 from batching.store.registry.control_queue import ControlQueue
 from tests.support import eventually_async, make_outage
 from workers.node import control_process
