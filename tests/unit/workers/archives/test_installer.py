@@ -214,7 +214,7 @@ REWRITTEN = {
     "numpy  # the only one\n\n# nothing\n": "numpy",
     "numpy \\\n  >=1 ; python_version > '3'": "numpy   >=1 ; python_version > '3'",
     "numpy==1 \\\n --hash=sha256:12 \\\n --hash sha256:34": (
-        "numpy==1 --hash=sha256:12 --hash sha256:34"
+        "numpy==1  --hash=sha256:12  --hash sha256:34"
     ),
     "--only-binary=:all:\n--no-binary a,b\n./a b.whl": (
         "--only-binary=:all:\n--no-binary a,b\n./a b.whl"
