@@ -23,9 +23,13 @@ from batching.models.config_keys import (
 )
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
-from workers.archives.manifest import BUILT_IN_PACKAGE, split_handler
-from workers.archives.model_archive import inspect_archive, unpack_archive
-from workers.archives.requirements import read_requirements
+from workers.archives.installer import read_requirements
+from workers.archives.model_archive import (
+    BUILT_IN_PACKAGE,
+    inspect_archive,
+    split_handler,
+    unpack_archive,
+)
 from workers.doctor.judged_files import (
     Finding,
     coroutines_of,
@@ -37,7 +41,7 @@ from workers.doctor.judged_files import (
     parsed,
     problem,
 )
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import require_safe_torch
 
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*", re.MULTILINE)
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
