@@ -9,11 +9,15 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
-from batching.store.async_held_connection import AsyncHeldConnection
-from batching.store.bulk_calls import BulkCalls
 from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
-from batching.store.commands import Buffer, Command, packed, packed_set
+from batching.store.held_connections import (
+    AsyncHeldConnection,
+    Buffer,
+    Command,
+    packed,
+    packed_set,
+)
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.records import named_request
@@ -93,7 +97,7 @@ class IngressQueue:
         self._done = keys.done_prefix + ingress_id
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
-        self._large = AsyncHeldConnection(client, BulkCalls)
+        self._large = AsyncHeldConnection(client, is_for_strings=True)
         self._cancel = script(client, "cancel")
         self._audit = script(client, "audit")
         self._submit_keys = ordered_keys("submit", keys)

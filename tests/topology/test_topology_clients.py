@@ -13,7 +13,7 @@ import redis
 from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import deployments
+from batching.store import cluster as deployments
 from batching.store.broker import Broker
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
 from batching.store.node_queue import NodeQueue
