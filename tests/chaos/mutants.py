@@ -339,9 +339,9 @@ MUTANTS = (
     ),
     Mutant(
         "requests that gather while Redis is away are submitted, too",
-        "batching/store/submitter.py",
-        "        while self.pending:\n",
-        "        if self.pending:\n",
+        "batching/store/channel.py",
+        "        while self._pending:\n",
+        "        if self._pending:\n",
         f"{OWN_ANSWERS}::test_requests_that_gather_while_redis_stands_still_are_run_once",
     ),
     Mutant(

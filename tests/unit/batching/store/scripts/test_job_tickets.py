@@ -6,8 +6,7 @@ import pytest
 
 from batching import errors
 from batching.batcher import Nothing
-from batching.store.ingress_queue import Submission, SubmitCode
-from batching.store.patience import Patience
+from batching.store.ingress_queue import Patience, Submission, SubmitCode
 from tests.support import (
     DEAD_AFTER_MS,
     eventually_async,
