@@ -71,7 +71,7 @@ class Broker:
         that sends pieces while it runs is a stream of them, which must be read to its end or
         closed. Each piece gives the next one the whole time again.
 
-        `on_error`: NoWorker, NoTicket, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost,
+        `on_error`: NoWorker, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost,
         Draining: refused. DeadlineExceeded: no answer came in time; the request will not be run any
         more. VersionNotFound: see `why_unknown`. ClientLeft: `leave` was called.
         """

@@ -199,7 +199,7 @@ class Channel:
         """
         if code is SubmitCode.NO_VERSION:
             return self._patience.version_s
-        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
+        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
             return 0.0
         now_s = self._loop.time()
         back_s = self._patience.back_s

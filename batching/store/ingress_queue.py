@@ -62,7 +62,6 @@ class SubmitCode(IntEnum):
     NO_VERSION = -1
     NO_WORKER = -2
     NO_MEMORY = -3
-    NO_TICKET = -4
     NO_BEAT = -5
     TOO_LARGE = -6  # for Redis, which closes the connection; never the script's
     NO_RETRY = -7  # no job that can be tried again

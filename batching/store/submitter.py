@@ -141,12 +141,6 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
             "job_queue_size.",
             retry_after_s=retry_after_s,
         )
-    if code is SubmitCode.NO_TICKET:
-        return errors.NoTicket(
-            f'No worker of model "{name}" is free, and with useJobTicket no request waits for one. '
-            "Try again later, or add workers.",
-            retry_after_s=retry_after_s,
-        )
     if code is SubmitCode.NO_WORKER or code is SubmitCode.NO_BEAT:
         return errors.NoWorker(
             f'Model "{name}" has no worker to serve inference request. Please use scale workers '

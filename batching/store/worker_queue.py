@@ -10,7 +10,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.batcher import Nothing, Partial
 from batching.claim_lead import ClaimLead
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement
 from batching.models.spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -92,13 +92,6 @@ class WorkerQueue:
         self._replies = self._reply_writer(ordered_keys("reply", keys, lease=self._lease))
         self._chunk_keys = ordered_keys("chunk", keys, lease=self._lease)
         self._progress_keys = ordered_keys("progress", keys, lease=self._lease)
-
-    def give_tickets(self) -> None:
-        """Lets requests be accepted for this worker whenever it is idle, from now on."""
-        keys, lease = self._keys, self._lease
-        self._claim_keys = ordered_keys("claim", keys, optional=True, lease=lease)
-        self._replies = self._reply_writer(ordered_keys("reply", keys, optional=True, lease=lease))
-        self.reply([], [])
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Claims up to `limit` requests, unless a partial batch may wait for more."""

@@ -272,9 +272,6 @@ class JobMachine(QueueMachine):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
-def test_f40_jobs_do_what_their_model_says(
-    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
-) -> None:
-    run_machine(JobMachine, redis_server.url, has_tickets=has_tickets)
-    record_promise("F40", f"jobs{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
+def test_f40_jobs_do_what_their_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+    run_machine(JobMachine, redis_server.url)
+    record_promise("F40", f"jobs: {EXAMPLES} x {STEPS} steps")

@@ -59,5 +59,4 @@ def _keep(pipe: Client, names: VersionKeys) -> None:
 
 
 def _fields(spec: ModelSpec) -> dict[str, int]:
-    # max_queue comes last: with it there is such a version.
-    return {"job_ticket": int(spec.use_job_ticket), "max_queue": spec.job_queue_size}
+    return {"max_queue": spec.job_queue_size}

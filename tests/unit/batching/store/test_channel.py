@@ -704,7 +704,7 @@ async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(
         await queued(harness, 1)
         answer(harness.worker())
         assert (await served).body == b"B"
-    assert "task failed name=flush model=digits version=1.0" in caplog.text
+    assert "task failed name=_flush model=digits version=1.0" in caplog.text
     assert "unforeseen" in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 import redis
 
 from batching.store.channel import LARGE_AT_ONCE, Channel
@@ -52,12 +51,8 @@ class Scene:
         return [name for name, request in self.requests.items() if request.is_over]
 
 
-@pytest.fixture
-async def scene():
-    return Scene()
-
-
-async def test_reply_on_its_way_is_not_fetched_once_more(scene):
+async def test_reply_on_its_way_is_not_fetched_once_more():
+    scene = Scene()
     # Given
     scene.name("r0", "r1")
     await eventually_async(lambda: scene.queue.fetched)
@@ -70,7 +65,8 @@ async def test_reply_on_its_way_is_not_fetched_once_more(scene):
     assert bytes((await scene.requests["r0"].outcome()).body) == b"r0"
 
 
-async def test_what_does_not_come_together_comes_alone_and_else_when_it_is_named_again(scene):
+async def test_what_does_not_come_together_comes_alone_and_else_when_it_is_named_again():
+    scene = Scene()
     # Given
     scene.queue.most_at_once = 0
     scene.name("r0", "r1")
@@ -85,7 +81,8 @@ async def test_what_does_not_come_together_comes_alone_and_else_when_it_is_named
     assert scene.answered == ["r0", "r1"]
 
 
-async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched(scene):
+async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched():
+    scene = Scene()
     # When its client leaves after it was named
     scene.name("r0")
     del scene.channel._waiting["r0"]
@@ -94,7 +91,8 @@ async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched(scene):
     assert (scene.queue.fetched, scene.queue.discarded) == ([[]], ["r0"])
 
 
-async def test_replies_are_deleted_together_with_the_fetch_of_the_next_ones(scene):
+async def test_replies_are_deleted_together_with_the_fetch_of_the_next_ones():
+    scene = Scene()
     # When
     scene.name(*IDS)
     await scene.fetch_all()
