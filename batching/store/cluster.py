@@ -41,6 +41,7 @@ from batching.store.held_connections import (
 )
 from batching.store.keys import HOME
 from batching.store.redis_errors import AWAY, NotHere
+from batching.store.rq_names import RqPacker, received
 
 # A frozen server is given up sooner than a single one, as there is another to go to.
 COMMAND_TIMEOUT_S = 3.0
@@ -421,34 +422,3 @@ def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S)
 def connect_async(url: RedisUrl) -> Any:
     """Returns an asyncio client of the registry's keys; only what was refused is sent again."""
     return Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
-
-
-# RQ changes several keys in one transaction and names them itself (`rq:queues`, `rq:job:ID`, ...).
-# In a cluster the names are completed on the wire: `rq:x` is sent as `{ferry}:rq:x` and comes back
-# as `rq:x`, so RQ sees what it knows and the server sees keys that are in one slot.
-_PREFIX = f"{HOME}:".encode()
-
-
-class RqPacker(redis.connection.HiredisRespSerializer):
-    """Packs commands with the names that the server knows."""
-
-    def pack(self, *arguments: Any) -> Any:
-        return super().pack(*map(_sent, arguments))
-
-
-def _sent(argument: Any) -> Any:
-    octets = argument.encode() if isinstance(argument, str) else argument
-    if isinstance(octets, bytes) and octets.startswith(b"rq:"):
-        return _PREFIX + octets
-    return argument
-
-
-def received(answer: Any) -> Any:
-    """Returns the answer with the names that RQ knows, at any depth."""
-    if isinstance(answer, bytes):
-        return answer[len(_PREFIX) :] if answer.startswith(_PREFIX + b"rq:") else answer
-    if isinstance(answer, list | set):
-        return type(answer)(map(received, answer))
-    if isinstance(answer, dict):
-        return {received(name): received(value) for name, value in answer.items()}
-    return answer
