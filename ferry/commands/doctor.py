@@ -135,14 +135,14 @@ def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
         text = "the append-only file could not be written, and Redis takes no writes: a full disk?"
         yield "persistence", "must change", text
     else:
+        loss = {
+            "everysec": "; a machine that fails loses the last second",
+            "always": "; a machine that fails loses nothing, and each write waits for the disk",
+            "no": "; a machine that fails loses what it had not written: set it to everysec",
+        }.get(facts.fsync, "")
         known = f", appendfsync {facts.fsync}" if facts.fsync else ""
-        is_lazy = facts.fsync == "no"
-        loss = "loses what its system had not written: set it to everysec"
-        fate = loss if is_lazy else "loses a second at most"
-        text = (
-            f"append-only file{known}: jobs and models survive Redis; a machine that fails {fate}"
-        )
-        yield "persistence", "note" if is_lazy else "same", text
+        text = f"append-only file{known}: jobs and models survive Redis{loss}"
+        yield "persistence", "note" if facts.fsync == "no" else "same", text
 
 
 def _print_table(rows: list[Row]) -> None:
