@@ -20,8 +20,9 @@ from ferry.moving.effects import Effect, Row
 from ferry.options import UnusableSettings, require_store
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.free_addresses import check_free
+from ingress.access.certificate import certificate_of
 from ingress.access.key_file import check_keys
-from ingress.listeners import certificate_of, listener_table
+from ingress.role import listener_table
 from workers.archives.model_files import is_writable, work_dir_of
 
 _START = "start"

@@ -11,7 +11,7 @@ import httpx
 from ferry.shadow.mirror import Copy, Mirror
 from ferry.shadow.target import OF_CONNECTION, Target, named_by_connection, why
 from ingress.http1.exchange import ConnectionEnded, Exchange
-from ingress.http1.head import WITHOUT_BODY
+from ingress.http1.heads import WITHOUT_BODY
 
 # An answer of announced length up to this is sent with its length; any other in pieces.
 _WHOLE_BYTES = 16 * 1024 * 1024

@@ -10,9 +10,9 @@ from batching.settings.settings import Settings, SettingsError
 from ferry.shadow.mirror import Mirror
 from ferry.shadow.proxy import Proxy
 from ferry.shadow.target import Target
-from ingress.http1.exchange import Exchange
-from ingress.listeners import Address, Listener, parse_address
-from ingress.role import Role
+from ingress.http1.listener import Address, Listener
+from ingress.role import Role, parse_address
+from ingress.torchserve.answers import error_answer
 
 # Clients, and then the copies that still wait, have this long at the end.
 _DRAIN_S = 10.0
@@ -20,14 +20,6 @@ _DRAIN_S = 10.0
 _SWITCH_S = 0.0005
 # A client keeps its connection as long as the old server lets it.
 _PATIENT = Settings(idle_timeout_s=3600.0, unread_timeout_s=3600.0)
-
-
-class _Unobserved:
-    def on_answered(self, exchange: Exchange) -> None:
-        pass
-
-    def on_refused(self, client: str, status: int) -> None:
-        pass
 
 
 def listening_address(text: str) -> Address:
@@ -84,7 +76,7 @@ class Serving:
             UnusableNow: the address is in use, or not this machine's.
         """
         proxy = Proxy(self._old, self._mirror)
-        listener = Listener(self._address, proxy, _Unobserved(), settings=_PATIENT)
+        listener = Listener(self._address, proxy, error_answer, settings=_PATIENT)
         background: list[asyncio.Task[None]] = []
         try:
             await listener.start()

@@ -13,7 +13,6 @@ from ingress.role import Role
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
 
-_SCHEME = "Bearer"
 # Orchestrators have no key, and the answers hold nothing worth one.
 _PROBES = frozenset({LIVE_PATH, "/readyz"})
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
@@ -27,16 +26,12 @@ class InvalidKey(BadRequest):
 
 
 class Authorizer:
-    """Checks the token of each request to one listener."""
+    """Checks the token of each request to one listener; `is_closed` if tokens are asked for."""
 
     def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:
         self._keys = keys
         self._roles = frozenset(roles)
-
-    @property
-    def is_closed(self) -> bool:
-        """Returns whether tokens are asked for."""
-        return self._keys is not None
+        self.is_closed = keys is not None
 
     def admit(self, method: str, path: str, authorization: str) -> None:
         """Checks that the request may pass.
@@ -57,21 +52,21 @@ class Authorizer:
 
     def _scope(self, method: str, path: str) -> KeyScope | None:
         """Returns the scope whose key this path needs; None if it needs none."""
-        is_document = (method, path) == ("OPTIONS", "/") or path == "/api-description"
-        if is_document or self._is_public(path):
+        roles = self._roles
+        if path == "/metrics" and Role.METRICS in roles:
             return None
-        if Role.MANAGEMENT not in self._roles:
-            return KeyScope.INFERENCE if Role.INFERENCE in self._roles else None
+        if path in _PROBES and Role.INFERENCE in roles:
+            return None
+        if (method, path) == ("OPTIONS", "/") or path == "/api-description":
+            return None
+        if Role.MANAGEMENT not in roles:
+            return KeyScope.INFERENCE if Role.INFERENCE in roles else None
         if path == TOKEN_PATH:
             return None  # that route asks for the API key by itself
-        if Role.INFERENCE in self._roles and _is_inference(path):
-            return KeyScope.INFERENCE
-        return KeyScope.MANAGEMENT
-
-    def _is_public(self, path: str) -> bool:
-        if path == "/metrics":
-            return Role.METRICS in self._roles
-        return path in _PROBES and Role.INFERENCE in self._roles
+        is_inference = Role.INFERENCE in roles and (
+            path == "/ping" or JOB_PATH.fullmatch(path) or parse_prediction_path(path)
+        )
+        return KeyScope.INFERENCE if is_inference else KeyScope.MANAGEMENT
 
 
 def require_api_key(keys: KeyFile, authorization: str) -> None:
@@ -92,9 +87,4 @@ def refused_renewal() -> InvalidKey:
 def bearer_token(authorization: str) -> str:
     """Returns the token of an Authorization header; without one, an empty text, which is no key."""
     scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme == _SCHEME else ""
-
-
-def _is_inference(path: str) -> bool:
-    is_of_job = JOB_PATH.fullmatch(path) is not None
-    return path == "/ping" or is_of_job or parse_prediction_path(path) is not None
+    return token.strip() if scheme == "Bearer" else ""

@@ -8,7 +8,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from flask import Flask, request
 
 from ingress.access.authorizer import Authorizer
-from ingress.http1.body_reader import refuse_encoded
+from ingress.http1.exchange import refuse_encoded
 from ingress.page.page_switch import has_page
 from ingress.rest.bulk_api import bulk_blueprint
 from ingress.rest.error_handlers import install_error_handlers

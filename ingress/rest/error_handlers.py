@@ -14,7 +14,7 @@ from batching.errors import (
     ServeError,
     StoreUnavailable,
 )
-from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
+from ingress.predictions.prediction_service import LOWEST_STATUS, FailedRequests
 from ingress.rest.responses import to_response
 from ingress.role import Role
 from ingress.services import Services

@@ -8,7 +8,8 @@ from flask import Blueprint, Response, request
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from ingress.health import LIVE_TEXT
-from ingress.predictions.awaited_prediction import answer_prediction
+from ingress.http1.exchange import Answer
+from ingress.predictions.prediction import AwaitedPrediction
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
     base_url,
@@ -74,10 +75,12 @@ class _InferenceView:
         query = request.query_string.decode("utf-8", "replace")
         services = self._services
         url = base_url(services, request)
-        answering = answer_prediction(
-            services.http_predictions, target, headers, body, query=query, base_url=url
-        )
-        answer = services.on_loop(answering)
+
+        async def answered() -> Answer | StreamedAnswer:
+            shared = services.http_predictions
+            return await AwaitedPrediction(shared, target, headers, query, url).answer(body)
+
+        answer = services.on_loop(answered())
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)
         return to_response(answer)

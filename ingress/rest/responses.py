@@ -60,7 +60,7 @@ def base_url(services: Services, request: Request) -> str:
     """Returns the URL of this server as the client sees it, without a slash at the end."""
     headers = lower_case_headers(request)
     peer = request.environ.get("REMOTE_ADDR", "")
-    return services.jobs.base_urls.of(headers, scheme=request.scheme, peer=peer)
+    return services.http_predictions.proxies.base_url(headers, scheme=request.scheme, peer=peer)
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -10,7 +10,6 @@ from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
-from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Exchange
 from ingress.rest.large_files import ArrivingBody, is_of_file, send_response
 from ingress.rest.responses import PlainResponse
@@ -47,7 +46,7 @@ class WsgiBridge:
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             if is_of_file(exchange.method, exchange.path):
                 return await self._pass_file(exchange)
-            body = await read_body(exchange, headers, *self._limits)
+            body = await exchange.read_body(*self._limits)
             environ = make_environ(exchange, body)
             async with self._slots:
                 answer = await in_daemon_thread(lambda: _answer(self._app, environ))
@@ -75,8 +74,9 @@ class WsgiBridge:
 
 def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
     """Returns the environ of this request; by PEP 3333, strings are bytes read as Latin-1."""
-    server_host, _, server_port = exchange.server.rpartition(":")
-    client_host, _, client_port = exchange.client.rpartition(":")
+    connection = exchange.connection
+    server_host, _, server_port = connection.server.rpartition(":")
+    client_host, _, client_port = connection.client.rpartition(":")
     environ: dict[str, Any] = {
         "REQUEST_METHOD": exchange.method,
         "SCRIPT_NAME": "",
@@ -88,7 +88,7 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
         "REMOTE_ADDR": client_host.strip("[]"),
         "REMOTE_PORT": client_port,
         "wsgi.version": (1, 0),
-        "wsgi.url_scheme": exchange.scheme,
+        "wsgi.url_scheme": connection.scheme,
         "wsgi.input": io.BytesIO(body),
         "wsgi.errors": sys.stderr,
         "wsgi.multithread": True,
