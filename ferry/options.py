@@ -1,16 +1,13 @@
 """Command-line options that several commands share.
 
-Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry node`. Its name,
-type, default and help are written in the field, and only there.
+Every setting is an option of `ferry up`, `ferry ingress` and `ferry node`. Its name, type, default
+and help are written in its field of `Settings`, and only there.
 """
 
-import dataclasses
 import difflib
 import functools
 import math
 import os
-import types
-import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,25 +15,18 @@ from typing import Any
 import click
 
 from batching.process.entry_point import EXIT_UNUSABLE
-from batching.settings.checks import doubts
-from batching.settings.loading import load_settings
-from batching.settings.settings import ENV_PREFIX, Settings, SettingsError
-from batching.settings.sources import read_properties, switches_read_as_false
+from batching.settings.files import read_properties
+from batching.settings.loading import doubts, load_settings, switches_read_as_false
+from batching.settings.setting import Setting
+from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
 from batching.settings.torchserve_keys import why_without_effect
 from ferry.console import warn
-from ferry.role_settings import MOST_USED, SECTIONS
 
 Command = Callable[..., Any]
 
-# The spelling that torchserve users know; the field's own name works as well.
-_ALIASES = {
-    "load_models": ("--models",),
-    "disable_token_authorization": ("--disable-token-auth",),
-}
-
-
-_MOST_USED = "Most used"
-_OTHERS = "Options"
+_MOST_USED, _OTHERS = "Most used", "Options"
+# Options that are no settings, and are named as often as those that are common.
+_COMMON_OPTIONS = ("config", "port_base")
 
 
 class UnusableSettings(click.ClickException):
@@ -72,17 +62,17 @@ class ServerCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options: first those most used, last those that are no settings."""
-        sections: dict[str, list[tuple[str, str]]] = {_MOST_USED: []}
-        section = _MOST_USED
-        for one in self.get_params(ctx):
-            name = one.name or ""
-            section = SECTIONS.get(name, section) if name in Settings.fields() else _OTHERS
-            if (record := one.get_help_record(ctx)) is not None:
-                heading = _MOST_USED if name in MOST_USED else section
-                sections.setdefault(heading, []).append(record)
+        headings = {it.name: _MOST_USED if it.is_common else it.section for it in SETTINGS}
+        headings |= dict.fromkeys(_COMMON_OPTIONS, _MOST_USED)
+        order = [_MOST_USED, *(it.section for it in SETTINGS if it.section), _OTHERS]
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in order}
+        for option in self.get_params(ctx):
+            if (record := option.get_help_record(ctx)) is not None:
+                sections[headings.get(option.name or "", _OTHERS)].append(record)
         for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def require_store(settings: Settings) -> None:
@@ -98,27 +88,25 @@ def require_store(settings: Settings) -> None:
 def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:
     """Adds `--config` and one option per setting; the command gets a `settings` argument.
 
-    The help does not list the settings in `unlisted`.
+    The help does not list the settings of the parts in `unlisted`.
     """
 
     @functools.wraps(command)
     def with_settings(config: Path | None, **arguments: Any) -> Any:
-        names = {spec.name for spec in dataclasses.fields(Settings)}
-        flags = {name: arguments.pop(name) for name in names}
+        flags = {it.name: arguments.pop(it.name) for it in SETTINGS}
         flags["load_models"] = ",".join(flags["load_models"]) or None
         return command(settings=settings_from_flags(config, flags), **arguments)
 
-    decorated: Command = with_settings
-    for spec in reversed(dataclasses.fields(Settings)):
-        decorated = _option(spec, is_listed=spec.name not in unlisted)(decorated)
-    return click.option(
+    config_option = click.option(
         "--config",
         "--ts-config",
         envvar="TS_CONFIG_FILE",
         show_envvar=True,
         type=click.Path(dir_okay=False, path_type=Path),
         help="A config.properties file, TorchServe's keys included.",
-    )(decorated)
+    )
+    options = (_option(it, is_listed=it.read_by not in unlisted) for it in SETTINGS)
+    return option_group(config_option, *options)(with_settings)
 
 
 def settings_from_flags(
@@ -136,8 +124,7 @@ def settings_from_flags(
     for key in without_effect:
         warn(f"{config}: {why_without_effect(key)}")
     if config is not None:
-        odd = switches_read_as_false(read_properties(config), Settings.fields_by_key())
-        for key, text in odd.items():
+        for key, text in switches_read_as_false(read_properties(config)).items():
             warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
     for doubt in (*doubts(settings), *_misspelt_variables()):
         warn(doubt)
@@ -145,8 +132,7 @@ def settings_from_flags(
 
 
 def _misspelt_variables() -> Iterator[str]:
-    fields = (*Settings.fields_by_key(), *(spec.name for spec in dataclasses.fields(Settings)))
-    known = {ENV_PREFIX + name.upper() for name in fields}
+    known = {ENV_PREFIX + name.upper() for it in SETTINGS for name in (it.key, it.name)}
     for variable in sorted(os.environ.keys() - known):
         # Only names that are close to a setting's: clients and Kubernetes set other variables.
         alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
@@ -154,19 +140,24 @@ def _misspelt_variables() -> Iterator[str]:
             yield f"{variable} is no setting; did you mean {alike[0]}?"
 
 
-def _option(spec: "dataclasses.Field[Any]", *, is_listed: bool) -> Callable[[Command], Command]:
-    name = f"--{spec.name.replace('_', '-')}"
-    names = (*_ALIASES.get(spec.name, ()), name, spec.name)
-    default = "" if spec.default in ("", None) else f" [default: {spec.default}]"
-    option = functools.partial(
-        click.option, help=f"{_sentence(spec.metadata['doc'])}{default}", hidden=not is_listed
+def _option(setting: Setting, *, is_listed: bool) -> Callable[[Command], Command]:
+    name = setting.name.replace("_", "-")
+    flag = f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}"
+    default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
+    kind: dict[str, Any] = {"type": setting.kind}
+    if setting.name == "load_models":
+        kind = {"multiple": True, "metavar": "[NAME=]ARCHIVE"}
+    elif setting.kind is bool:
+        kind = {}
+    elif setting.kind is Path:
+        kind = {"type": click.Path(path_type=Path)}
+    return click.option(
+        *filter(None, (setting.flag, flag, setting.name)),
+        help=f"{_sentence(setting.doc)}{default}",
+        hidden=not is_listed,
+        default=None,
+        **kind,
     )
-    if spec.type is bool:
-        names = (*_ALIASES.get(spec.name, ()), f"{name}/--no-{name[2:]}", spec.name)
-        return option(*names, default=None)
-    if spec.name == "load_models":
-        return option(*names, multiple=True, metavar="[NAME=]ARCHIVE")
-    return option(*names, type=_click_type(spec.type), default=None)
 
 
 def _sentence(doc: str) -> str:
@@ -174,12 +165,6 @@ def _sentence(doc: str) -> str:
     # A first word with other characters is a value, and values are written as they are.
     first = first.capitalize() if first.isalpha() and first.islower() else first
     return f"{' '.join([first, *others])}."
-
-
-def _click_type(kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
-        kind = next(option for option in typing.get_args(kind) if option is not type(None))
-    return click.Path(path_type=Path) if kind is Path else kind
 
 
 def _url_option(kind: str, port: int) -> Callable[[Command], Command]:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from batching.metrics.declared import read_metrics_config
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
+from batching.store.broker import Broker
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
-from batching.store.ingress_side.broker import Broker
 from batching.store.jobs.job_store import JobStore
 from batching.store.measurements import read_metrics
-from batching.store.outage_log import OutageLog
+from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads

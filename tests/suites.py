@@ -78,7 +78,7 @@ def is_long(path, parameters):
 FAST_FOLDERS = ("tests/architecture", "tests/unit/batching", "tests/unit/ingress/torchserve")
 # Servers, and tests that wait for time to pass.
 REAL_FIXTURES = frozenset({"real_backend", "real_harness", "redis_server", "on_cluster"})
-WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_version_channel.py"})
+WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_channel.py"})
 
 
 def is_fast(path, parameters, fixtures):

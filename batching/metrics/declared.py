@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.metrics.series import MetricKind
-from batching.settings.safe_yaml import load_yaml
+from batching.settings.files import load_yaml
 from batching.settings.settings import SettingsError
 
 

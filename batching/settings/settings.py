@@ -1,23 +1,47 @@
-"""Declares all settings, in one frozen dataclass.
+"""Declares all settings, in one frozen dataclass; `loading` reads them.
 
-A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
-environment variable is `FERRY_` and either of them in upper case. `loading` reads them.
+To add one, add a field, and use it. Its key in files, its variable `FERRY_...`, its flag with help,
+its place in snapshots and its checks follow from the field.
 """
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from batching.models.registration import ModelDefaults
-from batching.settings.per_model import model_settings
-from batching.settings.sources import SettingsError, UnusableNow
+from batching.settings.redis_url import RedisUrl
+from batching.settings.setting import (
+    INGRESS,
+    NODE,
+    WHOLE_SERVER,
+    SettingsError,
+    UnusableNow,
+    setting,
+    settings_of,
+    torchserve_setting,
+)
+from batching.settings.values import (
+    check_aliases,
+    check_header,
+    check_log_level,
+    check_models,
+    check_pattern,
+    check_patterns,
+    check_proxies,
+    check_redis_url,
+    check_secrets,
+    model_settings,
+    path_aliases,
+)
 from batching.webhooks import ReceiverRules
 
 __all__ = [
+    "BY_KEY",
     "DEFAULT_ALLOWED_URLS",
     "DEFAULT_KEY_FILE",
     "ENV_PREFIX",
+    "SETTINGS",
     "Settings",
     "SettingsError",
     "UnusableNow",
@@ -31,249 +55,402 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 # In the current folder, as in TorchServe.
 DEFAULT_KEY_FILE = "key_file.json"
 
-# Prefixes of fields that each start fills in; the URL of Redis may hold a password, too.
-_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s", "webhook_secrets")
-
-
-def _setting(default: Any, *, key: str = "", doc: str) -> Any:
-    return field(default=default, metadata={"key": key, "doc": doc})
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of an ingress, a node or `ferry up`."""
+    """The settings of an ingress, a node or `ferry up`.
 
-    redis_url: str = _setting(
+    The name of a number ends in its unit; sections, and the order, are those of the help.
+    """
+
+    redis_url: str = setting(
         "",
-        doc="redis://, unix://, redis+sentinel:// or redis+cluster:// URL; `ferry up` has its own",
+        "redis://, unix://, redis+sentinel:// or redis+cluster:// URL; `ferry up` has its own",
+        variable="REDIS_URL",
+        is_common=True,
+        is_saved=False,
+        check=check_redis_url,
     )
-    redis_ca_file: Path | None = _setting(
-        None, doc="PEM file of the authority behind a rediss:// server; default: the system's"
-    )
-    redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
-    redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
-    redis_append_only: bool = _setting(
-        False, doc="turn Redis' append-only file on at the first job, as `ferry up` has its own do"
-    )
-    inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
-    management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
-    metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
-    path_aliases: str = _setting(
-        "", doc="comma list of /path=/route: further paths of routes, as a platform may choose them"
-    )
-    trusted_proxies: str = _setting(
-        "",
-        doc="comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
-        "believed in URLs of jobs",
-    )
-    ingress_processes: int = _setting(
-        0,
-        doc="processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1",
-    )
-    certificate_file: Path | None = _setting(None, doc="PEM file, for addresses with https://")
-    private_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
-    model_store: Path | None = _setting(None, doc="folder of archives")
-    work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
-    unused_files_kept_s: float = _setting(
-        86_400.0,
-        key="unused_files_kept",
-        doc="seconds for which what was unpacked or installed for a model outlives its last use",
-    )
-    allowed_urls: str = _setting(
-        DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
-    )
-    load_models: str = _setting("", doc="'all' or a comma list of [name=]archive: loaded at start")
-    model_settings: str = _setting(
-        "", key="models", doc="JSON of per-model settings: {model: {version: {batchSize: ...}}}"
-    )
-    default_service_handler: str = _setting("", doc="handler of archives that name none")
-    job_queue_size: int = _setting(100, doc="requests that may wait per model version")
-    job_backlog: int = _setting(1_000_000, doc="jobs that may wait per model version")
-    job_memory_share: float = _setting(
-        0.8, doc="part of Redis' maxmemory beyond which jobs are refused; requests are not"
-    )
-    job_timeout_s: float = _setting(
-        86_400.0, key="job_timeout", doc="seconds from a job's submit to its deadline"
-    )
-    job_result_ttl_s: float = _setting(
-        86_400.0, key="job_result_ttl", doc="seconds a finished job and its result are kept"
-    )
-    default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
-    default_response_timeout_s: int = _setting(
-        120, key="default_response_timeout", doc="seconds a batch may run"
-    )
-    default_startup_timeout_s: int = _setting(
-        120, key="default_startup_timeout", doc="seconds a worker may load"
-    )
-    queue_timeout_s: float = _setting(
-        120.0, key="queue_timeout", doc="seconds a request may wait, on top of response_timeout"
-    )
-    max_request_size_bytes: int = _setting(
-        6_553_500, key="max_request_size", doc="largest request body"
-    )
-    max_response_size_bytes: int = _setting(
-        6_553_500, key="max_response_size", doc="largest answer of a handler"
-    )
-    max_form_parts: int = _setting(1000, doc="parts, or fields, that a form may have")
-    max_header_size_bytes: int = _setting(
-        65_536, key="max_header_size", doc="largest request line with all headers"
-    )
-    idle_timeout_s: float = _setting(
-        65.0, key="idle_timeout", doc="seconds a connection may wait for the head of a request"
-    )
-    body_timeout_s: float = _setting(
-        60.0, key="body_timeout", doc="seconds a request's body may take to arrive"
-    )
-    unread_timeout_s: float = _setting(
-        30.0, key="unread_timeout", doc="seconds a client may take in nothing of its answer"
-    )
-    number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
-    decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
-    service_envelope: str = _setting(
-        "", doc="body, json, kserve or kservev2: what requests and answers are wrapped in"
-    )
-    open_inference_rows: bool = _setting(
-        False,
-        doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
-    )
-    max_image_pixels: int = _setting(64_000_000, doc="larger images are refused; 0: no limit")
-    acceleration: str = _setting(
-        "on", doc="off: the built-in image handlers run models as they came, without what is faster"
-    )
-    spare_memory_bytes: int = _setting(
-        67_108_864,
-        key="spare_memory",
-        doc="bytes that a worker keeps beyond what its batches need; 0: all that it ever used",
-    )
-    limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
-    show_tracebacks: bool = _setting(
-        False, doc="tell clients where predictions failed: the last lines of a model's own code"
-    )
-    blacklist_env_vars: str = _setting(
-        "", doc="regular expression of environment variables that workers do not get"
-    )
-    install_py_dep_per_model: bool = _setting(
-        False, doc="install the requirements.txt of archives, in an environment per model"
-    )
-    metrics_config: Path | None = _setting(
-        None, doc="YAML file of the metrics that handlers may emit; default: TorchServe's two"
-    )
-    model_metrics_auto_detect: bool = _setting(
-        False, doc="show metrics of handlers that metrics_config does not list"
-    )
-    unregister_model_timeout_s: int = _setting(
-        120, key="unregister_model_timeout", doc="seconds for a model's workers to go"
-    )
-    enable_model_api: bool = _setting(True, doc="register and unregister models over HTTP")
-    allow_open_management: bool = _setting(
-        False, doc="let management listen beyond loopback without tokens"
-    )
-    token_auth: bool = _setting(
-        False,
-        key="token_authorization",
-        doc="ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
-    )
-    key_file: Path | None = _setting(
+    redis_ca_file: Path | None = setting(
         None,
-        doc="file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json",
+        "PEM file of the authority behind a rediss:// server; default: the system's",
+        section="Redis",
+        is_saved=False,
     )
-    token_expiration_min: float = _setting(60.0, doc="minutes for which a new key is valid")
-    disable_token_authorization: bool = _setting(
-        False, doc="ask for no tokens, whatever else is set"
+    redis_cert_file: Path | None = setting(
+        None, "PEM file of our certificate for Redis", is_saved=False
     )
-    cors_allowed_origin: str = _setting("", doc="origin whose web pages may send requests; *: any")
-    cors_allowed_methods: str = _setting("", doc="HTTP methods that those pages may use")
-    cors_allowed_headers: str = _setting("", doc="headers that those pages may send")
-    enable_metrics_api: bool = _setting(True, doc="serve /metrics")
-    metrics_mode: str = _setting(
-        "prometheus", doc="prometheus: all in /metrics; legacy: three; log: none, but log lines"
+    redis_key_file: Path | None = setting(
+        None, "PEM file of that certificate's key", is_saved=False
     )
-    disable_system_metrics: bool = _setting(False, doc="do not measure CPU, memory, disk and GPUs")
-    metric_time_interval_s: int = _setting(
-        60, key="metric_time_interval", doc="seconds between two looks at CPU, memory, disk, GPUs"
+    redis_append_only: bool = setting(
+        False,
+        "turn Redis' append-only file on at the first job, as `ferry up` has its own do",
+        read_by=INGRESS,
+        is_saved=False,
     )
-    page: str = _setting(
+    inference_address: str = torchserve_setting(
+        "http://127.0.0.1:8080",
+        "predictions listener",
+        section="Addresses and TLS",
+        read_by=INGRESS,
+    )
+    management_address: str = torchserve_setting(
+        "http://127.0.0.1:8081", "management listener", read_by=INGRESS
+    )
+    metrics_address: str = torchserve_setting(
+        "http://127.0.0.1:8082", "metrics listener", read_by=INGRESS
+    )
+    path_aliases: str = setting(
+        "",
+        "comma list of /path=/route: further paths of routes, as a platform may choose them",
+        read_by=INGRESS,
+        check=check_aliases,
+    )
+    trusted_proxies: str = setting(
+        "",
+        "comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
+        "believed in URLs of jobs",
+        check=check_proxies,
+    )
+    ingress_processes: int = setting(
+        0,
+        "processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1",
+        read_by=INGRESS,
+    )
+    certificate_file: Path | None = torchserve_setting(
+        None, "PEM file, for addresses with https://", read_by=INGRESS
+    )
+    private_key_file: Path | None = torchserve_setting(
+        None, "PEM file of that certificate's key", read_by=INGRESS
+    )
+    model_store: Path | None = torchserve_setting(None, "folder of archives", is_common=True)
+    work_dir: Path | None = setting(
+        None,
+        "where archives are unpacked; default: a cache",
+        section="Archives and models",
+        read_by=NODE,
+    )
+    unused_files_kept_s: float = setting(
+        86_400.0,
+        "seconds for which what was unpacked or installed for a model outlives its last use",
+        read_by=NODE,
+        lowest=60,
+    )
+    allowed_urls: str = torchserve_setting(
+        DEFAULT_ALLOWED_URLS,
+        "comma list of regular expressions for remote archives",
+        read_by=NODE,
+        check=check_patterns,
+    )
+    load_models: str = torchserve_setting(
+        "",
+        "'all' or a comma list of [name=]archive: loaded at start",
+        flag="--models",
+        is_common=True,
+    )
+    model_settings: str = torchserve_setting(
+        "",
+        "JSON of per-model settings: {model: {version: {batchSize: ...}}}",
+        key="models",
+        ts_variable="",
+        read_by=INGRESS,
+        check=check_models,
+    )
+    default_service_handler: str = torchserve_setting(
+        "", "handler of archives that name none", read_by=INGRESS
+    )
+    job_queue_size: int = torchserve_setting(
+        100,
+        "requests that may wait per model version",
+        section="Queues and jobs",
+        read_by=INGRESS,
+        lowest=1,
+    )
+    job_backlog: int = setting(1_000_000, "jobs that may wait per model version")
+    job_memory_share: float = setting(
+        0.8, "part of Redis' maxmemory beyond which jobs are refused; requests are not"
+    )
+    job_timeout_s: float = setting(86_400.0, "seconds from a job's submit to its deadline")
+    job_result_ttl_s: float = setting(86_400.0, "seconds a finished job and its result are kept")
+    default_workers_per_model: int = torchserve_setting(
+        0,
+        "workers per node of a model at registration",
+        section="Workers and timeouts",
+        read_by=INGRESS,
+    )
+    default_response_timeout_s: int = torchserve_setting(
+        120, "seconds a batch may run", read_by=INGRESS, lowest=1
+    )
+    default_startup_timeout_s: int = torchserve_setting(
+        120, "seconds a worker may load", read_by=INGRESS, lowest=1
+    )
+    queue_timeout_s: float = setting(
+        120.0,
+        "seconds a request may wait, on top of response_timeout",
+        read_by=INGRESS,
+        lowest=0.001,
+    )
+    max_request_size_bytes: int = torchserve_setting(
+        6_553_500, "largest request body", section="Requests and answers", read_by=INGRESS, lowest=1
+    )
+    max_response_size_bytes: int = torchserve_setting(
+        6_553_500, "largest answer of a handler", lowest=1
+    )
+    max_form_parts: int = setting(
+        1000, "parts, or fields, that a form may have", read_by=INGRESS, lowest=1
+    )
+    max_header_size_bytes: int = setting(
+        65_536, "largest request line with all headers", read_by=INGRESS, lowest=1024
+    )
+    idle_timeout_s: float = setting(
+        65.0, "seconds a connection may wait for the head of a request", read_by=INGRESS, lowest=1
+    )
+    body_timeout_s: float = setting(
+        60.0, "seconds a request's body may take to arrive", read_by=INGRESS, lowest=1
+    )
+    unread_timeout_s: float = setting(
+        30.0, "seconds a client may take in nothing of its answer", lowest=1
+    )
+    number_of_gpu: int = torchserve_setting(
+        -1, "GPUs a node may use; -1: all", section="Devices and handlers", read_by=NODE, lowest=-1
+    )
+    decode_input_request: bool = torchserve_setting(
+        True, "decode JSON and text for the handler", read_by=NODE
+    )
+    service_envelope: str = torchserve_setting(
+        "",
+        "body, json, kserve or kservev2: what requests and answers are wrapped in",
+        read_by=NODE,
+        choices=("", "body", "json", "kserve", "kservev2"),
+    )
+    open_inference_rows: bool = setting(
+        False,
+        "take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
+        read_by=INGRESS,
+    )
+    max_image_pixels: int = setting(
+        64_000_000, "larger images are refused; 0: no limit", read_by=NODE
+    )
+    acceleration: str = setting(
+        "on",
+        "off: the built-in image handlers run models as they came, without what is faster",
+        choices=("on", "off"),
+    )
+    spare_memory_bytes: int = setting(
+        67_108_864,
+        "bytes that a worker keeps beyond what its batches need; 0: all that it ever used",
+        read_by=NODE,
+    )
+    limit_max_image_pixels: bool = torchserve_setting(
+        True, "false: images of any size are decoded", read_by=NODE
+    )
+    show_tracebacks: bool = setting(
+        False, "tell clients where predictions failed: the last lines of a model's own code"
+    )
+    blacklist_env_vars: str = torchserve_setting(
+        "",
+        "regular expression of environment variables that workers do not get",
+        read_by=NODE,
+        check=check_pattern,
+    )
+    install_py_dep_per_model: bool = torchserve_setting(
+        False, "install the requirements.txt of archives, in an environment per model"
+    )
+    metrics_config: Path | None = torchserve_setting(
+        None, "YAML file of the metrics that handlers may emit; default: TorchServe's two"
+    )
+    model_metrics_auto_detect: bool = torchserve_setting(
+        False, "show metrics of handlers that metrics_config does not list", read_by=NODE
+    )
+    unregister_model_timeout_s: int = torchserve_setting(
+        120,
+        "seconds for a model's workers to go",
+        section="Management and tokens",
+        read_by=INGRESS,
+        lowest=1,
+    )
+    enable_model_api: bool = torchserve_setting(
+        True, "register and unregister models over HTTP", read_by=INGRESS
+    )
+    allow_open_management: bool = setting(
+        False, "let management listen beyond loopback without tokens", read_by=INGRESS
+    )
+    token_auth: bool = setting(
+        False,
+        "ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
+        key="token_authorization",
+        read_by=INGRESS,
+        is_common=True,
+    )
+    key_file: Path | None = setting(
+        None,
+        "file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json",
+        read_by=INGRESS,
+    )
+    token_expiration_min: float = torchserve_setting(
+        60.0,
+        "minutes for which a new key is valid",
+        ts_variable="TS_TOKEN_EXPIRATION_TIME_MIN",
+        read_by=INGRESS,
+        lowest=0.01,
+    )
+    disable_token_authorization: bool = torchserve_setting(
+        False,
+        "ask for no tokens, whatever else is set",
+        flag="--disable-token-auth",
+        read_by=INGRESS,
+    )
+    cors_allowed_origin: str = torchserve_setting(
+        "",
+        "origin whose web pages may send requests; *: any",
+        section="Web pages of other origins",
+        read_by=INGRESS,
+        check=check_header,
+    )
+    cors_allowed_methods: str = torchserve_setting(
+        "", "HTTP methods that those pages may use", read_by=INGRESS, check=check_header
+    )
+    cors_allowed_headers: str = torchserve_setting(
+        "", "headers that those pages may send", read_by=INGRESS, check=check_header
+    )
+    enable_metrics_api: bool = torchserve_setting(
+        True, "serve /metrics", section="Metrics and logs", read_by=INGRESS
+    )
+    metrics_mode: str = torchserve_setting(
+        "prometheus",
+        "prometheus: all in /metrics; legacy: three; log: none, but log lines",
+        choices=("log", "prometheus", "legacy"),
+    )
+    disable_system_metrics: bool = torchserve_setting(
+        False, "do not measure CPU, memory, disk and GPUs", read_by=NODE
+    )
+    metric_time_interval_s: int = torchserve_setting(
+        60,
+        "seconds between two looks at CPU, memory, disk, GPUs",
+        ts_variable="",
+        read_by=NODE,
+        lowest=1,
+    )
+    page: str = setting(
         "loopback",
-        doc="on, off or loopback: show browsers models, batches and the API document at the "
-        "inference address; never with tokens. loopback: if that is this machine's own",
+        "on, off or loopback: show browsers models, batches and the API document at the inference "
+        "address; never with tokens. loopback: if that is this machine's own",
+        read_by=INGRESS,
+        choices=("loopback", "on", "off"),
     )
-    access_log: bool = _setting(False, doc="log one line per HTTP request")
-    log_files: bool = _setting(False, doc="write log files into log_location, too")
-    log_location: Path = _setting(Path("logs"), doc="folder of log files and snapshots")
-    config_snapshots: bool = _setting(
-        True, doc="save what is registered, and restore it when the embedded Redis starts again"
+    access_log: bool = setting(False, "log one line per HTTP request", read_by=INGRESS)
+    log_files: bool = setting(False, "write log files into log_location, too", read_by=WHOLE_SERVER)
+    log_location: Path = setting(
+        Path("logs"),
+        "folder of log files and snapshots",
+        variable="LOG_LOCATION",
+        read_by=WHOLE_SERVER,
     )
-    snapshot_dir: Path | None = _setting(
-        None, doc="folder of snapshots; default with an embedded Redis: config in log_location"
+    config_snapshots: bool = setting(
+        True,
+        "save what is registered, and restore it when the embedded Redis starts again",
+        section="What outlives a restart",
+        read_by=WHOLE_SERVER,
     )
-    snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
-    data_dir: Path | None = _setting(
-        None, doc="folder of what outlives a restart; with `ferry up`: by default MODEL_STORE-data"
+    snapshot_dir: Path | None = setting(
+        None,
+        "folder of snapshots; default with an embedded Redis: config in log_location",
+        read_by=INGRESS,
+        is_saved=False,
     )
-    webhook_secrets: str = _setting(
-        "", doc="one or two whsec_... that sign webhooks of jobs; without them there are none"
+    snapshot_file: Path | None = setting(
+        None, "snapshot whose models are registered at start", read_by=INGRESS, is_saved=False
     )
-    webhook_allow_http: bool = _setting(False, doc="let receivers of webhooks be http://, too")
-    webhook_allowed_hosts: str = _setting(
-        "", doc="comma list of receivers' names that may lead into this network"
+    data_dir: Path | None = setting(
+        None,
+        "folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT",
+        read_by=WHOLE_SERVER,
     )
-    webhook_ca_file: Path | None = _setting(
-        None, doc="PEM file of the authority behind receivers; default: the system's"
+    webhook_secrets: str = setting(
+        "",
+        "one or two whsec_... that sign webhooks of jobs; without them there are none",
+        section="Webhooks",
+        is_saved=False,
+        check=check_secrets,
     )
-    bulk_max_file_size_bytes: int = _setting(
-        1_000_000_000, key="bulk_max_file_size", doc="largest input file of a batch, in bytes"
+    webhook_allow_http: bool = setting(False, "let receivers of webhooks be http://, too")
+    webhook_allowed_hosts: str = setting(
+        "", "comma list of receivers' names that may lead into this network"
     )
-    bulk_with_inference_key: bool = _setting(
-        False, doc="serve files and batches on the inference port, too"
+    webhook_ca_file: Path | None = setting(
+        None, "PEM file of the authority behind receivers; default: the system's"
     )
-    drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
-    drain_delay_s: float = _setting(
+    drain_timeout_s: float = setting(
+        8.0, "seconds for a clean exit", section="Stopping and probes", is_saved=False
+    )
+    drain_delay_s: float = setting(
         0.0,
-        key="drain_delay",
-        doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
+        "seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
+        read_by=INGRESS,
     )
-    dead_after_s: float = _setting(3.0, key="dead_after", doc="seconds until a silent node is dead")
-    probe_dir: Path | None = _setting(
-        None, doc="folder where a node keeps the files alive and ready, for probes"
+    dead_after_s: float = setting(3.0, "seconds until a silent node is dead", lowest=2)
+    probe_dir: Path | None = setting(
+        None, "folder where a node keeps the files alive and ready, for probes", read_by=NODE
     )
-    log_level: str = _setting("info", doc="debug, info, warning or error")
-
-    @classmethod
-    def fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
-        return {spec.name: spec for spec in dataclasses.fields(cls)}
-
-    @classmethod
-    def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
-        """Returns the fields by their keys in config.properties."""
-        return {spec.metadata["key"] or name: spec for name, spec in cls.fields().items()}
+    log_level: str = setting(
+        "info", "debug, info, warning or error", section="Metrics and logs", check=check_log_level
+    )
 
     def to_environment(self) -> dict[str, str]:
         """Returns the variables from which a child process loads the same settings."""
         return {
             ENV_PREFIX + name.upper(): "" if value is None else str(value)
-            for name, value in ((name, getattr(self, name)) for name in self.fields())
+            for name, value in self._values().items()
         }
 
     def absolute(self) -> Self:
         """Returns the same settings with absolute paths, for a process in another folder."""
-        values = {name: getattr(self, name) for name in self.fields()}
         paths: dict[str, Any] = {
-            name: value.absolute() for name, value in values.items() if isinstance(value, Path)
+            name: value.absolute()
+            for name, value in self._values().items()
+            if isinstance(value, Path)
         }
         return dataclasses.replace(self, **paths)
 
     def to_properties(self) -> dict[str, str]:
         """Returns the properties that snapshots keep: not those that each start fills in."""
-        values = {
-            key: getattr(self, spec.name)
-            for key, spec in self.fields_by_key().items()
-            if not spec.name.startswith(_FOUND_AT_START)
-        }
+        values = {it.key: getattr(self, it.name) for it in SETTINGS if it.is_saved}
         return {
             key: str(value).lower() if isinstance(value, bool) else str(value)
             for key, value in values.items()
             if value not in (None, "")
         }
+
+    def _values(self) -> dict[str, Any]:
+        return {it.name: getattr(self, it.name) for it in SETTINGS}
+
+    def check(self) -> None:
+        """Checks each setting, and that they fit together, at start and not at the first request.
+
+        Raises:
+            SettingsError: they do not.
+        """
+        for it in SETTINGS:
+            it.check_value(getattr(self, it.name))
+        if self.service_envelope and self.open_inference_rows:
+            raise SettingsError("open_inference_rows is for handlers without a service_envelope")
+        if self.ingress_processes > 1 and self.inference_address.startswith("unix:"):
+            raise SettingsError(
+                "ingress_processes: a unix socket has one listener; give inference_address a port"
+            )
+        if self.redis_url:
+            self._check_tls_files()
+
+    def _check_tls_files(self) -> None:
+        tls_files = (self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
+        if any(tls_files) and not RedisUrl.parse(self.redis_url).is_tls:
+            raise SettingsError(
+                "redis_ca_file and the like need TLS: a redis_url with rediss://, "
+                "rediss+sentinel:// or rediss+cluster://"
+            )
+        if self.redis_key_file and not self.redis_cert_file:
+            raise SettingsError("redis_key_file needs redis_cert_file, the certificate of that key")
 
     @property
     def is_logging_metrics(self) -> bool:
@@ -286,9 +463,7 @@ class Settings:
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
 
     def aliases(self) -> dict[str, str]:
-        """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
-        pairs = (one.strip().partition("=") for one in self.path_aliases.split(",") if one.strip())
-        return {path.rstrip("/"): route for path, _, route in pairs}
+        return path_aliases(self.path_aliases)
 
     def receiver_rules(self) -> ReceiverRules | None:
         """Returns which receivers of webhooks there may be; None without secrets."""
@@ -314,3 +489,7 @@ class Settings:
             handler=self.default_service_handler,
             model_settings=model_settings(self.model_settings),
         )
+
+
+SETTINGS = settings_of(Settings)
+BY_KEY = {it.key: it for it in SETTINGS}

@@ -19,8 +19,9 @@ import javaproperties
 
 from batching.models.entry import ModelEntry
 from batching.models.spec import PARAMETERS, ModelSpec
-from batching.settings.atomic_file import write_atomically
-from batching.settings.sources import SNAPSHOT, SettingsError, read_properties
+from batching.settings.files import read_properties, write_atomically
+from batching.settings.setting import SettingsError
+from batching.settings.torchserve_keys import SNAPSHOT
 
 STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
 

@@ -7,13 +7,25 @@ Source: TorchServe 0.12 docs/configuration.md and `ConfigManager`.
 import difflib
 from collections.abc import Mapping
 
-from batching.settings.settings import Settings
-from batching.settings.sources import KEY_ALIASES, STEERING_KEYS
+from batching.settings.settings import BY_KEY
+
+# Keys of the file that steer how the rest is read.
+ENABLE_ENVIRONMENT = "enable_envvars_config"
+ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
+SNAPSHOT = "model_snapshot"
+STEERING_KEYS = frozenset({ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT})
+
+# Other spellings of a key, and what their values mean. `model_api_enabled` is TorchServe 0.11.1's.
+KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "model_api_enabled": ("enable_model_api", {}),
+    "model_control_mode": ("enable_model_api", {"explicit": "true", "none": "false"}),
+}
 
 # Our own keys are here as well as TorchServe's.
-UNDERSTOOD: frozenset[str] = (
-    frozenset(Settings.fields_by_key()) | frozenset(KEY_ALIASES) | STEERING_KEYS
-)
+UNDERSTOOD = frozenset({*BY_KEY, *KEY_ALIASES, *STEERING_KEYS})
+
+# Keys of TorchServe's without a variable `TS_`; of settings, `Setting.ts_variable` says it.
+WITHOUT_VARIABLE = frozenset({"io_ratio", SNAPSHOT, "system_metrics_cmd", "use_native_io"})
 
 _NO_JVM = "there is no Java virtual machine"
 _NO_GRPC = "there is no gRPC: its clients have to use HTTP, which streams answers, too"
@@ -85,4 +97,4 @@ def why_without_effect(key: str) -> str:
     if key in IGNORED:
         return f"{key} has no effect here: {IGNORED[key]}"
     alike = difflib.get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8)
-    return f"{key} is unknown" + "".join(f"; did you mean {one}?" for one in alike)
+    return f"{key} is unknown" + "".join(f"; did you mean {known}?" for known in alike)

@@ -74,11 +74,7 @@ class VersionKeys:
 
     @property
     def config(self) -> str:
-        """Hash: max_queue and job_ticket; permanent, deleted at unregistration.
-
-        Without max_queue there is no such version. job_ticket is 1 if requests are accepted for
-        idle workers only.
-        """
+        """Hash: max_queue; permanent, deleted at unregistration. Without it there is no version."""
         return f"{self.tag}:config"
 
     @property
@@ -110,14 +106,6 @@ class VersionKeys:
         TTL of the longest-lived + 60 to 120 s.
         """
         return f"{self.tag}:job_queue"
-
-    @property
-    def bulk_queue(self) -> str:
-        """List of ids of jobs that come last: the lines of bulk files, oldest first.
-
-        TTL of the longest-lived + 60 to 120 s.
-        """
-        return f"{self.tag}:bulk_queue"
 
     @property
     def job_prefix(self) -> str:
@@ -207,14 +195,6 @@ class VersionKeys:
     def worker_beats(self) -> str:
         """Zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
         return f"{self.tag}:worker_beats"
-
-    @property
-    def idle(self) -> str:
-        """Zset worker id -> when it last had nothing to do, Redis ms; only with job tickets.
-
-        TTL 60 s, renewed while that is so.
-        """
-        return f"{self.tag}:idle_workers"
 
     @property
     def workers(self) -> str:

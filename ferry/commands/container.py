@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
+from batching.settings.files import read_properties
 from batching.settings.settings import SettingsError
-from batching.settings.sources import read_properties
 from ferry.commands.torchserve import CONFIG_VARIABLE
 from ferry.options import UnusableSettings
 from ferry.process_tree.pid_file import has_ended, running_server

@@ -13,10 +13,10 @@ from rich.table import Column, Table
 
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import ENV_PREFIX, SettingsError
-from batching.settings.sources import TS_PREFIX
 from ferry.api import Api, ApiError
 from ferry.commands.torchserve import DEFAULTS, completed, torchserve
 from ferry.console import out
+from ferry.moving.configuration import TS_PREFIX
 from ferry.options import json_option, settings_from_flags
 
 if TYPE_CHECKING:

@@ -10,20 +10,19 @@ from functools import partial
 import click
 
 from batching.process.entry_point import run_part
+from batching.settings.setting import INGRESS, NODE, WHOLE_SERVER
 from batching.settings.settings import Settings
 from ferry.open_files import allow_many_files
 from ferry.options import ServerCommand, require_store, settings_options
-from ferry.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 
 
 @click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=OF_NODE | OF_WHOLE_SERVERS)
+@partial(settings_options, unlisted=(NODE, WHOLE_SERVER))
 def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
     allow_many_files()
-    # More than one process: there is the one that runs batches of files, too.
-    if settings.ingress_processes > 1 or settings.data_dir is not None:
+    if settings.ingress_processes > 1:
         from ferry.process_tree.whole_server import run_ingresses  # noqa: PLC0415 - see above
 
         run_ingresses(settings)
@@ -34,7 +33,7 @@ def ingress(settings: Settings) -> None:
 
 
 @click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
+@partial(settings_options, unlisted=(INGRESS, WHOLE_SERVER))
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
@@ -46,7 +45,7 @@ def node(settings: Settings) -> None:
 
 
 @click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
+@partial(settings_options, unlisted=(INGRESS, WHOLE_SERVER))
 def webhooks(settings: Settings) -> None:
     """Tell receivers of jobs only. Needs a Redis and webhook_secrets.
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from batching.settings.safe_yaml import load_yaml
+from batching.settings.files import load_yaml, read_properties
 from batching.settings.settings import SettingsError
-from batching.settings.sources import ENABLE_ENVIRONMENT, TS_PREFIX, read_properties
-from batching.settings.torchserve_keys import IGNORED
-from ferry.moving.configuration import properties_rows, variable_row
+from batching.settings.torchserve_keys import ENABLE_ENVIRONMENT, IGNORED
+from ferry.moving.configuration import TS_PREFIX, properties_rows, variable_row
 from ferry.moving.effects import Effect, Row
 from ferry.moving.starts import Start
 

@@ -6,30 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from batching.models.spec import PARAMETERS
-from batching.settings.checks import doubts
-from batching.settings.per_model import model_settings
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.files import read_properties
+from batching.settings.loading import doubts, switches_read_as_false
+from batching.settings.settings import BY_KEY, SETTINGS, SettingsError
 from batching.settings.snapshots import read_snapshot
-from batching.settings.sources import (
-    ENABLE_ENVIRONMENT,
-    SNAPSHOT,
-    TS_NAMES,
-    TS_NONE,
-    TS_PREFIX,
-    read_properties,
-    switches_read_as_false,
-)
 from batching.settings.torchserve_keys import (
     BETTER,
+    ENABLE_ENVIRONMENT,
     IGNORED,
     REPLACED,
+    SNAPSHOT,
     UNDERSTOOD,
+    WITHOUT_VARIABLE,
     why_without_effect,
 )
+from batching.settings.values import model_settings
 from ferry.moving.effects import Effect, Row, url_rows, version_rows
 from ferry.moving.starts import Start, start_rows
 
 _MODELS = "models"
+TS_PREFIX = "TS_"
 
 
 def properties_rows(path: Path, starts: Sequence[Start]) -> Iterator[Row]:
@@ -41,7 +37,7 @@ def properties_rows(path: Path, starts: Sequence[Start]) -> Iterator[Row]:
     properties = read_properties(path)
     for key in properties:
         yield key_row(key)
-    for key, text in switches_read_as_false(properties, Settings.fields_by_key()).items():
+    for key, text in switches_read_as_false(properties).items():
         yield Row(key, Effect.NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
     if "default_workers_per_model" not in properties:
         yield Row(
@@ -65,8 +61,7 @@ def key_row(key: str) -> Row:
     if key in BETTER:
         return Row(key, Effect.BETTER, BETTER[key].replace("`", ""))
     if key in UNDERSTOOD:
-        spec = Settings.fields_by_key().get(key)
-        return Row(key, Effect.SAME, spec.metadata["doc"] if spec is not None else "")
+        return Row(key, Effect.SAME, BY_KEY[key].doc if key in BY_KEY else "")
     if key in REPLACED:
         return Row(key, Effect.CHANGE, IGNORED[key])
     return Row(key, Effect.NOTE, why_without_effect(key))
@@ -80,10 +75,8 @@ def variable_row(variable: str, *, is_enabled: bool) -> Row:
         is_enabled: the server's file says `enable_envvars_config=true`.
     """
     by_variable = {
-        TS_NAMES.get(key, TS_PREFIX + key.upper()): key
-        for key in (*Settings.fields_by_key(), *IGNORED)
-        if key not in TS_NONE
-    }
+        TS_PREFIX + key.upper(): key for key in IGNORED if key not in WITHOUT_VARIABLE
+    } | {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
     if variable not in by_variable:
         return Row(variable, Effect.NOTE, "is no variable of TorchServe's, and has no effect")
     row = key_row(by_variable[variable])

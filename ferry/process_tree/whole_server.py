@@ -20,7 +20,6 @@ from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snap
 from ferry.console import err, out, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
-from ferry.process_tree.bulk_feeder import BulkFeeder, prepared_feeder
 from ferry.process_tree.embedded_redis import EmbeddedRedis
 from ferry.process_tree.free_addresses import check_free
 from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
@@ -40,7 +39,7 @@ from ingress.page.page_switch import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
 # has little left to finish, Redis nothing. The rest is for the operating system.
-INGRESS_SHARE, FEEDER_SHARE, NODE_SHARE, REDIS_SHARE = 0.55, 0.05, 0.25, 0.05
+INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
 # After its drain, an ingress closes its connections and ends.
@@ -92,9 +91,7 @@ def run_server(
             redis = prepared_redis(settings, redis_memory, redis_fsync)
             if redis.data is not None:
                 cleanup.callback(redis.data.release)
-            # For its parts, the default one included; none where it cannot be used.
-            folder = redis.data.folder.parent if redis.data is not None else None
-            settings = replace(settings, data_dir=folder, redis_append_only=folder is not None)
+            settings = replace(settings, redis_append_only=redis.data is not None)
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
@@ -121,7 +118,7 @@ def run_server(
 
 
 def run_ingresses(settings: Settings) -> None:
-    """Runs `ingress_processes` ingresses and the feeder, until a signal asks to stop.
+    """Runs `ingress_processes` ingresses, until a signal asks to stop.
 
     Raises:
         ClickException: they cannot start; all have ended.
@@ -130,20 +127,9 @@ def run_ingresses(settings: Settings) -> None:
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
     with (
         prepared_ingresses(settings, max(1, settings.ingress_processes), Launch.ALONE) as ingresses,
-        prepared_feeder(settings, Launch.ALONE) as feeder,
-        Supervisor(
-            [*feeder.parts(0.0), *ingresses.parts(1.0)],
-            stop_timeout_s=stop_s,
-            report=print_report,
-        ) as supervisor,
+        Supervisor(ingresses.parts(1.0), stop_timeout_s=stop_s, report=print_report) as supervisor,
     ):
-
-        def start() -> None:
-            feeder.start(supervisor)
-            ingresses.start(supervisor)
-            feeder.wait(supervisor)
-
-        _serve(supervisor, start, print_report)
+        _serve(supervisor, lambda: ingresses.start(supervisor), print_report)
 
 
 def print_report(line: str) -> None:
@@ -206,7 +192,6 @@ class _Server:
     redis: EmbeddedRedis | None
     node: PartProcess
     ingresses: Ingresses
-    feeder: BulkFeeder
     # Whether models that an embedded Redis remembers stay: nothing else brings them back.
     keeps_models: bool
     occupant: Occupant | None = None
@@ -214,7 +199,7 @@ class _Server:
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
         node = Part("node", self.node.start, NODE_SHARE)
-        parts = [node, *self.feeder.parts(FEEDER_SHARE), *self.ingresses.parts(INGRESS_SHARE)]
+        parts = [node, *self.ingresses.parts(INGRESS_SHARE)]
         if self.redis is not None:
             parts.insert(0, Part(NAME, self.redis.launch, REDIS_SHARE))
         return parts
@@ -224,7 +209,6 @@ class _Server:
         if self.redis is not None:
             start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
         supervisor.start("node")
-        self.feeder.start(supervisor)
         if self.occupant is not None:
             self.occupant.begin(self.settings)
         named = self.settings.load_models
@@ -234,7 +218,6 @@ class _Server:
         self.ingresses.start(supervisor)
         # Registering a model takes a node, so the server has started only when there is one.
         supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-        self.feeder.wait(supervisor)
         if self.occupant is None:
             self._announce()
         else:
@@ -277,10 +260,9 @@ def _prepared(
     with (
         contextlib.closing(ReadyPipe()) as ready,
         prepared_ingresses(of_ingress, count, Launch.AWAITED, logs) as ingresses,
-        prepared_feeder(of_ingress, Launch.AWAITED, logs) as feeder,
     ):
         node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
-        yield _Server(settings, redis, node, ingresses, feeder, keeps_models)
+        yield _Server(settings, redis, node, ingresses, keeps_models)
 
 
 def models_words(settings: Settings, *, is_new: bool) -> str:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from batching.settings.atomic_file import write_atomically
+from batching.settings.files import write_atomically
 from batching.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)

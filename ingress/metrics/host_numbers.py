@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from batching.process.siblings import Siblings
-from batching.settings.atomic_file import write_atomically
+from batching.settings.files import write_atomically
 from ingress.metrics.torchserve_metrics import LAST_VALUES
 
 # A sample's name and labels.

@@ -60,7 +60,7 @@ class QueueCollector(Collector):
         )
         jobs = _gauge(
             "ferry_jobs_waiting",
-            "Jobs waiting for a worker, lines of bulk files too; urgent ones are requests.",
+            "Jobs waiting for a worker; urgent ones are requests.",
         )
         oldest_job = _gauge(
             "ferry_jobs_oldest_age_seconds", "Since the oldest waiting job arrived; 0: none."

@@ -22,9 +22,9 @@ from batching.errors import (
     Unavailable,
 )
 from batching.models.spec import NAME_PATTERN, ModelSpec
+from batching.settings.files import read_properties
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, read_snapshot
-from batching.settings.sources import read_properties
 from ingress.models.registrar import Registrar
 from ingress.services import Services
 

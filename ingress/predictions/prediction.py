@@ -13,10 +13,10 @@ from batching.models.spec import ModelSpec
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.settings.settings import Settings
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest, Pieces
-from batching.store.ingress_side.reply_stream import ReplyStream
+from batching.store.pending_request import ClientLeft, PendingRequest, Pieces
+from batching.store.reply_stream import ReplyStream
 from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of

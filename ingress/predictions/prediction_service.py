@@ -13,7 +13,7 @@ from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request
 from batching.request_ids import fresh_request_id
-from batching.store.ingress_side.broker import Broker
+from batching.store.broker import Broker
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics
 

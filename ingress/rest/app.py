@@ -10,7 +10,6 @@ from flask import Flask, request
 from ingress.access.authorizer import Authorizer
 from ingress.http1.exchange import refuse_encoded
 from ingress.page.page_switch import has_page
-from ingress.rest.bulk_api import bulk_blueprint
 from ingress.rest.error_handlers import install_error_handlers
 from ingress.rest.inference_api import inference_blueprint
 from ingress.rest.management_api import management_blueprint
@@ -65,9 +64,6 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
         app.register_blueprint(open_inference_blueprint(services))
         if has_page(services.settings):
             app.register_blueprint(page_blueprint(services, document))
-    if {Role.MANAGEMENT, Role.INFERENCE} & set(roles):
-        role = Role.MANAGEMENT if Role.MANAGEMENT in roles else Role.INFERENCE
-        app.register_blueprint(bulk_blueprint(services, role))
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
     install_error_handlers(app, services, is_private=is_private)

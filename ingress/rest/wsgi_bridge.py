@@ -11,18 +11,15 @@ from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
 from ingress.http1.exchange import Answer, Exchange
-from ingress.rest.large_files import ArrivingBody, is_of_file, send_response
 from ingress.rest.responses import PlainResponse
 from ingress.torchserve.answers import error_answer
 
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
-# Uploads apart from all others, as each may take minutes; further ones are held up.
-FILES_AT_ONCE = 8
 
 
 class WsgiBridge:
-    """Runs a WSGI application in threads, at most `max_threads` requests at once, files apart."""
+    """Runs a WSGI application in threads, at most `max_threads` requests at once."""
 
     def __init__(
         self,
@@ -35,7 +32,6 @@ class WsgiBridge:
         self._app = app
         self._limits = settings.max_request_size_bytes, settings.body_timeout_s
         self._slots = asyncio.Semaphore(max_threads)
-        self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -44,8 +40,6 @@ class WsgiBridge:
         try:
             # The application checks again. Here, no body is read for a client without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
-            if is_of_file(exchange.method, exchange.path):
-                return await self._pass_file(exchange)
             body = await exchange.read_body(*self._limits)
             environ = make_environ(exchange, body)
             async with self._slots:
@@ -53,23 +47,6 @@ class WsgiBridge:
         except ServeError as error:
             answer = error_answer(error)
         exchange.respond(*answer)
-        return None
-
-    async def _pass_file(self, exchange: Exchange) -> None:
-        """Answers a request whose body, or whose answer, is too large for the memory."""
-        loop = asyncio.get_running_loop()
-        environ = make_environ(exchange, b"")
-        if exchange.method == "POST":
-            environ["wsgi.input"] = ArrivingBody(exchange, loop)
-            environ["wsgi.input_terminated"] = True
-            environ.pop("CONTENT_LENGTH")
-            if length := exchange.fields.get("content-length"):
-                environ["CONTENT_LENGTH"] = length
-        async with self._file_slots:
-            response = await in_daemon_thread(
-                lambda: PlainResponse.from_app(self._app, environ, buffered=False)
-            )
-        await send_response(response, exchange)
 
 
 def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ingress.role import Role
 from ingress.torchserve import schemas
-from ingress.torchserve.bulk_schemas import BATCH_SCHEMA, FILE_SCHEMA
 from ingress.torchserve.job_schemas import JOB_SCHEMA, PREDICTED
 from ingress.torchserve.route import ANY, Route
 from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES
@@ -18,8 +17,6 @@ from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTE
 COMPONENTS: Mapping[str, dict[str, Any]] = {
     "Error": schemas.ERROR_SCHEMA,
     "Job": JOB_SCHEMA,
-    "BulkFile": FILE_SCHEMA,
-    "Batch": BATCH_SCHEMA,
 }
 VERSION = importlib.metadata.version("torchferry")
 

@@ -14,7 +14,6 @@ from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
 from ingress.role import Role
 from ingress.torchserve import schemas
-from ingress.torchserve.bulk_routes import BULK
 from ingress.torchserve.job_routes import JOBS, LISTS_OF_JOBS
 from ingress.torchserve.job_schemas import OF_PREDICTIONS
 from ingress.torchserve.request_headers import SUBMIT, TENSOR_BYTES
@@ -215,7 +214,7 @@ TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tok
 METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
 
 ROUTES: Mapping[Role, tuple[Route, ...]] = {
-    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *PAGE, *BULK),
-    Role.MANAGEMENT: (*MANAGEMENT, *BULK, *TOKEN),
+    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *PAGE),
+    Role.MANAGEMENT: (*MANAGEMENT, *TOKEN),
     Role.METRICS: METRICS,
 }

@@ -27,7 +27,6 @@ ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), No
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 JOB_MACHINE = f"{CHAOS}job_machine.py::test_f40_jobs_do_what_their_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
-BATCH_RUN = "tests/unit/ingress/bulk/test_batch_run.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
 TEST_TIMEOUT_S = 150
@@ -141,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "what Redis lost is submitted again",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         "                lost.append((request_id, request))\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
@@ -192,34 +191,34 @@ MUTANTS = (
     ),
     Mutant(
         "a connection to a silent host ends",
-        "batching/store/connections/tcp_limits.py",
+        "batching/store/tcp_limits.py",
         '    "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),\n',
         "",
-        "tests/unit/batching/store/connections/test_connection_limits.py::"
+        "tests/unit/batching/store/test_connection_limits.py::"
         "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
     ),
     Mutant(
         "a connection that was lost while idle is made anew",
-        "batching/store/connections/lost_connections.py",
+        "batching/store/lost_connections.py",
         "self._writer.is_closing()",
         "False",
-        "tests/unit/batching/store/connections/test_lost_connections.py::"
+        "tests/unit/batching/store/test_lost_connections.py::"
         "test_pooled_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a held connection that was lost while idle is made anew",
-        "batching/store/connections/calls.py",
+        "batching/store/calls.py",
         "return not self._transport.is_closing()",
         "return True",
-        "tests/unit/batching/store/connections/test_lost_connections.py::"
+        "tests/unit/batching/store/test_lost_connections.py::"
         "test_held_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a late answer reaches no later call",
-        "batching/store/connections/calls.py",
+        "batching/store/calls.py",
         "            self.give_up()\n            raise\n",
         "            raise\n",
-        "tests/unit/batching/store/connections/test_calls.py::"
+        "tests/unit/batching/store/test_calls.py::"
         "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-SmallCalls]",
     ),
     Mutant(
@@ -261,7 +260,7 @@ MUTANTS = (
     ),
     Mutant(
         "a batch window ends by the local clock",
-        "batching/store/worker_side/worker_queue.py",
+        "batching/store/worker_queue.py",
         "is_full = self._more.wait(max(MIN_WAIT_S, wait_s))",
         "is_full = self._client.blpop([self._more._name], timeout=wait_s) is not None",
         f"{CHAOS}clients.py::test_f36_idle_request_waits_no_longer_than_the_delay",
@@ -310,14 +309,14 @@ MUTANTS = (
     ),
     Mutant(
         "a late reply reaches no client that came after its own had left",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         RECEIVER,
         ANY_RECEIVER,
         f"{OWN_ANSWERS}::test_reply_to_a_client_that_left_reaches_no_other_one[False-0]",
     ),
     Mutant(
         "a reply that comes again answers no later request on its connection",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         RECEIVER,
         ANY_RECEIVER,
         f"{OWN_ANSWERS}::test_reply_that_comes_again_answers_no_later_request[False]",
@@ -340,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests that gather while Redis is away are submitted, too",
-        "batching/store/ingress_side/submitter.py",
+        "batching/store/submitter.py",
         "        while self.pending:\n",
         "        if self.pending:\n",
         f"{OWN_ANSWERS}::test_requests_that_gather_while_redis_stands_still_are_run_once",
@@ -438,62 +437,11 @@ MUTANTS = (
         JOB_MACHINE,
     ),
     Mutant(
-        "a bulk line that is given back waits among its own",
-        "batching/store/scripts/reclaim.lua",
-        "priority == 'low' and KEYS[16] or KEYS[14]",
-        "KEYS[14]",
-        f"{JOBS}::test_line_that_is_given_back_waits_among_the_lines[server]",
-    ),
-    Mutant(
         "a job that is a suspect runs alone, even if the last worker died with it",
         "batching/store/scripts/refuse.lua",
         "table.insert(suspect and suspects or urgent,",
         "table.insert(urgent,",
         f"{JOBS}::test_jobs_that_crashed_with_a_worker_run_alone_even_if_it_was_the_last[server]",
-    ),
-    Mutant(
-        "bulk lines come after jobs",
-        "batching/store/scripts/claim.lua",
-        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n"
-        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n",
-        "  if bulk > 0 then take_from(KEYS[15], limit - owned) end\n"
-        "  if jobs > 0 then take_from(KEYS[13], limit - owned) end\n",
-        JOB_MACHINE,
-    ),
-    Mutant(
-        "a bulk line is kept until it has finished",
-        "batching/store/scripts/delete_jobs.lua",
-        "if known[1] and known[3]",
-        "if known[3]",
-        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
-    ),
-    Mutant(
-        "a feeder that begins anew knows which lines are done",
-        "ingress/bulk/output_lines.py",
-        "number is not None and done.add(number)",
-        "number is not None",
-        f"{BATCH_RUN}::test_another_feeder_goes_on_without_losing_or_doubling_a_line",
-    ),
-    Mutant(
-        "a line's job is deleted once the line is on the disk, and not before",
-        "ingress/bulk/batch_run.py",
-        "        await self._files.sync()\n        await self._lines.delete_ended()\n",
-        "        await self._lines.delete_ended()\n        await self._files.sync()\n",
-        f"{BATCH_RUN}::test_job_of_a_line_that_the_disk_did_not_take_stays",
-    ),
-    Mutant(
-        "a line that Redis has lost runs again",
-        "ingress/bulk/batch_run.py",
-        '                self._read_again(line.number, line.offset_bytes, "Redis has lost them")\n',
-        "                pass\n",
-        f"{BATCH_RUN}::test_lines_that_redis_has_lost_run_again",
-    ),
-    Mutant(
-        "only bulk lines are deleted before their time",
-        "batching/store/scripts/delete_jobs.lua",
-        "known[3] == 'low' then",
-        "true then",
-        f"{JOBS}::test_finished_bulk_lines_are_deleted_whole_and_others_stay[server]",
     ),
     Mutant(
         "an ingress that was there before the first node knows when Redis was emptied",

@@ -1,4 +1,4 @@
-"""F40 with jobs among the requests: submitted, cancelled, tried again, deleted."""
+"""F40 with jobs among the requests: submitted, cancelled, tried again."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, Progress
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import job_place
@@ -26,7 +26,7 @@ from tests.chaos.test_chaos_machine import (
 )
 from tests.support import KEY, wire_of
 
-PRIORITIES = ("high", "normal", "low")
+PRIORITIES = ("high", "normal")
 MOST_WAITING = 4
 LARGE = 2 * INLINE_LIMIT_BYTES
 FIELDS = ("status", "started_ms", "progress", "input", "keep_ms")
@@ -41,7 +41,6 @@ class KnownJob(Known):
     size: int = 0
     is_failing: bool = False
     is_emptied: bool = False
-    is_gone: bool = False
     is_told: bool = False  # in the attempt that runs
 
     @property
@@ -54,18 +53,17 @@ class KnownJob(Known):
     @property
     def has_input(self) -> bool:
         """Returns whether it has ended, and could be tried again."""
-        return not self.is_gone and not self.is_emptied and self.status not in {"", "succeeded"}
+        return not self.is_emptied and self.status not in {"", "succeeded"}
 
 
 class JobMachine(QueueMachine):
-    """One model version's queues, of requests, jobs and lines of files."""
+    """One model version's queues, of requests and jobs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.store = self.harness.jobs(MOST_WAITING)
         self.jobs: dict[str, KnownJob] = {}
         self.job_queue: list[str] = []
-        self.bulk_queue: list[str] = []
         self.counts["refused"] = 0
 
     def teardown(self) -> None:
@@ -75,11 +73,10 @@ class JobMachine(QueueMachine):
     # --- what the model does
 
     def queues(self) -> list[list[str]]:
-        return [self.queue, self.job_queue, self.bulk_queue]
+        return [self.queue, self.job_queue]
 
     def queue_of(self, request_id: str) -> list[str]:
-        queues = {"normal": self.job_queue, "low": self.bulk_queue}
-        return queues.get(self.known[request_id].priority, self.queue)
+        return self.job_queue if self.known[request_id].priority == "normal" else self.queue
 
     def has_room(self, job_id: str) -> bool:
         limit = MAX_QUEUE if self.known[job_id].priority == "high" else MOST_WAITING
@@ -102,7 +99,7 @@ class JobMachine(QueueMachine):
         # Of small ones it is not known whose answer is kept.
         is_kept = job.size and job.outcome == "replied" and not job.is_emptied
         is_same = is_kept and (job.owner, job.attempt) == (worker, attempt)
-        return reply, 2 if is_same and not job.is_gone else 0
+        return reply, 2 if is_same else 0
 
     def expire_one(self, request_id: str) -> None:
         if request_id not in self.jobs:
@@ -147,7 +144,6 @@ class JobMachine(QueueMachine):
             ttl_ms=60_000,
             keep_ms=120_000,
             is_urgent=job.priority == "high",
-            is_bulk=job.priority == "low",
         )
 
     @precondition(lambda self: self.jobs)
@@ -169,7 +165,7 @@ class JobMachine(QueueMachine):
             self.leave(job_id, "cancelled")
         elif job.status != "cancelled":
             job.is_emptied = True
-        assert (found and found.status) == (None if job.is_gone else job.status)
+        assert (found and found.status) == job.status
 
     @precondition(lambda self: self.jobs)
     @rule(pick=st.randoms(use_true_random=False))
@@ -178,12 +174,10 @@ class JobMachine(QueueMachine):
 
     def retry_one(self, job_id: str) -> None:
         job = self.jobs[job_id]
-        if (found := self.store.find(job_id)) is None:
-            return
-        code = self.store.retry(found)
+        code = self.store.retry(self.store.find(job_id))
         if job.is_late and not job.outcome and job_id in self.waiting_for_retry():
             self.leave(job_id, "expired")
-        if not job.has_input or job.priority == "low":
+        if not job.has_input:
             assert code is SubmitCode.NO_RETRY
         elif not self.has_room(job_id):
             assert code is SubmitCode.FULL
@@ -212,14 +206,6 @@ class JobMachine(QueueMachine):
     def waiting_for_retry(self) -> list[str]:
         """Returns where such jobs wait as one may try again."""
         return [*self.queue, *self.job_queue, *self.suspects]
-
-    @precondition(lambda self: self.jobs)
-    @rule(pick=st.randoms(use_true_random=False), count=st.integers(1, 4))
-    def delete(self, pick: Any, count: int) -> None:
-        names = [self.pick_job(pick) for _ in range(count)]
-        self.store.delete(KEY, names)
-        for job in map(self.jobs.__getitem__, names):
-            job.is_gone = job.is_gone or bool(job.priority == "low" and job.outcome)
 
     @rule()
     def lose_all_workers(self) -> None:
@@ -254,8 +240,6 @@ class JobMachine(QueueMachine):
     @invariant()
     def jobs_are_as_the_model_says(self) -> None:
         assert self.harness.queued_jobs() == self.job_queue
-        lines = self.harness.client.lrange(self.harness.keys.bulk_queue, 0, -1)
-        assert [name.decode() for name in lines] == self.bulk_queue
         prefix = self.harness.keys.job_prefix
         with self.harness.client.pipeline(transaction=False) as pipe:
             for job_id in self.jobs:
@@ -263,8 +247,8 @@ class JobMachine(QueueMachine):
             found = pipe.execute()
         for job, values in zip(self.jobs.values(), found, strict=True):
             status, started, progress, kept_input, keep = values
-            assert (keep is None) == job.is_gone
-            assert (status or b"").decode() == ("" if job.is_gone else job.status)
+            assert keep is not None
+            assert (status or b"").decode() == job.status
             assert (kept_input is not None) == job.has_input
             if not job.outcome:
                 assert (started is not None) == job.is_claimed
@@ -274,26 +258,20 @@ class JobMachine(QueueMachine):
     def nothing_is_left_of_a_job_but_what_is_needed(self) -> None:
         keys, expected = self.harness.keys, set()
         for job_id, job in self.jobs.items():
-            if not job.is_gone:
-                expected |= {keys.job_prefix + job_id, job_place(job_id)}
+            expected |= {keys.job_prefix + job_id, job_place(job_id)}
             if job.size and (not job.outcome or job.has_input):
                 expected.add(keys.body_prefix + job_id)
-            if job.size and job.outcome == "replied" and not job.is_emptied and not job.is_gone:
+            if job.size and job.outcome == "replied" and not job.is_emptied:
                 expected.add(f"{keys.large_reply_prefix}{job_id}:{job.attempt}-{job.owner}")
             if job.is_told and job.is_claimed and not job.outcome:
                 expected.add(f"{keys.job_prefix}{job_id}:pieces")
         names = [name.decode() for name in self.harness.client.scan_iter()]
         assert {name for name in names if self.jobs.keys() & {*name.split(":")}} == expected
         index = self.harness.client.zrange(keys.job_index, 0, -1)
-        assert {name.decode() for name in index} == {
-            job_id for job_id, job in self.jobs.items() if job.priority != "low"
-        }
+        assert {name.decode() for name in index} == self.jobs.keys()
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
-def test_f40_jobs_do_what_their_model_says(
-    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
-) -> None:
-    run_machine(JobMachine, redis_server.url, has_tickets=has_tickets)
-    record_promise("F40", f"jobs{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
+def test_f40_jobs_do_what_their_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+    run_machine(JobMachine, redis_server.url)
+    record_promise("F40", f"jobs: {EXAMPLES} x {STEPS} steps")

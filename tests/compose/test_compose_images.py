@@ -65,7 +65,6 @@ def test_any_user_of_the_root_group_may_write_where_archives_are(stack):
     confinement = ["--user", "1000680000:0", "--read-only", "--cap-drop", "ALL"]
     for container in stack.containers("ingress", "worker"):
         folders = ["/model-store", "/unpacked"]
-        folders += ["/data"] if container.service == "ingress" else []
         volumes = [word for folder in folders for word in ("--volume", folder)]
         marks = [f"{folder}/mark" for folder in folders]
         image = image_of(container)

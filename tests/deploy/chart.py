@@ -29,7 +29,6 @@ EVERYTHING: dict[str, Any] = {
     "auth": {"existingSecret": "ferry-keys"},
     "redis": {"tls": {"existingSecret": "redis-tls", "clientCertificate": True}},
     "config": {"job_queue_size": 500},
-    "dataDir": {"enabled": True},
     "webhooks": {"existingSecret": "ferry-hooks", "caCertificate": True},
     "ingress": {"loadModels": "all"},
     "worker": {

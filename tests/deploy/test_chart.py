@@ -1,6 +1,5 @@
 """The Helm chart: what it makes is valid, safe, and fits the commands and settings that exist."""
 
-import dataclasses
 import json
 import re
 import tarfile
@@ -10,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from batching.settings.loading import load_settings
-from batching.settings.settings import Settings
+from batching.settings.settings import SETTINGS
 from ferry.main import main
 from tests.deploy.chart import (
     CHART,
@@ -27,7 +26,7 @@ from tests.deploy.chart import (
     render,
 )
 
-SETTINGS = {spec.name for spec in dataclasses.fields(Settings)}
+NAMES = {it.name for it in SETTINGS}
 PARTS = ("ingress", "worker")
 TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
 
@@ -54,7 +53,7 @@ def test_chart_sets_only_settings_that_exist():
     written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
     # Then
     assert written
-    assert {name.lower() for name in written} <= SETTINGS
+    assert {name.lower() for name in written} <= NAMES
 
 
 def test_chart_refuses_settings_that_it_sets_by_itself():
@@ -64,7 +63,7 @@ def test_chart_refuses_settings_that_it_sets_by_itself():
     written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
     # Then, by either name: in `config` they would be set twice
     fields = {name.lower() for name in written} | {"redis_url"}
-    keys = {key for key, spec in Settings.fields_by_key().items() if spec.name in fields}
+    keys = {it.key for it in SETTINGS if it.name in fields}
     assert fields | keys == refused
 
 
@@ -256,67 +255,6 @@ def test_chart_takes_secrets_from_secrets(everything, part):
 
 
 @needs_helm
-def test_chart_gives_all_ingresses_one_folder_for_files_and_batches(everything):
-    # Given
-    claim = f"{NAME}-data"
-    volumes = {volume["name"]: volume for volume in pod(everything, "ingress")["volumes"]}
-    mounts = {m["mountPath"]: m for m in container(everything, "ingress")["volumeMounts"]}
-    # Then: writable, and kept when the release is uninstalled
-    mount = mounts[environment(everything, "ingress")["FERRY_DATA_DIR"]]
-    assert "readOnly" not in mount
-    assert volumes[mount["name"]]["persistentVolumeClaim"] == {"claimName": claim}
-    made = find(everything, "PersistentVolumeClaim", claim)
-    assert made["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    # And nodes have none, nor has anybody who did not ask for it
-    assert claim not in str(pod(everything, "worker"))
-    assert claim not in str(render())
-
-
-@needs_helm
-def test_chart_mounts_the_claim_for_files_that_is_there():
-    # When
-    manifests = render({"dataDir": {"enabled": True, "existingClaim": "mine"}})
-    # Then
-    assert {"name": "data", "persistentVolumeClaim": {"claimName": "mine"}} in pod(
-        manifests, "ingress"
-    )["volumes"]
-    claims = [m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"]
-    assert claims == [f"{NAME}-model-store"]
-
-
-@needs_helm
-@pytest.mark.parametrize(
-    "ingress",
-    [{}, {"replicas": 2, "autoscaling": {"enabled": False}}, {"autoscaling": {"maxReplicas": 2}}],
-    ids=str,
-)
-def test_chart_refuses_several_ingresses_on_a_claim_that_one_machine_mounts(ingress):
-    for claim in ({}, {"existingClaim": "mine"}):
-        data_dir = {"enabled": True, "accessModes": ["ReadWriteOnce"], **claim}
-        with pytest.raises(Refused, match="all of them mount the claim"):
-            render({"dataDir": data_dir, "ingress": ingress})
-
-
-@needs_helm
-@pytest.mark.parametrize(
-    "ingress",
-    [
-        {"replicas": 1, "autoscaling": {"enabled": False}},
-        {"autoscaling": {"minReplicas": 1, "maxReplicas": 1}},
-    ],
-    ids=str,
-)
-def test_chart_lets_one_ingress_have_a_claim_of_its_own_and_free_it_for_the_next(ingress):
-    # When
-    data_dir = {"enabled": True, "accessModes": ["ReadWriteOncePod"]}
-    manifests = render({"dataDir": data_dir, "ingress": ingress})
-    # Then: an upgrade starts no second pod, which would wait for the claim for ever
-    strategy = find(manifests, "Deployment", f"{NAME}-ingress")["spec"]["strategy"]
-    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-
-
-@needs_helm
 @pytest.mark.parametrize("part", PARTS)
 def test_chart_signs_webhooks_with_what_a_secret_has(everything, part):
     # Then: ingresses accept receivers, and nodes tell them
@@ -354,12 +292,11 @@ def egress(manifests):
 
 
 @needs_helm
-def test_chart_takes_other_settings_of_webhooks_and_files_by_their_names():
+def test_chart_takes_other_settings_of_webhooks_by_their_names():
     # Given
     config = {
         "webhook_allowed_hosts": "hooks.ml.svc",
         "webhook_allow_http": True,
-        "bulk_max_file_size": 2 * 10**9,
     }
     # When
     variables = environment(render({"config": config}), "worker")
@@ -367,7 +304,6 @@ def test_chart_takes_other_settings_of_webhooks_and_files_by_their_names():
     # Then
     assert settings.webhook_allow_http
     assert settings.webhook_allowed_hosts == "hooks.ml.svc"
-    assert settings.bulk_max_file_size_bytes == 2 * 10**9
 
 
 @needs_helm
@@ -463,8 +399,6 @@ def test_chart_scrapes_the_port_of_the_metrics(everything):
         {"networkPolicy": {"redis": {"ports": []}}},
         {"worker": {"gpu": {"count": -1}}},
         {"modelStore": {"size": "much"}},
-        {"dataDir": {"enabled": True, "accessModes": []}},
-        {"config": {"data_dir": "/tmp"}},
         {"config": {"webhook_secrets": "whsec_in_the_open"}},
     ],
     ids=str,

@@ -105,22 +105,6 @@ def test_redis_of_the_examples_keeps_what_it_has_and_drops_nothing():
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod_labels(stateful)
 
 
-def test_ingresses_of_the_compose_file_have_one_folder_for_files_and_batches():
-    # Given
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    ingress = compose["services"]["ingress"]
-    mounts = dict(mount.split(":")[:2][::-1] for mount in ingress["volumes"])
-    folder = ingress["environment"]["FERRY_DATA_DIR"]
-    # Then: it is on a volume, which takes over the owner that the image's folder has
-    assert mounts[folder] in compose["volumes"]
-    assert f"{mounts[folder]}:{folder}" in ingress["volumes"]
-    dockerfile = (ROOT / "deploy/docker/Dockerfile").read_text()
-    stage = dockerfile.partition(" AS ingress\n")[2].partition("\nFROM ")[0]
-    assert f"install --directory --owner=ferry --group=root --mode=775 {folder}\n" in stage
-    # And Redis has another one
-    assert "data:/data" not in compose["services"]["redis"]["volumes"]
-
-
 def pod_labels(stateful):
     return stateful["spec"]["template"]["metadata"]["labels"].items()
 

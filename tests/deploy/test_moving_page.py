@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from batching.settings.settings import Settings
+from batching.settings.settings import BY_KEY
 from tests.deploy.chart import CHART, ROOT
 from tests.deploy.test_torchserve_dashboard import recorded_metrics
 
@@ -57,7 +57,7 @@ def test_every_value_of_their_chart_has_its_row():
 def test_values_of_our_chart_are_there():
     # Given what the chart has, and settings, which its value `config` takes
     there = set(paths(yaml.safe_load((CHART / "values.yaml").read_text())))
-    there |= set(Settings.fields_by_key())
+    there |= set(BY_KEY)
     # When
     named = set().union(*(ours for _, ours in rows("With Helm")))
     # Then

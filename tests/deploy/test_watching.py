@@ -9,7 +9,6 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
-from ingress.bulk import bulk_errors  # noqa: F401 - they are among the subclasses below
 from ingress.metrics.ingress_metrics import FULL, LATE
 from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
 from tests.deploy.chart import ROOT

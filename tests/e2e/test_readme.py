@@ -40,7 +40,6 @@ HANDLERS = "docs/handlers.md"
 TWO_MODELS = "examples/two_models/README.md"
 MOVING = "docs/moving-from-torchserve.md"
 JOBS = "docs/jobs.md"
-BULK = "docs/bulk.md"
 REDIS_IN_README = "redis://redis-host:6379"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -179,7 +178,6 @@ def redis_url() -> Iterator[str]:
         (TWO_MODELS, 3),
         (MOVING, 19),
         (JOBS, 10),
-        (BULK, 1),
         ("docs/container.md", 6),
     ],
 )
@@ -315,13 +313,6 @@ def test_jobs_are_done_as_pasted(reader):
     assert sum(right) >= 340
     assert '"status": "failed"' in printed
     assert printed.count('"jobs": 1') >= 1
-
-    # And with the same server, those of a file
-    reader.follow(blocks(BULK))
-    lines = [json.loads(line) for line in (reader.folder / "out.jsonl").read_text().splitlines()]
-    assert {line["custom_id"] for line in lines} == {f"build/digits/held_out/{n}" for n in names}
-    right = [line["custom_id"][-5] == str(line["response"]["body"]["digit"]) for line in lines]
-    assert (len(lines), sum(right) >= 340) == (360, True)
     reader.stop()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from batching.errors import InvalidModel
 from batching.models.registration import RUNTIMES
 from batching.models.spec import DEFAULT_VERSION
-from batching.settings.safe_yaml import load_yaml
+from batching.settings.files import load_yaml
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 # LSP is the C++ backend's: a valid manifest, which the registration then refuses.

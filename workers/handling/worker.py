@@ -32,10 +32,9 @@ from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
-from batching.store.replies import error_reply
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.records import error_reply
+from batching.store.redis_errors import AWAY, OutageLog
+from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.failure_log import sentence
@@ -289,8 +288,7 @@ def _serve(
         runner.run,
         lambda: runner.is_device_broken,
         unsent=reporter.unsent,
-        # A ticket is only good while it is young.
-        idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        idle_s=idle_s(client),
         memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
         deadline=deadline,
@@ -298,10 +296,6 @@ def _serve(
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
-    if spec.use_job_ticket:
-        # Before it is known to be ready. While Redis is away: with the first claim.
-        with contextlib.suppress(*AWAY):
-            queue.give_tickets()
     deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):

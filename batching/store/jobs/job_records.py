@@ -4,7 +4,7 @@ The hash under `VersionKeys.job_prefix` + id:
 
     created_ms, queued_ms   Redis' time of the submit, and of the last one that began anew
     ttl_ms                  from then to its deadline
-    priority                high, of one that waits among the requests; low, of a bulk line
+    priority                high, of one that waits among the requests
     protocol                open_inference, of one whose client looks for such errors
     keep_ms                 for so long it is kept after it has finished
     started_ms, attempts,   of the attempt that runs, or ran last; started_ms and worker not while

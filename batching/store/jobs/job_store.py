@@ -11,7 +11,7 @@ from batching.models.spec import VersionKey
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
 from batching.store.jobs.job_servers import JobServers
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
@@ -21,7 +21,7 @@ from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
-_VERBS = ("retry_job", "cancel_job", "delete_jobs")
+_VERBS = ("retry_job", "cancel_job")
 
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
@@ -116,26 +116,6 @@ class JobStore:
         [job] = await self._read(key, [job_id])
         return job
 
-    async def find_ended(
-        self, key: VersionKey, job_ids: Sequence[str], most: int
-    ) -> dict[str, Job | None]:
-        """Returns those jobs of one version that have finished, None for each that has gone.
-
-        At most so many, the first ones; only their status is read of the others.
-        """
-        client, version_keys = self._of(key)
-        async with client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hmget(version_keys.job_prefix + job_id, "status", "keep_ms")
-            answers = await pipe.execute()
-        ended = [
-            job_id
-            for job_id, (status, keep_ms) in zip(job_ids, answers, strict=True)
-            if status is not None or keep_ms is None
-        ][:most]
-        jobs = await self._read(key, ended, has_positions=False)
-        return dict(zip(ended, jobs, strict=True))
-
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
         client, version_keys = self._of(job.key)
@@ -167,12 +147,6 @@ class JobStore:
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
             await self._keep_place(again)
         return code
-
-    async def delete(self, key: VersionKey, job_ids: Sequence[str]) -> None:
-        """Deletes finished bulk lines of one version, with their results; others stay."""
-        if job_ids:
-            deleted = await self._run("delete_jobs", key, job_ids)
-            await self.forget(*(job_id.decode() for job_id in deleted))
 
     async def _keep_place(self, job: Job) -> None:
         """Has the job be found as long as it is there."""
@@ -208,9 +182,7 @@ class JobStore:
         names = ordered_keys(verb, version_keys)
         return await self._scripts[verb](names, arguments, client=client)
 
-    async def _read(
-        self, key: VersionKey, job_ids: Sequence[str], *, has_positions: bool = True
-    ) -> list[Job | None]:
+    async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:
             return []
         client, version_keys = self._of(key)
@@ -218,10 +190,10 @@ class JobStore:
             pipe.time()
             for job_id in job_ids:
                 pipe.hmget(version_keys.job_prefix + job_id, FIELDS)
-            for job_id in job_ids if has_positions else ():
+            for job_id in job_ids:
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
-        places = answers[len(job_ids) :] or [None] * len(job_ids)
+        places = answers[len(job_ids) :]
         now_ms = seconds * 1000 + micros // 1000
         is_durable = (await self._servers.look(version_keys.tag)).is_durable
         jobs: list[Job | None] = []

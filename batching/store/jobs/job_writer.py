@@ -11,11 +11,11 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
+from batching.store.async_held_connection import AsyncHeldConnection
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.connections.async_held_connection import AsyncHeldConnection
-from batching.store.connections.commands import Command, packed
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.commands import Command, packed
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import OPEN_INFERENCE
 from batching.store.jobs.webhook_records import Receiver
 from batching.store.jobs.webhook_store import note_version
@@ -33,8 +33,7 @@ SLACK_MS = 60_000
 class JobRequest(NamedTuple):
     """A job on its way into the queue. `ttl_ms` is from now to its deadline.
 
-    `is_open_inference`: its client speaks the Open Inference Protocol. `is_bulk`: it comes after
-    all others, and only its file knows of it.
+    `is_open_inference`: its client speaks the Open Inference Protocol.
     """
 
     job_id: str
@@ -44,11 +43,10 @@ class JobRequest(NamedTuple):
     is_urgent: bool = False
     is_open_inference: bool = False
     receiver: Receiver | None = None
-    is_bulk: bool = False
 
     @property
     def priority(self) -> str:
-        return "high" if self.is_urgent else "low" if self.is_bulk else "normal"
+        return "high" if self.is_urgent else "normal"
 
     @property
     def whole_ms(self) -> int:

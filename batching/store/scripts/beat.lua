@@ -2,7 +2,7 @@
 -- was lost while requests wait is pushed again, and ingresses that have gone are forgotten.
 --
 -- KEYS  of each set in turn: the beats (zset), the leases to keep alive, and after leases the
---       version's queue, suspects, wakeups, ingress beats, job queue and bulk queue
+--       version's queue, suspects, wakeups, ingress beats and job queue
 -- ARGV  1 ttl_ms  2 quiet_ms, then of each set in turn: how many leases, how many members, the members
 -- Returns {{silent_ms, ...}, added, added, ...}: for how long members of all sets have been silent, of
 -- those that have been for quiet_ms or longer, and for each set how many of its members were not known
@@ -27,14 +27,14 @@ while set <= #KEYS do
   set, first = set + 1 + leases, first + 2 + members
   if leases > 0 then
     local wakeups = KEYS[set + 2]
-    local waiting = redis.call('LLEN', KEYS[set]) + redis.call('LLEN', KEYS[set + 1]) + redis.call('LLEN', KEYS[set + 4]) + redis.call('LLEN', KEYS[set + 5])
+    local waiting = redis.call('LLEN', KEYS[set]) + redis.call('LLEN', KEYS[set + 1]) + redis.call('LLEN', KEYS[set + 4])
     if waiting > 0 and redis.call('LLEN', wakeups) == 0 then
       redis.call('RPUSH', wakeups, '1')
       redis.call('PEXPIRE', wakeups, 60000)
     end
     -- A minute is longer than any of them may be silent and live.
     redis.call('ZREMRANGEBYSCORE', KEYS[set + 3], '-inf', now_ms - 60000)
-    set = set + 6
+    set = set + 5
   end
 end
 return {silent_ms, unpack(added)}

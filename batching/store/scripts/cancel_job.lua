@@ -2,7 +2,7 @@
 -- expired loses its input as well: it is no dead letter any more.
 --
 -- KEYS  1 queue  2 suspects  3 open  4 counters  5 body prefix  6 lease prefix  7 worker beats
---       8 job queue  9 job prefix  10 large reply prefix  11 bulk queue
+--       8 job queue  9 job prefix  10 large reply prefix
 -- ARGV  1 id
 -- Returns 1 cancelled   2 finished before, and its result has been let go   0 unknown
 --
@@ -23,7 +23,7 @@ if known[1] then
 end
 local time = redis.call('TIME')
 local record = redis.call('HGET', KEYS[3], id) or ''
-if redis.call('LREM', KEYS[8], 1, id) + redis.call('LREM', KEYS[1], 1, id) + redis.call('LREM', KEYS[2], 1, id) + redis.call('LREM', KEYS[11], 1, id) == 0 then
+if redis.call('LREM', KEYS[8], 1, id) + redis.call('LREM', KEYS[1], 1, id) + redis.call('LREM', KEYS[2], 1, id) == 0 then
   local entry = id .. ':' .. (string.match(record, '^%d+') or 0) + 1
   for _, worker_id in ipairs(redis.call('ZRANGE', KEYS[7], 0, -1)) do
     if redis.call('LREM', KEYS[6] .. worker_id, 1, entry) == 1 then break end

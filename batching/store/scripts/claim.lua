@@ -2,7 +2,6 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease  10 body prefix  11 reply prefix  12 done prefix  13 job queue  14 job prefix
---       15 bulk queue  16 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 --       7 job_patience_us
 -- Returns one of
@@ -16,15 +15,13 @@
 -- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
 -- The first write frees or pops, so it works at maxmemory. A crash suspect from the suspects list is
 -- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
--- that nobody can read, is dropped like a lost one: it must not stop the queue. A worker is idle from
--- the claim that finds nothing, or the reply before it, to the one that finds something. What was
+-- that nobody can read, is dropped like a lost one: it must not stop the queue. What was
 -- queued in the future, by a clock that has stepped back, is as young as what comes now: nobody collects
 -- for longer than patience_us.
 --
 -- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
 -- request waits. A quarter of the seats is for jobs that are older than job_patience_us, so that they
--- come to their turn on a busy day, too (docs/adr/0024-jobs.md). Lines of bulk files come last, and
--- have no such quarter (docs/adr/0026-bulk.md).
+-- come to their turn on a busy day, too (docs/adr/0024-jobs.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -129,11 +126,11 @@ local function take_from(queue, seats, least_age_us)
   end
 end
 
-local jobs, bulk = redis.call('LLEN', KEYS[13]), redis.call('LLEN', KEYS[15])
+local jobs = redis.call('LLEN', KEYS[13])
 if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
-  local queue = waiting > 0 and KEYS[1] or jobs > 0 and KEYS[13] or KEYS[15]
-  if waiting == 0 then waiting = jobs > 0 and jobs or bulk end
+  local queue = waiting > 0 and KEYS[1] or KEYS[13]
+  if waiting == 0 then waiting = jobs end
   if waiting > 0 and waiting < limit and patience_us > 0 then
     local age_us = oldest_age_us(queue)
     waiting = redis.call('LLEN', queue)
@@ -151,11 +148,10 @@ if owned == 0 then
   if jobs > 0 then take_from(KEYS[13], seats, tonumber(ARGV[7])) end
   take_from(KEYS[1], limit - owned)
   if jobs > 0 then take_from(KEYS[13], limit - owned) end
-  if bulk > 0 then take_from(KEYS[15], limit - owned) end
 end
 
 if redis.call('HGET', KEYS[4], 'worker') == worker_id then redis.call('DEL', KEYS[4]) end
-if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (jobs > 0 and redis.call('LLEN', KEYS[13]) or 0) + (bulk > 0 and redis.call('LLEN', KEYS[15]) or 0) == 0 then
+if redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (jobs > 0 and redis.call('LLEN', KEYS[13]) or 0) == 0 then
   redis.call('DEL', KEYS[3])
 elseif redis.call('LLEN', KEYS[3]) == 0 then
   redis.call('RPUSH', KEYS[3], '1')
@@ -163,14 +159,7 @@ elseif redis.call('LLEN', KEYS[3]) == 0 then
 end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
-if owned == 0 then
-  if KEYS[16] then
-    redis.call('ZADD', KEYS[16], now_ms, worker_id)
-    redis.call('PEXPIRE', KEYS[16], 60000)
-  end
-  return {'EMPTY'}
-end
-if KEYS[16] then redis.call('ZREM', KEYS[16], worker_id) end
+if owned == 0 then return {'EMPTY'} end
 
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)

@@ -1,9 +1,8 @@
 -- measure: the line of one version at this moment. Reads only.
 --
--- KEYS  1 queue  2 suspects  3 job queue  4 open  5 counters  6 bulk queue
+-- KEYS  1 queue  2 suspects  3 job queue  4 open  5 counters
 -- Returns {waiting, open, oldest_age_us, jobs, oldest_job_age_us, counter, count, counter, count, ...}
 --         oldest ages: since the oldest waiting request arrived, or the oldest job; 0 = nothing waits.
---         jobs: bulk lines among them, which may wait for long and have no age here
 --
 -- One step, so that the counters and what is open add up in what is returned, too.
 
@@ -21,7 +20,7 @@ local answer = {
   redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]),
   redis.call('HLEN', KEYS[4]),
   string.format('%.0f', math.max(oldest_age_us(1), oldest_age_us(2))),
-  redis.call('LLEN', KEYS[3]) + redis.call('LLEN', KEYS[6]),
+  redis.call('LLEN', KEYS[3]),
   string.format('%.0f', oldest_age_us(3)),
 }
 local counters = redis.call('HGETALL', KEYS[5])

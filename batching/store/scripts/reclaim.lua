@@ -2,7 +2,7 @@
 --
 -- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather  13 config
---       14 job queue  15 job prefix  16 bulk queue
+--       14 job queue  15 job prefix
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -71,8 +71,8 @@ for _ = 1, limit do
   elseif is_untried then
     -- Its record still counts the attempts before this one, and has been nobody's since the claim.
     local is_job = ingress_id == 'job'
-    local priority = is_job and redis.call('HGET', KEYS[15] .. id, 'priority')
-    local own = not is_job and KEYS[4] or priority == 'high' and KEYS[4] or priority == 'low' and KEYS[16] or KEYS[14]
+    local is_first = not is_job or redis.call('HGET', KEYS[15] .. id, 'priority') == 'high'
+    local own = is_first and KEYS[4] or KEYS[14]
     redis.call('LPUSH', attempt ~= '1' and KEYS[5] or own, id)
     if is_job then unstart(id) end
     if own ~= KEYS[4] and redis.call('PTTL', own) < tonumber(ttl_ms) then redis.call('PEXPIRE', own, ttl_ms + 60000) end

@@ -2,7 +2,6 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 open  5 counters  6 body prefix
 --       7 reply prefix  8 done prefix  9 worker beats  10 job queue  11 job prefix
---       12 bulk queue
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
@@ -19,7 +18,7 @@ local refused, orphaned = 0, 0
 local suspects, urgent = {}, {} -- jobs
 while refused + orphaned < tonumber(ARGV[2]) do
   local suspect = redis.call('LPOP', KEYS[2])
-  local id = suspect or redis.call('LPOP', KEYS[1]) or is_gone and (redis.call('LPOP', KEYS[10]) or redis.call('LPOP', KEYS[12]))
+  local id = suspect or redis.call('LPOP', KEYS[1]) or is_gone and redis.call('LPOP', KEYS[10])
   if not id then break end
   local ttl_ms, ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ (%d+) (%S+)\n')
   if ingress_id == 'job' and is_gone then
@@ -45,7 +44,7 @@ while refused + orphaned < tonumber(ARGV[2]) do
 end
 if refused > 0 then redis.call('HINCRBY', KEYS[5], 'refused', refused) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[5], 'orphaned', orphaned) end
-local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (is_gone and redis.call('LLEN', KEYS[10]) + redis.call('LLEN', KEYS[12]) or 0)
+local left = redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + (is_gone and redis.call('LLEN', KEYS[10]) or 0)
 for _, job in ipairs(suspects) do redis.call('RPUSH', KEYS[2], job[1]) end
 for n = #urgent, 1, -1 do
   local id, ttl_ms = unpack(urgent[n])

@@ -5,8 +5,7 @@
 --       13 large reply prefix
 -- ARGV  1 id  2 limit: jobs of this version that may wait, urgent ones apart, which count as requests
 -- Returns 1 queued   0 too many wait   -1 no such version   -3 no memory
---         -7 it cannot be tried again (unknown, not ended, succeeded, its input is gone, or it is a line
---         of a bulk file, which says that it failed)
+--         -7 it cannot be tried again (unknown, not ended, succeeded, or its input is gone)
 --
 -- Race closed: of two that try it again, one finds that it waits. One that is refused stays as it is.
 
@@ -29,7 +28,7 @@ if queued_us and queued_us / 1000 + old_ttl_ms <= now_ms then
 end
 local known = redis.call('HMGET', name, 'status', 'input', 'keep_ms', 'ttl_ms', 'priority')
 local input, keep_ms, ttl_ms, is_high = known[2], tonumber(known[3]), tonumber(known[4]), known[5] == 'high'
-if not input or known[1] == 'succeeded' or known[5] == 'low' or input == '' and redis.call('EXISTS', body) == 0 then return -7 end
+if not input or known[1] == 'succeeded' or input == '' and redis.call('EXISTS', body) == 0 then return -7 end
 
 local queue = is_high and KEYS[2] or KEYS[9]
 local was_empty = redis.call('LLEN', KEYS[2]) + redis.call('LLEN', KEYS[9]) == 0

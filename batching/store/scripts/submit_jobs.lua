@@ -1,11 +1,10 @@
 -- submit_jobs: jobs wait, for as long as it takes, whether a worker lives or not.
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 more prefix  8 body prefix
---       9 job queue  10 job prefix  11 job index  12 bulk queue
--- ARGV  1 limit: jobs of this version that may wait, bulk lines by themselves, urgent ones apart, which
---         count as requests
+--       9 job queue  10 job prefix  11 job index
+-- ARGV  1 limit: jobs of this version that may wait, urgent ones apart, which count as requests
 --       then per job, at most 500: id, rest of its record (open_records.py), ttl_ms: from now to its
---       deadline, keep_ms: for so long it is kept afterwards, 'high', 'normal' or 'low', and protocol,
+--       deadline, keep_ms: for so long it is kept afterwards, 'high' or 'normal', and protocol,
 --       webhook and webhook_start, each empty or the job's field (job_records.py)
 -- Returns now_ms, then per job a code and how many waited before it:
 --          1 queued   2 known already (a re-sent submit)   0 too many wait
@@ -14,17 +13,17 @@
 -- Races closed: as in submit. A job is there whole, with its record, or not at all; the body that was
 -- stored for one that is refused goes in the same step, unless another submit of the same id brought it
 -- in meanwhile. What jobs there are, is known by the index; each submit deletes a few entries whose jobs
--- have gone, so that they do not add up. Bulk lines ('low') are not in it: their file knows them.
+-- have gone, so that they do not add up.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
 local limit = tonumber(ARGV[1])
 local max_queue = tonumber(redis.call('HGET', KEYS[1], 'max_queue') or '')
-local queues = {high = KEYS[2], normal = KEYS[9], low = KEYS[12]}
+local queues = {high = KEYS[2], normal = KEYS[9]}
 local waiting = {}
 for priority, queue in pairs(queues) do waiting[priority] = redis.call('LLEN', queue) end
-local was_empty = waiting.high + waiting.normal + waiting.low == 0
+local was_empty = waiting.high + waiting.normal == 0
 local accepted, longest_ms = 0, 0
 local answer = {now_ms}
 
@@ -44,16 +43,14 @@ local function submit(id, rest, ttl_ms, keep_ms, priority, protocol, webhook, we
   end
 
   redis.call('HSET', name, 'created_ms', now_ms, 'queued_ms', now_ms, 'ttl_ms', ttl_ms, 'keep_ms', keep_ms)
-  if priority ~= 'normal' then redis.call('HSET', name, 'priority', priority) end
+  if is_high then redis.call('HSET', name, 'priority', priority) end
   if protocol ~= '' then redis.call('HSET', name, 'protocol', protocol) end
   if webhook ~= '' then redis.call('HSET', name, 'webhook', webhook, 'webhook_status', 'pending') end
   if webhook_start ~= '' then redis.call('HSET', name, 'webhook_start', webhook_start) end
   redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)
   redis.call('PEXPIRE', body, ttl_ms + keep_ms + 60000)
-  if priority ~= 'low' then
-    redis.call('ZADD', KEYS[11], now_us + accepted, id) -- pages of the list end between two times
-    longest_ms = math.max(longest_ms, ttl_ms + keep_ms)
-  end
+  redis.call('ZADD', KEYS[11], now_us + accepted, id) -- pages of the list end between two times
+  longest_ms = math.max(longest_ms, ttl_ms + keep_ms)
   accepted = accepted + 1
   waiting[priority] = before + 1
   return 1, before
@@ -66,14 +63,11 @@ for i = 2, #ARGV, 8 do
 end
 if accepted == 0 then return answer end
 
-if longest_ms > 0 then
-  if redis.call('PTTL', KEYS[11]) < longest_ms then redis.call('PEXPIRE', KEYS[11], longest_ms + 60000) end
-  for _, old in ipairs(redis.call('ZRANGE', KEYS[11], 0, accepted)) do
-    if redis.call('EXISTS', KEYS[10] .. old) == 0 then redis.call('ZREM', KEYS[11], old) end
-  end
+if redis.call('PTTL', KEYS[11]) < longest_ms then redis.call('PEXPIRE', KEYS[11], longest_ms + 60000) end
+for _, old in ipairs(redis.call('ZRANGE', KEYS[11], 0, accepted)) do
+  if redis.call('EXISTS', KEYS[10] .. old) == 0 then redis.call('ZREM', KEYS[11], old) end
 end
 redis.call('HINCRBY', KEYS[6], 'accepted', accepted)
 -- Those that go first have a window of their own, which the others do not end.
-local first = waiting.high > 0 and waiting.high or waiting.normal > 0 and waiting.normal or waiting.low
-wake_worker(KEYS[3], KEYS[4], KEYS[7], first, was_empty)
+wake_worker(KEYS[3], KEYS[4], KEYS[7], waiting.high > 0 and waiting.high or waiting.normal, was_empty)
 return answer

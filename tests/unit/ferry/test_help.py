@@ -1,6 +1,5 @@
 """What `--help` lists for whom, and how it is written."""
 
-import dataclasses
 import re
 import resource
 import subprocess
@@ -10,20 +9,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from batching.settings.settings import Settings
+from batching.settings.setting import INGRESS, NODE, WHOLE_SERVER
+from batching.settings.settings import SETTINGS
 from ferry.lazy_commands import COMMANDS
 from ferry.main import main
-from ferry.role_settings import (
-    MOST_USED,
-    OF_INGRESS,
-    OF_NODE,
-    OF_WHOLE_SERVERS,
-    SECTIONS,
-)
 from tests.timing import assert_within
 
 ROOT = Path(__file__).parents[3]
-NAMES = {spec.name for spec in dataclasses.fields(Settings)}
+NAMES = {it.name for it in SETTINGS}
+
+
+def read_by(*parts: str) -> set[str]:
+    return {it.name for it in SETTINGS if it.read_by in parts}
 
 
 def help_of(*command: str) -> str:
@@ -37,22 +34,16 @@ def listed(command: str) -> set[str]:
 
 def test_help_lists_what_concerns_the_command() -> None:
     assert listed("up") == NAMES
-    assert listed("ingress") == NAMES - OF_NODE - OF_WHOLE_SERVERS
-    assert listed("node") == NAMES - OF_INGRESS - OF_WHOLE_SERVERS
-    assert listed("webhooks") == NAMES - OF_INGRESS - OF_WHOLE_SERVERS
+    assert listed("ingress") == NAMES - read_by(NODE, WHOLE_SERVER)
+    assert listed("node") == NAMES - read_by(INGRESS, WHOLE_SERVER)
+    assert listed("webhooks") == NAMES - read_by(INGRESS, WHOLE_SERVER)
 
 
-@pytest.mark.parametrize(
-    ("folder", "unlisted"),
-    [("ingress", OF_NODE), ("workers", OF_INGRESS)],
-)
-def test_help_leaves_out_only_what_the_role_does_not_read(
-    folder: str, unlisted: frozenset[str]
-) -> None:
+@pytest.mark.parametrize(("folder", "other"), [("ingress", NODE), ("workers", INGRESS)])
+def test_help_leaves_out_only_what_the_role_does_not_read(folder: str, other: str) -> None:
     code = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
-    read = {name for name in unlisted if re.search(rf"settings\.{name}\b", code)}
+    read = {name for name in read_by(other) if re.search(rf"settings\.{name}\b", code)}
     assert read == set()
-    assert unlisted <= NAMES
 
 
 def test_role_takes_the_settings_of_the_other_one_all_the_same() -> None:
@@ -91,10 +82,11 @@ def test_ferry_itself_answers_at_once(words: list[str]) -> None:
 
 def test_help_of_a_server_is_in_sections() -> None:
     text = help_of("up")
+    sections = [it.section for it in SETTINGS if it.section]
     headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
-    assert headings == list(dict.fromkeys(["Most used", *SECTIONS.values(), "Options"]))
+    assert headings == list(dict.fromkeys(["Most used", *sections, "Options"]))
     most_used = text.partition("Most used:")[2].partition("Redis:")[0]
-    for name in MOST_USED:
+    for name in ["config", "port_base", *(it.name for it in SETTINGS if it.is_common)]:
         assert f"--{name.replace('_', '-')}" in most_used
     # Each option once, the hidden ones of a role left out with their sections
     assert len(re.findall(r"^  --redis-url ", text, re.MULTILINE)) == 1

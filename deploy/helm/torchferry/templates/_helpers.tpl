@@ -154,13 +154,6 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{- /* How many ingresses there may be at a time; an upgrade may have one more. */ -}}
-{{- define "torchferry.mostIngresses" -}}
-{{- with .Values.ingress -}}
-{{- int (ternary .autoscaling.maxReplicas .replicas .autoscaling.enabled) -}}
-{{- end -}}
-{{- end -}}
-
 {{- define "torchferry.hasWebhookAuthority" -}}
 {{- with .Values.webhooks }}{{ if and .existingSecret .caCertificate }}true{{ end }}{{ end -}}
 {{- end -}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 
 PROXIES = TrustedProxies.of("10.1.0.0/16, fd00::/8")
 FORWARDED = {

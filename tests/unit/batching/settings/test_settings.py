@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from batching.settings.loading import load_settings
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import BY_KEY, SETTINGS, Settings, SettingsError
+from batching.settings.torchserve_keys import IGNORED
+
+ROOT = Path(__file__).parents[4]
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -160,7 +163,6 @@ def test_settings_survive_the_way_into_a_child_process():
         ("queue_timeout", "0"),
         ("queue_timeout", "nan"),
         ("token_expiration_min", "99999999999"),
-        ("bulk_max_file_size", "9999999999999"),
     ],
 )
 def test_settings_refuse_what_cannot_work(words, value, tmp_path):
@@ -171,29 +173,26 @@ def test_settings_refuse_what_cannot_work(words, value, tmp_path):
         load_settings(path, {}, {})
 
 
-def test_limits_are_those_of_the_document():
-    # Given: the table of limits
-    text = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\d,]+)", text.partition("## Limits")[2].partition("\n## ")[0], re.M
-    )
-    # When
-    found = {key: int(default.replace(",", "")) for key, default in rows}
-    # Then: it has these, and their defaults
-    specs = Settings.fields_by_key()
-    assert found == {key: specs[key].default for key in found}
-    assert {
-        "max_form_parts",
-        "max_header_size",
-        "body_timeout",
-        "idle_timeout",
-        "unread_timeout",
-    } < {*found}
+def documented_default(setting):
+    """The default as docs/configuration.md writes it."""
+    value = setting.default
+    if value is None or value == "":
+        return "\N{EN DASH}"
+    text = str(value).lower()
+    if type(value) in (int, float) and value >= 1:
+        text = f"{value:,.0f}"
+    return f"{text} {setting.unit}".strip()
 
 
-def test_files_may_be_larger_than_any_body():
-    found, _ = load_settings(None, {"FERRY_BULK_MAX_FILE_SIZE_BYTES": "5000000000"}, {})
-    assert found.bulk_max_file_size_bytes == 5_000_000_000
+def test_tables_of_the_document_are_those_of_the_settings():
+    # Given the rows of all tables of settings, and the sections that have them
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    tables = re.findall(r"^\| setting \| default .*\n\|-.*\n((?:\|.*\n)+)", text, re.M)
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", "".join(tables), re.M))
+    # Then: each has its key and its default, and the limits are all there
+    assert rows == {key: documented_default(BY_KEY[key]) for key in rows}
+    limits = {it.key for it in SETTINGS if it.section == "Requests and answers"}
+    assert limits <= rows.keys()
 
 
 def test_snapshot_brings_back_what_it_holds_and_not_what_its_server_began_with(tmp_path):
@@ -216,3 +215,14 @@ def test_settings_refuse_a_key_for_redis_without_its_certificate():
     environment = {"REDIS_URL": "rediss://r:6379", "FERRY_REDIS_KEY_FILE": "/key.pem"}
     with pytest.raises(SettingsError, match="redis_key_file needs redis_cert_file"):
         load_settings(None, environment, {})
+
+
+def test_keys_without_effect_are_named_and_nothing_else(tmp_path):
+    # Given a file with each ignored key, and with an unknown one
+    config = tmp_path / "config.properties"
+    config.write_text("".join(f"{key}=x\n" for key in (*IGNORED, "of_tomorrow")))
+    # When
+    settings, without_effect = load_settings(config, {}, {})
+    # Then
+    assert without_effect == sorted([*IGNORED, "of_tomorrow"])
+    assert settings == Settings()

@@ -6,8 +6,7 @@ from pathlib import Path
 import javaproperties
 import pytest
 
-from batching.settings.checks import doubts
-from batching.settings.loading import load_settings
+from batching.settings.loading import doubts, load_settings
 from batching.settings.settings import Settings, SettingsError
 
 
@@ -139,7 +138,7 @@ def test_settings_say_what_is_wrong(tmp_path, text, words):
     ],
 )
 def test_settings_that_are_probably_not_meant_so_are_named(tmp_path, text, expected):
-    assert doubts(load(tmp_path, text)) == expected
+    assert list(doubts(load(tmp_path, text))) == expected
 
 
 def test_numbers_of_models_may_stand_in_quotes_as_in_torchserve(tmp_path):

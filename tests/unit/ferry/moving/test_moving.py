@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from batching.settings.settings import Settings
+from batching.settings.settings import BY_KEY
 from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
 from ferry.main import main
 from ferry.moving.configuration import key_row
@@ -385,4 +385,4 @@ def test_table_is_for_people(example):
     done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
     assert done.exit_code == 1
     assert "docker.properties: 1 of 9 rows must change." in done.stdout
-    assert Settings.fields()["job_queue_size"].metadata["doc"] in done.stdout
+    assert BY_KEY["job_queue_size"].doc in done.stdout

@@ -2,7 +2,6 @@
 
 import pytest
 
-from batching.settings.checks import check_settings
 from batching.settings.settings import Settings, SettingsError
 from ferry.process_tree import ingresses
 
@@ -25,4 +24,4 @@ def test_unix_socket_has_one_ingress_process(monkeypatch):
     # When / Then
     assert ingresses.count_by_cores(settings) == 1
     with pytest.raises(SettingsError, match="a unix socket has one listener"):
-        check_settings(Settings(inference_address="unix:/a.sock", ingress_processes=2))
+        Settings(inference_address="unix:/a.sock", ingress_processes=2).check()

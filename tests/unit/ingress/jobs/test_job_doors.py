@@ -6,7 +6,7 @@ import pytest
 import requests
 from requests.structures import CaseInsensitiveDict
 
-from batching.settings.trusted_proxies import TrustedProxies
+from batching.settings.values import TrustedProxies
 from batching.store.jobs.job_records import JobStatus
 from ingress.role import Role
 from tests.support import eventually

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from batching.settings.checks import check_settings
 from batching.settings.settings import Settings, SettingsError
 from ferry.commands.torchserve import DEFAULTS
 from ingress.page.page_switch import has_page
@@ -44,4 +43,4 @@ def test_torchserves_command_has_no_page():
 
 def test_other_words_are_refused():
     with pytest.raises(SettingsError, match="page"):
-        check_settings(Settings(page="yes"))
+        Settings(page="yes").check()

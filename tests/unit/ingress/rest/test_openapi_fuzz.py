@@ -134,7 +134,6 @@ def check(answer, request):
         in {
             (503, "no_worker"),
             (503, "unavailable"),
-            (501, "no_data_dir"),
         }
         or (status == 503 and request[1] == "/readyz")
         or (status == 500 and request[1] == "/ping")

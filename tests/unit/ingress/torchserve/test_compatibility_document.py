@@ -11,8 +11,7 @@ import yaml
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
-from batching.settings.settings import Settings
-from batching.settings.sources import OWN_SWITCHES
+from batching.settings.settings import SETTINGS
 from batching.settings.torchserve_keys import BETTER, IGNORED, UNDERSTOOD
 from ferry.commands.torchserve import torchserve
 from ingress.role import Role
@@ -24,56 +23,6 @@ DOCUMENT = ROOT / "docs" / "torchserve-compatibility.md"
 METRICS = ROOT / "tests" / "conformance" / "recordings" / "main" / "metrics.json"
 
 VERDICTS = {"same", "better", "left out"}
-# Settings that TorchServe does not have.
-OWN_KEYS = {
-    "acceleration",
-    "access_log",
-    "allow_open_management",
-    "body_timeout",
-    "bulk_max_file_size",
-    "bulk_with_inference_key",
-    "config_snapshots",
-    "data_dir",
-    "dead_after",
-    "drain_delay",
-    "drain_timeout",
-    "idle_timeout",
-    "ingress_processes",
-    "job_backlog",
-    "job_memory_share",
-    "job_result_ttl",
-    "job_timeout",
-    "key_file",
-    "log_files",
-    "log_level",
-    "log_location",
-    "max_form_parts",
-    "max_header_size",
-    "max_image_pixels",
-    "open_inference_rows",
-    "page",
-    "path_aliases",
-    "probe_dir",
-    "queue_timeout",
-    "redis_append_only",
-    "redis_ca_file",
-    "redis_cert_file",
-    "redis_key_file",
-    "redis_url",
-    "show_tracebacks",
-    "snapshot_dir",
-    "snapshot_file",
-    "spare_memory",
-    "token_authorization",
-    "trusted_proxies",
-    "unread_timeout",
-    "unused_files_kept",
-    "webhook_allow_http",
-    "webhook_allowed_hosts",
-    "webhook_ca_file",
-    "webhook_secrets",
-    "work_dir",
-}
 NO_ROUTE = {"ResourceNotFoundException", "MethodNotAllowedException"}
 
 
@@ -202,16 +151,11 @@ def test_configuration_keys_are_those_of_the_document():
     rows = verdicts("Configuration keys", 1)
 
     # Then the server understands the supported keys, and ignores those that are left out
-    assert there(rows) == UNDERSTOOD - OWN_KEYS
+    assert there(rows) == UNDERSTOOD - {it.key for it in SETTINGS if not it.is_torchserves}
     assert left_out(rows) == set(IGNORED)
     # and `ferry doctor` says of the others what the document says
     better = {row[0]: row[2] for row in table("Configuration keys") if row[1] == "better"}
     assert better == {key: text.replace("`", "") for key, text in BETTER.items()}
-
-
-def test_own_switches_are_those_that_torchserve_does_not_have():
-    switches = {key for key, spec in Settings.fields_by_key().items() if spec.type is bool}
-    assert switches & OWN_KEYS == OWN_SWITCHES
 
 
 def spec_with(config):

@@ -1,23 +1,18 @@
-"""Compares what the OpenAPI document says of jobs and files with what the code reads and gives."""
+"""Compares what the OpenAPI document says of jobs with what the code reads and gives."""
 
 import ast
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
-from batching.errors import BadRequest
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming, Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus, Progress
 from batching.store.jobs.webhook_records import Outcome, Receiver, Webhook
-from ingress.bulk.bulk_records import Batch, BatchStatus, BulkFile, Counts
-from ingress.bulk.bulk_service import read_expiry_s
 from ingress.jobs.preferences import KEEP_RANGE_S, read_keep_s, read_urgency
 from ingress.role import Role
 from ingress.torchserve import payload
-from ingress.torchserve.bulk_schemas import BATCH_SCHEMA, NEW_BATCH, UPLOAD
 from ingress.torchserve.job_schemas import JOB_SCHEMA
 from ingress.torchserve.openapi import api_document
 from tests.described import problems_of
@@ -90,21 +85,6 @@ def test_described_values_are_those_that_are_taken():
     assert priorities == [False, True]
 
 
-def test_described_times_of_files_are_those_that_are_taken():
-    [form, batch] = (
-        one["schema"]["properties"] for body in (UPLOAD, NEW_BATCH) for one in body.values()
-    )
-    for schema in (
-        form["expires_after[seconds]"],
-        batch["output_expires_after"]["properties"]["seconds"],
-    ):
-        for seconds in (schema["minimum"], schema["maximum"]):
-            assert read_expiry_s({"anchor": "created_at", "seconds": seconds}) == seconds
-        for seconds in (schema["minimum"] - 1, schema["maximum"] + 1):
-            with pytest.raises(BadRequest):
-                read_expiry_s({"anchor": "created_at", "seconds": seconds})
-
-
 def job(status, **fields):
     usual = {"created_ms": 1_000, "expires_ms": 90_000, "attempts": 1, "is_durable": False}
     return job_document(Job(JOB_ID, KEY, status, **usual | fields), "http://localhost:8080")
@@ -133,33 +113,6 @@ def test_job_has_the_fields_that_are_described():
     assert [problems_of(one, "Job", DOCUMENT) for one in documents] == [[]] * len(documents)
     assert fields_of(*documents) == fields_of_schema(JOB_SCHEMA)
     assert problems_of({**documents[0], "more": 1}, "Job", DOCUMENT)
-
-
-def test_batch_and_file_have_the_fields_that_are_described():
-    # Given
-    batch = Batch(
-        batch_id="batch_1",
-        endpoint="/predictions",
-        input_file_id="file-1",
-        completion_window="24h",
-        created_at=1,
-        expires_at=2,
-        output_ttl_s=3,
-    )
-    failed = structs.replace(
-        batch,
-        error="The input file has no lines.",
-        metadata={"of": "me"},
-        output_file_id="file-2",
-        counts=Counts(3, 2, 1),
-    )
-    documents = [batch.entering(status).document() for status in BatchStatus]
-    documents += [failed.document(), batch.document(is_cancelling=True)]
-    file = BulkFile("file-1", 2, 3, "in.jsonl", "batch", 5).document()
-    # Then
-    assert [problems_of(one, "Batch", DOCUMENT) for one in documents] == [[]] * len(documents)
-    assert {name for one in documents for name in one} == set(BATCH_SCHEMA["properties"])
-    assert problems_of(file, "BulkFile", DOCUMENT) == []
 
 
 def fields_of(*documents):

@@ -5,7 +5,7 @@ import json
 import pytest
 from ts.torch_handler.request_envelope import ENVELOPES
 
-from batching.settings.checks import _CHOICES
+from batching.settings.settings import BY_KEY
 from tests.unit.workers.handling.batches import Handler, batch, body, error_of, runner
 
 
@@ -206,4 +206,4 @@ def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
 
 
 def test_setting_names_every_envelope_there_is():
-    assert set(_CHOICES["service_envelope"]) == {"", *ENVELOPES}
+    assert set(BY_KEY["service_envelope"].choices) == {"", *ENVELOPES}

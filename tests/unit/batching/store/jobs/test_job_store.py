@@ -4,13 +4,13 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
 from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.replies import LargeReply, decode_reply
-from batching.store.worker_side.worker_queue import JOB_PATIENCE_US, ReplyCode
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import LargeReply, decode_reply
+from batching.store.worker_queue import JOB_PATIENCE_US, ReplyCode
 from tests.support import KEY, body_of, ids_of, items_of, make_reply, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES
@@ -315,84 +315,6 @@ def test_old_jobs_have_a_quarter_of_the_seats_of_small_batches(harness, limit):
     jobs = sum(name.startswith("j") for name in ran)
     assert 60 - 54 < jobs < 60 + 54
     assert len(ran) == 240 // limit * limit
-
-
-def test_lines_of_files_have_the_seats_that_requests_and_jobs_leave_free(harness):
-    # Given lines, however old, a job and a request
-    for job_id in ("b1", "b2", "b3"):
-        harness.submit_job(job_id, ttl_ms=10_000_000, is_bulk=True)
-        age_job(harness, job_id, JOB_PATIENCE_US // 1000)
-    harness.submit_job("j1")
-    harness.submit("a")
-
-    # When / Then
-    assert ids_of(harness.worker().claim(1, 0.0)) == ["a"]
-    harness.submit("b")
-    assert ids_of(harness.worker().claim(3, 0.0)) == ["b", "j1", "b1"]
-    # And batches of their own when nothing else waits
-    worker = harness.worker("worker-b")
-    assert ids_of(worker.claim(3, 0.0)) == ["b2", "b3"]
-    # And one that is given back waits among its own again
-    harness.node().reclaim(KEY, "worker-b", ReclaimMode.RELEASED)
-    harness.submit_job("j2")
-    assert ids_of(harness.worker().claim(2, 0.0)) == ["j2", "b2"]
-    assert harness.jobs().cancel("b3").status is JobStatus.CANCELLED
-    assert harness.client.llen(harness.keys.bulk_queue) == 0
-
-
-def test_full_batch_of_lines_ends_its_collection(harness):
-    harness.submit_job("b1", is_bulk=True)
-    assert harness.worker().claim(2, 10.0).waiting == 1
-    harness.submit_job("b2", is_bulk=True)
-    assert harness.more_tokens() == 1
-    assert ids_of(harness.worker().claim(2, 10.0)) == ["b1", "b2"]
-
-
-def test_finished_bulk_lines_are_deleted_whole_and_others_stay(harness):
-    # Given one with a large input that failed, one with a large result, one that waits, and a job
-    # that is none
-    for job_id in ("a", "b"):
-        harness.submit_job(job_id, size=LARGE, is_bulk=True)
-    assert run(harness, FAILED, make_reply("B", size=LARGE)) == [ReplyCode.STORED] * 2
-    harness.submit_job("d")
-    assert run(harness, make_reply("D")) == [ReplyCode.STORED]
-    harness.submit_job("c", is_bulk=True)
-
-    # When
-    harness.jobs().delete(KEY, ["a", "b", "c", "d", "unknown"])
-
-    # Then
-    expected = [None, None, JobStatus.QUEUED, JobStatus.SUCCEEDED]
-    assert [status_of(harness, one) for one in "abcd"] == expected
-    left = {name.decode() for name in harness.client.scan_iter("*")}
-    assert not [name for name in left if name.endswith((":a", ":b", ":b:1-worker-a"))]
-
-
-def test_line_that_is_given_back_waits_among_the_lines(harness):
-    # Given three lines, of which a worker has two
-    for job_id in ("a", "b", "c"):
-        harness.submit_job(job_id, is_bulk=True)
-    harness.worker().claim(2, 0.0)
-
-    # When it leaves, and a job comes
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
-    harness.submit_job("j")
-
-    # Then the job is first, and the lines are in their old order
-    assert ids_of(harness.worker("worker-b").claim(4, 0.0)) == ["j", "a", "b", "c"]
-
-
-def test_bulk_lines_are_not_listed_and_not_tried_again(harness):
-    # Given a job and a bulk line that failed
-    harness.submit_job("a")
-    harness.submit_job("b", is_bulk=True)
-    assert run(harness, FAILED, FAILED) == [ReplyCode.STORED] * 2
-
-    # When / Then
-    listed = harness.jobs().newest(KEY, 2**53, 10)
-    assert [job.job_id for _, job in listed] == ["a"]
-    codes = [harness.jobs().retry(harness.jobs().find(one)) for one in "ab"]
-    assert codes == [SubmitCode.QUEUED, SubmitCode.NO_RETRY]
 
 
 def test_urgent_job_waits_among_the_requests(harness):

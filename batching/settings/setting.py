@@ -1,0 +1,153 @@
+"""What a setting is called, which values it takes and what it is for: one place for each.
+
+`Settings` declares its fields with `setting(...)`. Files, environments, flags and their help,
+snapshots and the tables of docs/configuration.md go by that.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from batching.models.parameters import MAX_INTEGER
+
+_UNITS = {"s": "seconds", "bytes": "bytes"}
+# Names of types in messages.
+_KINDS: dict[type, str] = {int: "whole number", float: "number"}
+
+# What reads a setting: every part, if not one of these. Each accepts all of them, so that one file
+# or environment serves for both.
+INGRESS, NODE, WHOLE_SERVER = "ingress", "node", "server"
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used; the message names it and says what would work."""
+
+
+class UnusableNow(SettingsError):
+    """A setting cannot be used now, but may be a moment later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Describes one field of `Settings`.
+
+    Attributes:
+        name: the field; the unit of a number is its end.
+        kind: bool, int, float, str or Path.
+        is_optional: whether an empty text means None.
+        default: where no source says anything.
+        doc: half a sentence for people.
+        key: its name in config.properties: TorchServe's, if it has the setting.
+        is_torchserves: whether it has.
+        ts_variable: its variable `TS_...`; "" if there is none.
+        variable: another program's variable that sets it, too.
+        flag: a further spelling on command lines.
+        section: of the help, which goes on to the next setting that names one.
+        read_by: INGRESS, NODE or WHOLE_SERVER; a part's help leaves out what others read.
+        is_common: whether most starts name it, so that the help begins with it.
+        is_saved: whether snapshots keep it; not what each start fills in, or a password.
+        lowest: the least number allowed.
+        choices: the texts allowed; empty: any.
+        check: is called with key and value, and raises SettingsError.
+    """
+
+    name: str
+    kind: type
+    is_optional: bool
+    default: Any
+    doc: str
+    key: str
+    is_torchserves: bool = False
+    ts_variable: str = ""
+    variable: str = ""
+    flag: str = ""
+    section: str = ""
+    read_by: str = ""
+    is_common: bool = False
+    is_saved: bool = True
+    lowest: float = 0
+    choices: tuple[str, ...] = ()
+    check: Callable[[str, Any], object] | None = None
+
+    @property
+    def unit(self) -> str:
+        return _unit(self.name)
+
+    def parse(self, source: str, text: str, *, is_strict: bool = True) -> Any:
+        """Returns the text as a value.
+
+        TorchServe reads every text but `true` as false. Of a setting of our own that would leave
+        tokens off for an operator who wrote 1 or yes, so these are read strictly.
+
+        Raises:
+            SettingsError: the text has the wrong type; the message names its source.
+        """
+        if self.is_optional and text == "":
+            return None
+        if self.kind is bool:
+            word = text.strip().lower()
+            if is_strict and word not in ("true", "false", ""):
+                raise SettingsError(f"{source}={text!r} is neither true nor false: {self.doc}")
+            return word == "true"
+        try:
+            return self.kind(text.strip())
+        except ValueError as error:
+            raise SettingsError(
+                f"{source}={text!r} is no {_KINDS[self.kind]}: {self.doc}"
+            ) from error
+
+    def check_value(self, value: Any) -> None:
+        """Checks that the setting can have this value.
+
+        Raises:
+            SettingsError: it cannot.
+        """
+        if self.choices and value not in self.choices:
+            known = ", ".join(filter(None, self.choices))
+            raise SettingsError(f"{self.key}={value!r} is none of: {known}")
+        # NaN is outside, too.
+        if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
+            bounds = f"from {self.lowest} to {MAX_INTEGER}"
+            raise SettingsError(f"{self.key} must be {bounds}, not {value}: {self.doc}")
+        if self.check is not None:
+            self.check(self.key, value)
+
+
+def setting(default: Any, doc: str, **facts: Any) -> Any:
+    """Declares a field that is a setting of our own; `facts` are more attributes of `Setting`.
+
+    Its key is its name without the unit, unless they say otherwise.
+    """
+    return field(default=default, metadata={"doc": doc, **facts})
+
+
+def torchserve_setting(default: Any, doc: str, **facts: Any) -> Any:
+    """Declares a setting that TorchServe has, whose way to read switches counts."""
+    return setting(default, doc, is_torchserves=True, **facts)
+
+
+def settings_of(owner: type[Any]) -> tuple[Setting, ...]:
+    """Returns the settings that this data class declares, in their order."""
+    section = ""
+    return tuple(
+        _described(declared, section := declared.metadata.get("section", section))
+        for declared in dataclasses.fields(owner)
+    )
+
+
+def _described(declared: "dataclasses.Field[Any]", section: str) -> Setting:
+    kind: Any = declared.type
+    if is_optional := isinstance(kind, types.UnionType):
+        kind = next(it for it in typing.get_args(kind) if it is not type(None))
+    name, unit = declared.name, _unit(declared.name)
+    key = declared.metadata.get("key", name.rpartition("_")[0] if unit else name)
+    facts = {"ts_variable": f"TS_{key.upper()}", **declared.metadata, "section": section}
+    facts["key"] = key
+    return Setting(name, kind, is_optional, declared.default, **facts)
+
+
+def _unit(name: str) -> str:
+    return _UNITS.get(name.rpartition("_")[2], "")

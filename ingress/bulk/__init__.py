@@ -1,1 +1,0 @@
-"""Runs many predictions from one file: OpenAI's files and batches, lines of which become jobs."""
