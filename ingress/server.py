@@ -28,7 +28,6 @@ from ingress.access.certificate import Certificate, certificate_of
 from ingress.access.key_file import open_keys
 from ingress.http1.exchange import Application
 from ingress.http1.listener import Address, Listener
-from ingress.metrics.stale_series import StaleSeries
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
@@ -122,8 +121,8 @@ class _Ingress:
 
     def _background(self) -> Iterator[Coroutine[None, None, None]]:
         yield self._load_models()
-        stale = StaleSeries(self._services.probe_registry, self._services.metrics)
-        yield keep_going(stale.run, "of the stale series")
+        metrics, registry = self._services.metrics, self._services.probe_registry
+        yield keep_going(partial(metrics.forget_unregistered, registry), "of the stale series")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store.server_check import check_server, why_away
 from ferry.moving.effects import Effect, Row
-from ferry.options import UnusableSettings, require_store
+from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
-from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
 from ingress.access.key_file import check_keys
 from ingress.role import listener_table

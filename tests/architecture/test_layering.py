@@ -66,7 +66,8 @@ HEAVY = frozenset(
 LATE_IMPORTERS = (
     *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container")),
     "ferry/main.py",
-    "ferry/process_tree/redis_part.py",
+    "ferry/process_tree/start_checks.py",
+    "ferry/process_tree/whole_server.py",
     "ferry/serving/session.py",
 )
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from ferry.api import Api
 from ferry.commands.models import registration_stage
 from ferry.main import main
-from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.start_checks import check_free
 from ingress.models.worker_wait import failed_text
 from tests.http_server import serving
 from tests.ports import free_ports

@@ -6,8 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from ferry.main import main
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
-from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, RedisData
+from ferry.process_tree.embedded_redis import (
+    FSYNC_EVERY_SECOND,
+    EmbeddedRedis,
+    RedisData,
+    find_server,
+)
 from tests.unit.ferry.process_tree.test_embedded_redis import ask
 
 
