@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import StoreUnavailable
-from batching.process.reminder import Reminder
+from batching.process.retries import Reminder
 from batching.settings.settings import Settings
 from batching.settings.snapshots import CHANGE, SHUTDOWN, STARTUP, saved_models, write_snapshot
 from batching.store.registry.registry import Registry
