@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from batching.errors import BadRequest, MethodNotAllowed, ServeError
-from batching.process.reminder import Reminder
+from batching.process.retries import Reminder
 from batching.settings.settings import Settings
 from ingress.http1.exchange import (
     Answer,
