@@ -8,13 +8,9 @@ from collections.abc import Collection
 
 from batching.errors import BadRequest
 from ingress.access.key_file import KeyFile, KeyScope
-from ingress.jobs.job_door import JOB_PATH
 from ingress.role import Role
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
+from ingress.torchserve.routes import key_for
 
-# Orchestrators have no key, and the answers hold nothing worth one.
-_PROBES = frozenset({LIVE_PATH, "/readyz"})
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 
@@ -46,27 +42,9 @@ class Authorizer:
         """
         if self._keys is None:
             return
-        scope = self._scope(method, path.rstrip("/") or "/")
-        if scope is not None and not self._keys.accepts(scope, bearer_token(authorization)):
+        role = key_for(method, path, self._roles)
+        if role and not self._keys.accepts(KeyScope(role), bearer_token(authorization)):
             raise InvalidKey(_REFUSED.format("Authorization"))
-
-    def _scope(self, method: str, path: str) -> KeyScope | None:
-        """Returns the scope whose key this path needs; None if it needs none."""
-        roles = self._roles
-        if path == "/metrics" and Role.METRICS in roles:
-            return None
-        if path in _PROBES and Role.INFERENCE in roles:
-            return None
-        if (method, path) == ("OPTIONS", "/") or path == "/api-description":
-            return None
-        if Role.MANAGEMENT not in roles:
-            return KeyScope.INFERENCE if Role.INFERENCE in roles else None
-        if path == TOKEN_PATH:
-            return None  # that route asks for the API key by itself
-        is_inference = Role.INFERENCE in roles and (
-            path == "/ping" or JOB_PATH.fullmatch(path) or parse_prediction_path(path)
-        )
-        return KeyScope.INFERENCE if is_inference else KeyScope.MANAGEMENT
 
 
 def require_api_key(keys: KeyFile, authorization: str) -> None:

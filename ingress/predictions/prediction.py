@@ -15,8 +15,7 @@ from batching.request_ids import fresh_request_id
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.pending_request import ClientLeft, PendingRequest, Pieces
-from batching.store.reply_stream import ReplyStream
+from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
@@ -40,7 +39,7 @@ from ingress.torchserve.payload import (
     read_undecoded,
     speaks_of_binary,
 )
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +237,7 @@ class Prediction(PendingRequest):
 
     # --- the outcome
 
-    def on_reply(self, reply: Reply | Pieces) -> None:
+    def on_reply(self, reply: Reply | ReplyStream) -> None:
         """Answers with the worker's reply."""
         if not isinstance(reply, Reply):
             assert isinstance(reply, ReplyStream)

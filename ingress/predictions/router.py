@@ -14,9 +14,7 @@ from ingress.jobs.job_door import JOB_PATH
 from ingress.predictions.prediction import HttpPredictions, Prediction
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.route import Target
-from ingress.torchserve.routes import LIVE_PATH
+from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
 
 
 class RoutedPrediction(Prediction):

@@ -6,7 +6,7 @@ import pytest
 
 from batching.store.keys import PERMANENT
 from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
-from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 
