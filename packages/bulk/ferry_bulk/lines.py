@@ -1,0 +1,220 @@
+"""The lines of files: reads those of an input one at a time, and writes those of the outputs."""
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import quote, unquote
+
+# Base64 makes four bytes of three; the rest of a line is its names.
+_NAMES_BYTES = 64 * 1024
+_READ_BYTES = 1024 * 1024
+_URL = re.compile(r"/predictions/([^/\s]+)(?:/[^/\s]+)?/?")
+# Each line of an output begins with its id, which ends in the number of the line that it answers.
+_LINE_ID = re.compile(rb'{"id": "batch_req_[0-9a-f]+_(\d{1,12})"')
+
+
+class BadLine(Exception):
+    """Says why a line cannot be run; `code` is for machines, `custom_id` what is known of it."""
+
+    def __init__(self, code: str, message: str, custom_id: Any = None) -> None:
+        super().__init__(message)
+        self.error = {"code": code, "message": message}
+        self.custom_id = custom_id
+
+
+class RawLine(NamedTuple):
+    """One line as it is in the file; `text` is None if it is too long."""
+
+    number: int
+    text: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """What one line asks for. `path` is percent-encoded."""
+
+    number: int
+    custom_id: str
+    model_name: str
+    path: str
+    content_type: str
+    body: bytes
+
+
+def read_lines(path: Path, max_body_bytes: int) -> Iterator[RawLine]:
+    """Yields each line that is not empty. They are numbered from 0; empty ones have no number.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    number = 0
+    longest_bytes = max_body_bytes // 3 * 4 + _NAMES_BYTES
+    with path.open("rb") as stream:
+        while text := stream.readline(longest_bytes):
+            is_whole = len(text) < longest_bytes or text.endswith(b"\n")
+            if not is_whole:
+                while (rest := stream.readline(_READ_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+            if not is_whole or text.strip():
+                yield RawLine(number, text if is_whole else None)
+                number += 1
+
+
+def custom_id_of(text: bytes | None) -> Any:
+    """Returns the custom_id of any line; None where there is none."""
+    try:
+        document = json.loads(text or b"")
+    except (ValueError, RecursionError):
+        return None
+    return document.get("custom_id") if isinstance(document, dict) else None
+
+
+def parse_line(raw: RawLine, endpoint: str, max_body_bytes: int) -> InputLine:
+    """Returns what the line asks for.
+
+    Args:
+        raw: the line.
+        endpoint: of the batch; the line's url must be this or below it.
+        max_body_bytes: of the request.
+
+    Raises:
+        BadLine: it cannot be run.
+    """
+    if raw.text is None:
+        raise BadLine("line_too_long", "The line is longer than --max-request-size allows.")
+    try:
+        document = json.loads(raw.text)
+    except (ValueError, RecursionError) as error:
+        raise BadLine("invalid_json_line", "The line is not JSON.") from error
+    if not isinstance(document, dict):
+        raise BadLine("invalid_json_line", "The line is not a JSON object.")
+    custom_id, url = document.get("custom_id"), document.get("url")
+    path = unquote(url) if isinstance(url, str) else ""
+    target = _URL.fullmatch(path)
+    is_below = path == endpoint or path.startswith(f"{endpoint}/")
+    for is_right, code, message in (
+        (
+            custom_id and isinstance(custom_id, str),
+            "missing_custom_id",
+            "The line has no custom_id that is a text.",
+        ),
+        (document.get("method") == "POST", "invalid_method", "method must be POST."),
+        (target, "invalid_url", "url must be /predictions/NAME[/VERSION]."),
+        (is_below, "mismatched_url", f"url is not of the endpoint {endpoint}."),
+    ):
+        if not is_right:
+            raise BadLine(code, message, custom_id)
+    try:
+        content_type, body = _body_to_send(document)
+        if len(body) > max_body_bytes:
+            raise ValueError(f"The body has more than {max_body_bytes} bytes.")
+    except ValueError as error:
+        raise BadLine("invalid_body", str(error), custom_id) from error
+    name = path.split("/")[2]
+    return InputLine(raw.number, str(custom_id), name, quote(path), content_type, body)
+
+
+def _body_to_send(document: dict[str, Any]) -> tuple[str, bytes]:
+    """Returns the content type and the bytes of the body.
+
+    A text of another type than JSON is the body itself; anything else is its JSON.
+
+    Raises:
+        ValueError: there is no body, or none that can be sent.
+    """
+    content_type = document.get("content_type", "")
+    is_sendable = isinstance(content_type, str) and content_type.isascii()
+    if not is_sendable or not content_type.isprintable():
+        raise ValueError("content_type must be a text.")
+    if "body_b64" in document:
+        try:
+            body = base64.b64decode(document["body_b64"], validate=True)
+        except (ValueError, TypeError) as error:
+            raise ValueError("body_b64 is not base64.") from error
+        return content_type or "application/octet-stream", body
+    if "body" not in document:
+        raise ValueError("The line has neither body nor body_b64.")
+    body_value = document["body"]
+    if isinstance(body_value, str) and content_type and "json" not in content_type:
+        return content_type, body_value.encode("utf-8", "replace")
+    text = json.dumps(body_value, ensure_ascii=False)
+    return content_type or "application/json", text.encode("utf-8", "replace")
+
+
+class OutputFile:
+    """A file of lines that only grows; they survive the process, however it ends, once flushed."""
+
+    def __init__(self, path: Path, done: bytearray) -> None:
+        """Opens the file; cuts off a last line that is not whole, and notes the others in `done`.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self.stream: BinaryIO = path.open("a+b")
+        path.chmod(0o600)
+        self.count = 0
+        end = 0
+        self.stream.seek(0)
+        for number, end in _whole_lines(self.stream):  # noqa: B007 - its last value
+            self.count += not done[number]
+            done[number] = 1
+        self.stream.truncate(end)
+        self.stream.seek(0, os.SEEK_END)
+
+    def add(self, line: bytes) -> None:
+        self.stream.write(line)
+        self.count += 1
+
+    def sync(self) -> None:
+        """Returns when the lines survive the end of the machine."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+
+
+def _whole_lines(stream: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yields of each whole line the number that it answers, and where it ends."""
+    end = 0
+    while start := stream.readline(_READ_BYTES):
+        piece = start
+        while not piece.endswith(b"\n"):
+            end += len(piece)
+            piece = stream.readline(_READ_BYTES)
+            if not piece:
+                return  # half a line
+        end += len(piece)
+        if line_id := _LINE_ID.match(start):
+            yield int(line_id[1]), end
+
+
+def output_line(batch_id: str, number: int, custom_id: Any, **outcome: Any) -> bytes:
+    """Returns the line that answers the input's line of this number, by `response` or `error`."""
+    document = {
+        "id": f"batch_req_{batch_id.removeprefix('batch_')}_{number}",
+        "custom_id": custom_id,
+        "response": outcome.get("response"),
+        "error": outcome.get("error"),
+    }
+    return json.dumps(document).encode() + b"\n"
+
+
+def body_to_show(body: bytes, content_type: str) -> dict[str, Any]:
+    """Returns JSON as it is, other text as a text, and anything else in base64."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return {"body_b64": base64.b64encode(body).decode()}
+    if not content_type or "json" in content_type:
+        try:
+            return {"body": json.loads(text, parse_constant=_refuse_constant)}
+        except (ValueError, RecursionError):
+            pass
+    return {"body": text}
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
