@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import flask
 from flask import Flask, Response, request
+from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ferry_bulk.folder import FINAL, KEPT_S, BulkFolder, Record, Refused, now_s
@@ -32,7 +33,7 @@ _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class UploadingRequest(flask.Request):
     """A request whose file is written to the folder as it is parsed, not to memory."""
 
-    max_form_memory_size = FORM_BYTES
+    max_form_memory_size = 4 * FORM_BYTES  # it counts what is read at a time as well
     max_form_parts = 20
 
     def _get_file_stream(self, *_: Any, **__: Any) -> IO[bytes]:
@@ -54,19 +55,21 @@ class BulkApp(Flask):
         self._max_file_bytes = max_file_bytes
         self._token = token
         self.config["ARRIVING"] = folder.arriving
+        self.json = DefaultJSONProvider(self)
+        self.json.compact = self.json.sort_keys = False
         self.url_map.strict_slashes = False
         for route, view in (
-            ("GET /ping", lambda: _json({"status": "Healthy"})),
+            ("GET /ping", lambda: {"status": "Healthy"}),
             ("POST /v1/files", self._upload),
             ("GET /v1/files", self._list_files),
-            ("GET /v1/files/<file_id>", lambda file_id: _json(folder.file(file_id))),
+            ("GET /v1/files/<file_id>", folder.file),
             ("DELETE /v1/files/<file_id>", self._delete_file),
             ("GET /v1/files/<file_id>/content", self._download),
             ("POST /v1/batches", self._create_batch),
             ("GET /v1/batches", lambda: _page(folder.batches(), self._shown)),
             (
                 "GET /v1/batches/<batch_id>",
-                lambda batch_id: _json(self._shown(folder.batch(batch_id))),
+                lambda batch_id: self._shown(folder.batch(batch_id)),
             ),
             ("POST /v1/batches/<batch_id>/cancel", self._cancel_batch),
         ):
@@ -74,7 +77,7 @@ class BulkApp(Flask):
             self.add_url_rule(path, route, view, methods=[method])
         self.before_request(self._admit)
         self.teardown_request(_delete_what_arrived)
-        self.register_error_handler(Refused, lambda error: _json(error.document, error.status))
+        self.register_error_handler(Refused, lambda error: (error.document, error.status))
         self.register_error_handler(HTTPException, _refused_by_flask)
 
     def _admit(self) -> None:
@@ -89,7 +92,7 @@ class BulkApp(Flask):
             message = "Token authorization failed. Send Authorization: Bearer TOKEN."
             raise Refused(401, "InvalidKeyException", message)
 
-    def _upload(self) -> Response:
+    def _upload(self) -> Record:
         if request.mimetype != "multipart/form-data":
             raise _bad("A file is sent as multipart/form-data.")
         message = f"A file may have {self._max_file_bytes} bytes (--max-file-size)."
@@ -100,8 +103,6 @@ class BulkApp(Flask):
                 form, uploads = request.form, [*request.files.listvalues()]
             except RequestEntityTooLarge as error:
                 raise too_large from error
-            except ValueError as error:
-                raise _bad("The form cannot be parsed.") from error
             if sum(map(len, uploads)) != 1:
                 raise _bad(f"The form has {'more than one' if uploads else 'no'} file.")
             if form.get("purpose") != "batch":
@@ -119,28 +120,28 @@ class BulkApp(Flask):
             os.fsync(upload.stream.fileno())
             if arrived.stat().st_size > self._max_file_bytes:
                 raise too_large
-            return _json(self._folder.add_file(arrived, (upload.filename or "")[:255], ttl_s))
+            return self._folder.add_file(arrived, (upload.filename or "")[:255], ttl_s)
 
-    def _list_files(self) -> Response:
+    def _list_files(self) -> Record:
         purpose = request.args.get("purpose", "")
         files = [file for file in self._folder.files() if purpose in {"", file["purpose"]}]
         return _page(files, lambda file: file)
 
-    def _delete_file(self, file_id: str) -> Response:
+    def _delete_file(self, file_id: str) -> Record:
         self._folder.file(file_id)
         for batch in self._folder.batches():
             if batch["input_file_id"] == file_id and batch["status"] not in FINAL:
                 message = f"{batch['id']} reads this file. Cancel it first."
                 raise Refused(409, "FileInUseException", message)
         self._folder.delete_file(file_id)
-        return _json({"id": file_id, "object": "file", "deleted": True})
+        return {"id": file_id, "object": "file", "deleted": True}
 
     def _download(self, file_id: str) -> Response:
         self._folder.file(file_id)
         path = self._folder.lines_path(file_id).absolute()
         return flask.send_file(path, mimetype="application/jsonl", max_age=0)
 
-    def _create_batch(self) -> Response:
+    def _create_batch(self) -> Record:
         asked = request.get_json(silent=True, force=True)
         if not isinstance(asked, dict):
             raise _bad("The request body is not a JSON object.")
@@ -175,15 +176,15 @@ class BulkApp(Flask):
         }
         with _written():
             self._folder.save_batch(batch)
-        return _json(batch)
+        return batch
 
-    def _cancel_batch(self, batch_id: str) -> Response:
+    def _cancel_batch(self, batch_id: str) -> Record:
         """Has the feeder cancel a batch; one that has ended stays as it is."""
         batch = self._folder.batch(batch_id)
         if batch["status"] not in FINAL:
             with _written():
                 self._folder.ask_to_cancel(batch_id)
-        return _json(self._shown(batch))
+        return self._shown(batch)
 
     def _shown(self, batch: Record) -> Record:
         is_cancelling = batch["status"] not in FINAL and self._folder.is_to_cancel(batch["id"])
@@ -229,7 +230,7 @@ def read_metadata(asked: Any) -> dict[str, str] | None:
     return dict(asked)
 
 
-def _page(records: Sequence[Record], show: Callable[[Record], Record]) -> Response:
+def _page(records: Sequence[Record], show: Callable[[Record], Record]) -> Record:
     """Answers with the page of a list that the client asks for."""
     limit_text, after = request.args.get("limit", ""), request.args.get("after", "")
     limit = _LIMIT.fullmatch(limit_text or str(_USUAL_PAGE))
@@ -243,20 +244,13 @@ def _page(records: Sequence[Record], show: Callable[[Record], Record]) -> Respon
         raise _bad(f"after must be an id of the list: {after[:64]}. Begin again without it.")
     start = names.index(after) + 1 if after else 0
     end = start + min(int(limit[1]), _LONGEST_PAGE)
-    return _json(
-        {
-            "object": "list",
-            "data": [show(record) for record in records[start:end]],
-            "first_id": names[start] if start < len(names) else None,
-            "last_id": names[start:end][-1] if start < len(names) else None,
-            "has_more": end < len(names),
-        }
-    )
-
-
-def _json(document: Record, status: int = 200) -> Response:
-    text = json.dumps(document, indent=2) + "\n"
-    return Response(text, status, content_type="application/json")
+    return {
+        "object": "list",
+        "data": [show(record) for record in records[start:end]],
+        "first_id": names[start] if start < len(names) else None,
+        "last_id": names[start:end][-1] if start < len(names) else None,
+        "has_more": end < len(names),
+    }
 
 
 def _bad(message: str) -> Refused:
@@ -278,10 +272,10 @@ def _delete_what_arrived(_: BaseException | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _refused_by_flask(error: HTTPException) -> Response:
+def _refused_by_flask(error: HTTPException) -> tuple[Record, int]:
     status = error.code or 500
     kind, message = {
         404: ("ResourceNotFoundException", "Requested resource is not found."),
         405: ("MethodNotAllowedException", "Requested method is not allowed."),
     }.get(status, ("InternalServerException", error.name))
-    return _json({"code": status, "type": kind, "message": message}, status)
+    return {"code": status, "type": kind, "message": message}, status

@@ -23,7 +23,6 @@ from ferry_bulk.lines import (
     OutputFile,
     RawLine,
     body_to_show,
-    custom_id_of,
     output_line,
     parse_line,
     read_lines,
@@ -51,15 +50,7 @@ class LineOutcome(NamedTuple):
 
 
 class BatchRun:
-    """One batch, from where it was left to its end.
-
-    Args:
-        batch: its record.
-        folder: of all files.
-        server: that predicts.
-        in_flight: so many lines are with the server at a time.
-        max_body_bytes: of a line.
-    """
+    """One batch, from where it was left to its end, of which a few lines are `in_flight`."""
 
     def __init__(
         self,
@@ -109,11 +100,7 @@ class BatchRun:
             files.enter_context(self._errors.stream)
             end = self._feed()
             if end == "expired":
-                for raw in self._undone():
-                    words = "The batch's completion_window has passed."
-                    self._refuse(
-                        raw.number, BadLine("batch_expired", words, custom_id_of(raw.text))
-                    )
+                self._expire_rest()
             if end is not None:
                 self._finish(end)
 
@@ -150,13 +137,16 @@ class BatchRun:
             self._end = "expired"
         return self._end
 
+    def _parse(self, raw: RawLine) -> InputLine:
+        return parse_line(raw, self.batch["endpoint"], self._max_body_bytes)
+
     def _submit_some(self, unread: Iterator[RawLine], threads: ThreadPoolExecutor) -> None:
         while self._under_way < self._in_flight and self._under_way_bytes < _MOST_BYTES:
             raw = next(unread, None)
             if raw is None:
                 return
             try:
-                line = parse_line(raw, self.batch["endpoint"], self._max_body_bytes)
+                line = self._parse(raw)
             except BadLine as bad:
                 self._refuse(raw.number, bad)
                 continue
@@ -222,6 +212,15 @@ class BatchRun:
     def _add(self, output: OutputFile, number: int, custom_id: Any, **outcome: Any) -> None:
         output.add(output_line(self.batch["id"], number, custom_id, **outcome))
         self._done[number] = 1
+
+    def _expire_rest(self) -> None:
+        for raw in self._undone():
+            try:
+                custom_id = self._parse(raw).custom_id
+            except BadLine as bad:
+                custom_id = bad.custom_id
+            why = "The batch's completion_window has passed."
+            self._refuse(raw.number, BadLine("batch_expired", why, custom_id))
 
     def _finish(self, end: str) -> None:
         self._output.sync()

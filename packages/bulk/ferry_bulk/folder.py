@@ -30,8 +30,7 @@ Record: TypeAlias = dict[str, Any]
 KEPT_S = 30 * 86_400  # a file that says nothing else, and the record of a batch after its end
 FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _UNSHOWN_KEPT_S = 86_400
-_FILE_ID = re.compile(r"file-[0-9a-f]{32}(?:-output|-errors)?")
-_BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+_ID = re.compile(r"(?:batch_|file-)[0-9a-f]{32}(?:-output|-errors)?")
 
 
 class Refused(Exception):
@@ -57,13 +56,15 @@ class BulkFolder:
         """Makes the folders, which only this user can read, and keeps other processes out.
 
         Raises:
-            BlockingIOError: one uses it.
-            OSError: it cannot be used.
+            OSError: it cannot be used, or one uses it.
         """
         for folder in (self._files, self._batches, self.arriving):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OSError(f"another ferry-bulk uses {self.path}") from error
             for broken_off in self.arriving.iterdir():
                 broken_off.unlink()
             yield
@@ -94,17 +95,9 @@ class BulkFolder:
         return record
 
     def file(self, file_id: str) -> Record:
-        """Returns the record of a file.
-
-        Raises:
-            Refused: there is none of this id.
-        """
-        if _FILE_ID.fullmatch(file_id) and (record := _read(self._files / f"{file_id}.json")):
-            return record
-        raise Refused(404, "FileNotFoundException", f"File not found: {file_id[:64]}")
+        return _known(self._files, file_id, "File")
 
     def files(self) -> list[Record]:
-        """Returns all files, newest first."""
         return _newest_first(self._files)
 
     def delete_file(self, file_id: str) -> None:
@@ -116,17 +109,9 @@ class BulkFolder:
         _write(self._batches / f"{batch['id']}.json", batch)
 
     def batch(self, batch_id: str) -> Record:
-        """Returns the record of a batch.
-
-        Raises:
-            Refused: there is none of this id.
-        """
-        if _BATCH_ID.fullmatch(batch_id) and (record := _read(self._batches / f"{batch_id}.json")):
-            return record
-        raise Refused(404, "BatchNotFoundException", f"Batch not found: {batch_id[:64]}")
+        return _known(self._batches, batch_id, "Batch")
 
     def batches(self) -> list[Record]:
-        """Returns all batches, newest first."""
         return _newest_first(self._batches)
 
     def batch_ids(self) -> set[str]:
@@ -202,6 +187,17 @@ def _read(path: Path) -> Record | None:
         except ValueError as error:
             log.error("unreadable record %s: %s", path, error)
     return None
+
+
+def _known(folder: Path, record_id: str, kind: str) -> Record:
+    """Returns the record of this id.
+
+    Raises:
+        Refused: there is none.
+    """
+    if _ID.fullmatch(record_id) and (record := _read(folder / f"{record_id}.json")):
+        return record
+    raise Refused(404, f"{kind}NotFoundException", f"{kind} not found: {record_id[:64]}")
 
 
 def _newest_first(folder: Path) -> list[Record]:

@@ -18,6 +18,15 @@ _URL = re.compile(r"/predictions/([^/\s]+)(?:/[^/\s]+)?/?")
 _LINE_ID = re.compile(rb'{"id": "batch_req_[0-9a-f]+_(\d{1,12})"')
 
 
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+# Made once, not for each line.
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+_read_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
 class BadLine(Exception):
     """Says why a line cannot be run; `code` is for machines, `custom_id` what is known of it."""
 
@@ -65,22 +74,8 @@ def read_lines(path: Path, max_body_bytes: int) -> Iterator[RawLine]:
                 number += 1
 
 
-def custom_id_of(text: bytes | None) -> Any:
-    """Returns the custom_id of any line; None where there is none."""
-    try:
-        document = json.loads(text or b"")
-    except (ValueError, RecursionError):
-        return None
-    return document.get("custom_id") if isinstance(document, dict) else None
-
-
 def parse_line(raw: RawLine, endpoint: str, max_body_bytes: int) -> InputLine:
-    """Returns what the line asks for.
-
-    Args:
-        raw: the line.
-        endpoint: of the batch; the line's url must be this or below it.
-        max_body_bytes: of the request.
+    """Returns what the line asks for, whose url must be the batch's endpoint or below it.
 
     Raises:
         BadLine: it cannot be run.
@@ -142,8 +137,7 @@ def _body_to_send(document: dict[str, Any]) -> tuple[str, bytes]:
     body_value = document["body"]
     if isinstance(body_value, str) and content_type and "json" not in content_type:
         return content_type, body_value.encode("utf-8", "replace")
-    text = json.dumps(body_value, ensure_ascii=False)
-    return content_type or "application/json", text.encode("utf-8", "replace")
+    return content_type or "application/json", _to_json(body_value).encode("utf-8", "replace")
 
 
 class OutputFile:
@@ -157,12 +151,14 @@ class OutputFile:
         """
         self.stream: BinaryIO = path.open("a+b")
         path.chmod(0o600)
-        self.count = 0
-        end = 0
+        self.count = end = 0
         self.stream.seek(0)
-        for number, end in _whole_lines(self.stream):  # noqa: B007 - its last value
-            self.count += not done[number]
-            done[number] = 1
+        for line in self.stream:
+            if line.endswith(b"\n"):
+                end += len(line)
+                if line_id := _LINE_ID.match(line):
+                    self.count += 1
+                    done[int(line_id[1])] = 1
         self.stream.truncate(end)
         self.stream.seek(0, os.SEEK_END)
 
@@ -174,21 +170,6 @@ class OutputFile:
         """Returns when the lines survive the end of the machine."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
-
-
-def _whole_lines(stream: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yields of each whole line the number that it answers, and where it ends."""
-    end = 0
-    while start := stream.readline(_READ_BYTES):
-        piece = start
-        while not piece.endswith(b"\n"):
-            end += len(piece)
-            piece = stream.readline(_READ_BYTES)
-            if not piece:
-                return  # half a line
-        end += len(piece)
-        if line_id := _LINE_ID.match(start):
-            yield int(line_id[1]), end
 
 
 def output_line(batch_id: str, number: int, custom_id: Any, **outcome: Any) -> bytes:
@@ -210,11 +191,7 @@ def body_to_show(body: bytes, content_type: str) -> dict[str, Any]:
         return {"body_b64": base64.b64encode(body).decode()}
     if not content_type or "json" in content_type:
         try:
-            return {"body": json.loads(text, parse_constant=_refuse_constant)}
+            return {"body": _read_json(text)}
         except (ValueError, RecursionError):
             pass
     return {"body": text}
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,60 +20,53 @@ from ferry_bulk.model_server import ModelServer
 
 log = logging.getLogger("ferry_bulk")
 
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until it is told to stop; returns the exit code."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # more clients than threads
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    folder = BulkFolder(options.folder)
     try:
-        server = ModelServer(options.server, _token_reader(options.token_file, "FERRY_TOKEN"))
-        token = _token_reader(options.require_token_file, "FERRY_BULK_TOKEN")()
-        with folder.taken():
-            _serve(options, folder, server, token)
-    except BlockingIOError:
-        log.error("another ferry-bulk uses %s", options.folder)
-        return 1
+        _serve(options)
     except (OSError, ValueError) as error:
         log.error("%s", error)
         return 1
     return 0
 
 
-def _serve(
-    options: argparse.Namespace, folder: BulkFolder, server: ModelServer, token: str
-) -> None:
-    # Uploads are kept by waitress until they are whole; not in the memory that /tmp may be.
-    tempfile.tempdir = str(folder.arriving)
+def _serve(options: argparse.Namespace) -> None:
+    """Runs until it is told to stop.
+
+    Raises:
+        OSError, ValueError: an option cannot be used.
+    """
+    folder = BulkFolder(options.folder)
+    server = ModelServer(options.server, _token_reader(options.token_file, "FERRY_TOKEN"))
+    token = _token_reader(options.require_token_file, "FERRY_BULK_TOKEN")()
     host, _, port = options.listen.rpartition(":")
-    host = host.strip("[]")
-    web = waitress.create_server(
-        BulkApp(folder, max_file_bytes=options.max_file_size, token=token),
-        host=host,
-        port=int(port),
-        threads=8,
-        ident="ferry-bulk",
-        # Somewhat larger ones are refused in words of ours, once they are there.
-        max_request_body_size=2 * (options.max_file_size + FORM_BYTES),
-    )
-    if not token and host not in _LOOPBACK:
-        log.warning("whoever reaches %s may run batches: no token is required", options.listen)
-    bounds = {"in_flight": options.in_flight, "max_body_bytes": options.max_request_size}
-    feeder = Feeder(folder, lambda batch: BatchRun(batch, folder, server, **bounds))
-    feeder.start()
-    log.info("ferry-bulk listens at http://%s, and feeds %s", options.listen, options.server)
-    try:
+    with folder.taken():
+        # Uploads are kept by waitress until they are whole; not in the memory that /tmp may be.
+        tempfile.tempdir = str(folder.arriving)
+        web = waitress.create_server(
+            BulkApp(folder, max_file_bytes=options.max_file_size, token=token),
+            host=host.strip("[]"),
+            port=int(port),
+            threads=8,
+            ident="ferry-bulk",
+            # Somewhat larger ones are refused in words of ours, once they are there.
+            max_request_body_size=2 * (options.max_file_size + FORM_BYTES),
+        )
+        if not token and host.strip("[]") not in {"127.0.0.1", "::1", "localhost"}:
+            log.warning("whoever reaches %s may run batches: no token is required", options.listen)
+        bounds = {"in_flight": options.in_flight, "max_body_bytes": options.max_request_size}
+        feeder = Feeder(folder, lambda batch: BatchRun(batch, folder, server, **bounds))
+        threading.Thread(target=feeder.run, name="feeder", daemon=True).start()
+        log.info("ferry-bulk listens at http://%s, and feeds %s", options.listen, options.server)
         web.run()  # until SystemExit or KeyboardInterrupt, which it takes for a wish to stop
-    finally:
-        web.close()
-        feeder.stop()
-        server.close()
+        log.info("ferry-bulk stops")
+        # As if killed, which loses nothing: its threads may wait for the server for a while.
+        os._exit(0)
 
 
 def _parser() -> argparse.ArgumentParser:

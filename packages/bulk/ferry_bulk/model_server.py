@@ -19,9 +19,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from ferry_bulk.lines import BadLine, InputLine
@@ -46,32 +46,27 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Kind(Enum):
-    """What an answer means for its line."""
-
-    RESULT = auto()  # what the model said, or why the server never will ask it
-    JOB = auto()  # it waits, or runs
-    LOST = auto()  # the server does not know the job any more
-    KEY_REUSED = auto()  # the model's default version has changed since the line was sent first
-    UNKNOWN_MODEL = auto()
-    LATER = auto()  # nothing was kept
+# What an answer means for its line. `result`: what the model said, or why it will never be asked.
+# `job`: it waits, or runs. `lost`: the server does not know its job any more. `key_reused`: the
+# model's default version has changed since the line was sent first. `later`: nothing was kept.
+Kind: TypeAlias = Literal["result", "job", "lost", "key_reused", "unknown_model", "later"]
 
 
 class ModelServer:
-    """A server's inference API. Safe to use from many threads.
+    """A server's inference API, at a URL such as `http://host:8080`. Threads may share it.
 
-    Args:
-        url: of its predictions, such as `http://host:8080`.
-        read_token: returns the inference token, empty where there is none; asked again when the
-            server refuses it.
+    `read_token` returns the token for it; it is called again when the server refuses that.
     """
 
     def __init__(self, url: str, read_token: Callable[[], str]) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"not a URL like http://host:port: {url}")
-        self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path.rstrip("/")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = partial(http.client.HTTPSConnection, context=ssl.create_default_context())
+        self._connect = partial(kind, parts.hostname, parts.port, timeout=_ANSWER_TIMEOUT_S)
+        self._prefix = parts.path.rstrip("/")
         self._read_token = read_token
         self._token = read_token()
         self._idle: deque[http.client.HTTPConnection] = deque()
@@ -107,14 +102,14 @@ class ModelServer:
                 delay_s = min(2 * delay_s + _AGAIN_S, _LONGEST_AGAIN_S)
                 continue
             kind = kind_of(answer, job_path)
-            if kind is Kind.RESULT:
+            if kind == "result":
                 self._unknown_since_s.pop(line.model_name, None)
                 return answer, job_path
-            if kind is Kind.KEY_REUSED:
+            if kind == "key_reused":
                 headers["idempotency-key"] += "-again"
             # A look at the job has no Location: its path stays.
             location = _JOB_PATH.search(answer.headers.get("location", ""))
-            job_path = location[0] if location else "" if kind is Kind.LOST else job_path
+            job_path = location[0] if location else "" if kind == "lost" else job_path
             delay_s = self._delay_s(kind, answer, line, delay_s)
         return None, job_path
 
@@ -136,7 +131,7 @@ class ModelServer:
             # The one that was used last is the likeliest to be open.
             connection = self._idle.pop()
         except IndexError:
-            connection = self._new_connection()
+            connection = self._connect()
         try:
             all_headers = {**own_headers, **(headers or {})}
             connection.request(method, self._prefix + path, body or None, all_headers)
@@ -149,25 +144,19 @@ class ModelServer:
         names = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, names, content)
 
-    def _new_connection(self) -> http.client.HTTPConnection:
-        where = (self._host, self._port)
-        if self._tls is None:
-            return http.client.HTTPConnection(*where, timeout=_ANSWER_TIMEOUT_S)
-        return http.client.HTTPSConnection(*where, timeout=_ANSWER_TIMEOUT_S, context=self._tls)
-
     def _delay_s(self, kind: Kind, answer: Answer, line: InputLine, delay_s: float) -> float:
         """Returns how long to wait before the line's next request.
 
         Raises:
             BadLine: its model has been unknown for too long.
         """
-        if kind is Kind.UNKNOWN_MODEL:
+        if kind == "unknown_model":
             now = time.monotonic()
             if now > self._unknown_since_s.setdefault(line.model_name, now) + UNKNOWN_S:
                 reason = answer.headers.get("x-ferry-reason", "model_not_found")
                 raise BadLine(reason, _told(answer), line.custom_id)
             return _LONGEST_AGAIN_S / 4
-        if kind is Kind.LATER:
+        if kind == "later":
             self._warn(f"lines wait: {_told(answer)}")
             if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._token = self._read_token()
@@ -185,19 +174,17 @@ def kind_of(answer: Answer, job_path: str) -> Kind:
     """Returns what the answer to a submit means; with a `job_path`, to a look at its result."""
     status, headers = answer.status, answer.headers
     is_in_time = headers.get("preference-applied", "").startswith("wait=")
-    is_accepted = status == HTTPStatus.ACCEPTED
+    # A handler may answer with any status; only its result has the job's id.
+    if is_in_time or (job_path and job_path.endswith(headers.get("x-request-id", "-"))):
+        return "result"
+    if status == HTTPStatus.ACCEPTED and (job_path or "/jobs/" in headers.get("location", "")):
+        return "job"
+    if status == HTTPStatus.NOT_FOUND:
+        return "lost" if job_path else "unknown_model"
+    if headers.get("x-ferry-reason") == "idempotency_key_reused":
+        return "key_reused"
     is_refused = status in {401, 403, 429} or b'"InvalidKeyException"' in answer.body
-    for is_it, kind in (
-        # A handler may answer with any status; only its result has the job's id.
-        (is_in_time or (job_path and job_path[6:] == headers.get("x-request-id")), Kind.RESULT),
-        (is_accepted and (job_path or "/jobs/" in headers.get("location", "")), Kind.JOB),
-        (status == HTTPStatus.NOT_FOUND, Kind.LOST if job_path else Kind.UNKNOWN_MODEL),
-        (headers.get("x-ferry-reason") == "idempotency_key_reused", Kind.KEY_REUSED),
-        (is_refused or status >= HTTPStatus.INTERNAL_SERVER_ERROR, Kind.LATER),
-    ):
-        if is_it:
-            return kind
-    return Kind.RESULT
+    return "later" if is_refused or status >= HTTPStatus.INTERNAL_SERVER_ERROR else "result"
 
 
 def _told(answer: Answer) -> str:
