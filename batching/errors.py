@@ -18,7 +18,6 @@
     │   └── WorkerDied
     ├── Unavailable 503
     │   ├── NoWorker
-    │   ├── NoTicket
     │   ├── QueueFull
     │   ├── QueueMemoryFull
     │   ├── QueueLost
@@ -171,12 +170,6 @@ class NoWorker(Unavailable):
     """No live worker serves this model version."""
 
     reason = "no_worker"
-
-
-class NoTicket(Unavailable):
-    """The version has job tickets, and none of its workers is free."""
-
-    reason = "no_ticket"
 
 
 class QueueFull(Unavailable):

@@ -137,9 +137,6 @@ BatchPolicy = FixedPolicy | AdaptivePolicy
 
 def policy_of(spec: ModelSpec) -> BatchPolicy:
     """Returns the policy that this model version was registered with."""
-    if spec.use_job_ticket:
-        # A ticket is one idle worker for one request: there are no others to wait for.
-        return FixedPolicy(1, 0.0)
     max_wait_s = spec.max_batch_delay_ms / 1000
     if spec.batch_policy == "adaptive":
         return AdaptivePolicy(spec.batch_size, max_wait_s, spec.latency_slo_ms / 1000)

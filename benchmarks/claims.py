@@ -7,11 +7,11 @@ import time
 from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
-from batching.store.ingress_side.submitter import SUBMIT_AT_ONCE
+from batching.store.ingress_queue import IngressQueue, Submission
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.node_queue import NodeQueue
+from batching.store.submitter import SUBMIT_AT_ONCE
+from batching.store.worker_queue import WorkerQueue
 
 KEY = VersionKey("waiting", "1.0")
 DEAD_AFTER_MS = 60_000

@@ -1,19 +1,27 @@
 """Loads the module of a command of `ferry` only when the command is used."""
 
 import importlib
+import importlib.metadata
 from typing import NamedTuple
 
 import click
 
 
 class LazyCommand(NamedTuple):
-    """One command: `module` has it under its own name. Without a `section` no help lists it."""
+    """One command: `module` has it under its own name. Without a `section` no help lists it.
+
+    Without a `module` another distribution, MOVING, brings it.
+    """
 
     name: str
     module: str
     section: str
     short_help: str
 
+
+MOVING = "torchferry-moving"
+# The entry points of other distributions that bring commands.
+_GROUP = "ferry.commands"
 
 _SERVE = "Serve"
 _ASK = "Use a server that runs"
@@ -40,8 +48,9 @@ COMMANDS = (
         "What of an archive, or of a TorchServe, will run here.",
     ),
     LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "TorchServe's command line."),
-    LazyCommand("shadow", "ferry.commands.shadow", _COMPARE, "Compare two servers' answers."),
+    LazyCommand("shadow", "", _COMPARE, "Compare two servers' answers."),
     LazyCommand("bench", "ferry.commands.bench", _COMPARE, "What batching does for a model."),
+    LazyCommand("check", "ferry.commands.check", "", "What a configuration comes to, as JSON."),
     LazyCommand("container", "ferry.commands.container", "", "The entry point of the image."),
 )
 
@@ -56,6 +65,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command; None if there is none of this name."""
         for one in COMMANDS:
+            if one.name == cmd_name and not one.module:
+                return added_command(cmd_name)
             if one.name == cmd_name:
                 command = getattr(importlib.import_module(one.module), one.name)
                 assert isinstance(command, click.Command)
@@ -73,3 +84,16 @@ class LazyGroup(click.Group):
             ]
             with formatter.section(section):
                 formatter.write_dl(rows)
+
+
+def added_command(name: str) -> click.Command:
+    """Returns the command of this name that MOVING brings.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    for point in importlib.metadata.entry_points(group=_GROUP, name=name):
+        command = point.load()
+        assert isinstance(command, click.Command)
+        return command
+    raise click.UsageError(f"this takes one package more: pip install {MOVING}")

@@ -75,16 +75,6 @@ class ServerCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def require_store(settings: Settings) -> None:
-    """Checks that the model store is a folder: else each archive would be "not found".
-
-    Raises:
-        ClickException: it is not a folder.
-    """
-    if settings.model_store is not None and not settings.model_store.is_dir():
-        raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
-
-
 def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:
     """Adds `--config` and one option per setting; the command gets a `settings` argument.
 

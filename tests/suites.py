@@ -29,7 +29,7 @@ LONG_FILES = frozenset(
         "test_e2e_files_without_code.py",
         "test_e2e_first_steps.py",
         "test_e2e_doctor_targets.py",
-        "test_e2e_doctor.py",
+        "test_e2e_check.py",
         "test_e2e_first_model.py",
         "test_e2e_handler_metrics.py",
         "test_e2e_handler_processes.py",
@@ -79,7 +79,7 @@ def is_long(path, parameters):
 FAST_FOLDERS = ("tests/architecture", "tests/unit/batching", "tests/unit/ingress/torchserve")
 # Servers, and tests that wait for time to pass.
 REAL_FIXTURES = frozenset({"real_backend", "real_harness", "redis_server", "on_cluster"})
-WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_version_channel.py"})
+WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_channel.py"})
 
 
 def is_fast(path, parameters, fixtures):

@@ -14,17 +14,17 @@ from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
+from batching.store.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.jobs.webhook_store import WebhookStore
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
+from batching.store.node_queue import NodeQueue
+from batching.store.records import named_request
+from batching.store.redis_errors import OutageLog
 from batching.store.registry.registry import Registry
-from batching.store.replies import named_request
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from tests.timing import assert_within
 
 POLL_S = 0.01

@@ -22,8 +22,7 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, for_rq, store_url
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY, UNHEARD, RedisError
+from batching.store.redis_errors import AWAY, UNHEARD, OutageLog, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,
     JOB_BEAT_S,

@@ -146,9 +146,6 @@ class ModelSpec:
     device_ids: tuple[int, ...] = parameter(
         (), FILES_ONLY, "deviceIds", shown_with="device_ids", doc="The GPUs that workers run on."
     )
-    use_job_ticket: bool = parameter(
-        False, FILES_ONLY, "useJobTicket", doc="Accept a request only for an idle worker."
-    )
     job_queue_size: int = parameter(
         100,
         FILES_ONLY,

@@ -24,12 +24,12 @@ from redis.retry import Retry
 
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
+from batching.store import deployments
 from batching.store.client_types import AsyncClient, Client
-from batching.store.cluster import deployments
-from batching.store.cluster.found_connections import CONNECT_TIMEOUT_S
-from batching.store.connections.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
-from batching.store.connections.tcp_limits import TCP_LIMITS
+from batching.store.found_connections import CONNECT_TIMEOUT_S
 from batching.store.keys import HOME
+from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
+from batching.store.tcp_limits import TCP_LIMITS
 
 COMMAND_TIMEOUT_S = 5.0
 # A blocking pop returns at least so often. Its caller then notices within a second that something

@@ -74,11 +74,7 @@ class VersionKeys:
 
     @property
     def config(self) -> str:
-        """Hash: max_queue and job_ticket; permanent, deleted at unregistration.
-
-        Without max_queue there is no such version. job_ticket is 1 if requests are accepted for
-        idle workers only.
-        """
+        """Hash: max_queue; permanent, deleted at unregistration. Without it there is no version."""
         return f"{self.tag}:config"
 
     @property
@@ -199,14 +195,6 @@ class VersionKeys:
     def worker_beats(self) -> str:
         """Zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
         return f"{self.tag}:worker_beats"
-
-    @property
-    def idle(self) -> str:
-        """Zset worker id -> when it last had nothing to do, Redis ms; only with job tickets.
-
-        TTL 60 s, renewed while that is so.
-        """
-        return f"{self.tag}:idle_workers"
 
     @property
     def workers(self) -> str:

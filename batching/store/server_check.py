@@ -18,7 +18,7 @@ from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
-from batching.store.record_reader import UNREADABLE
+from batching.store.records import UNREADABLE
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script
 

@@ -15,8 +15,8 @@ from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.node_queue import NodeQueue
+from batching.store.worker_queue import WorkerQueue
 from benchmarks.measuring.load import BenchmarkError
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 

@@ -16,9 +16,8 @@ import click
 
 from batching.settings.files import read_properties
 from batching.settings.settings import SettingsError
-from ferry.commands.torchserve import CONFIG_VARIABLE
+from ferry.commands.torchserve import CONFIG_VARIABLE, has_ended, running_server
 from ferry.options import UnusableSettings
-from ferry.process_tree.pid_file import has_ended, running_server
 
 CONFIG = Path("/home/model-server/config.properties")
 _SERVE, _TORCHSERVE = "serve", "torchserve"

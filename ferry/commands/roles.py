@@ -12,8 +12,8 @@ import click
 from batching.process.entry_point import run_part
 from batching.settings.setting import INGRESS, NODE, WHOLE_SERVER
 from batching.settings.settings import Settings
-from ferry.open_files import allow_many_files
-from ferry.options import ServerCommand, require_store, settings_options
+from ferry.options import ServerCommand, settings_options
+from ferry.process_tree.start_checks import allow_many_files, require_store
 
 
 @click.command(cls=ServerCommand)

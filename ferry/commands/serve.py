@@ -10,7 +10,7 @@ import click
 
 from batching.settings.settings import Settings
 from ferry.options import settings_from_flags
-from ferry.process_tree.free_addresses import check_free
+from ferry.process_tree.start_checks import check_free
 from ferry.process_tree.whole_server import run_server
 from ferry.serving.served_targets import RunFlags, read_targets
 from ferry.serving.session import Session

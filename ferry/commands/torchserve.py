@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,8 +28,7 @@ from batching.settings.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot
 from ferry.console import warn
 from ferry.options import settings_from_flags
-from ferry.process_tree.pid_file import has_ended, pid_file, remove_pid, running_server, write_pid
-from ferry.process_tree.ready_pipe import ReadyPipe
+from ferry.process_tree.supervisor import ReadyPipe
 from ferry.process_tree.whole_server import run_server
 
 # Programs that wait for TorchServe's process look for this, as SageMaker's inference toolkit does.
@@ -47,6 +47,9 @@ DEFAULTS: Mapping[str, Any] = {
     "log_files": True,
     "page": "off",
 }
+
+# Words in the command line of a server, be it ours or TorchServe itself.
+_MARKS = ("torchserve", "org.pytorch.serve.ModelServer")
 
 _FILE = click.Path(path_type=Path)
 
@@ -252,3 +255,50 @@ def _wait_for_the_end_of(process: psutil.Process) -> None:
                 f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
             )
         time.sleep(STOP_LOOK_S)
+
+
+def pid_file() -> Path:
+    """Returns the file's path; there is one per temporary folder."""
+    return Path(tempfile.gettempdir()) / ".model_server.pid"
+
+
+def running_server() -> psutil.Process | None:
+    """Returns the server that the pid file names, if it still runs; else removes the file."""
+    try:
+        process = psutil.Process(int(pid_file().read_text(encoding="ascii")))
+        # The number may belong to another program by now, or another user may have written it.
+        if process.pid != os.getpid() and any(mark in process.cmdline() for mark in _MARKS):
+            return process
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, psutil.Error):
+        pass
+    with contextlib.suppress(OSError):
+        pid_file().unlink()
+    return None
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Returns whether the process is gone, or a zombie, as it stays where no parent reaps it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def write_pid() -> None:
+    """Writes this process's id into the file.
+
+    Raises:
+        OSError: the file cannot be written, or is a link that another user has laid there.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with os.fdopen(os.open(pid_file(), flags, 0o644), "w", encoding="ascii") as file:
+        file.write(str(os.getpid()))
+
+
+def remove_pid(pid: int) -> None:
+    """Removes the file, unless it names a server that was started since."""
+    with contextlib.suppress(OSError, ValueError):
+        if int(pid_file().read_text(encoding="ascii")) == pid:
+            pid_file().unlink()

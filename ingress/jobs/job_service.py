@@ -13,14 +13,13 @@ from batching import errors
 from batching.models.entry import no_version
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import ProtocolError, Reply, Request
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_documents import small_reply
 from batching.store.jobs.job_records import Job, JobStatus
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import JobRequest
-from batching.store.redis_errors import AWAY
-from batching.store.replies import LargeReply, decode_reply
-from batching.store.unavailable import memory_full, store_unavailable
+from batching.store.records import LargeReply, decode_reply
+from batching.store.redis_errors import AWAY, memory_full, store_unavailable
 from batching.webhooks import ReceiverRules
 from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone, no_job
 from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency

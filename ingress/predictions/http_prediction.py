@@ -14,8 +14,8 @@ from batching.errors import BadRequest, InternalError, NoWorker, ServeError, Ver
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.ingress_side.pending_request import ClientLeft, Pieces
-from batching.store.ingress_side.reply_stream import ReplyStream
+from batching.store.pending_request import ClientLeft, Pieces
+from batching.store.reply_stream import ReplyStream
 from ingress.http1.exchange import Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of

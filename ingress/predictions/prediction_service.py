@@ -10,8 +10,8 @@ from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
-from batching.store.ingress_side.broker import Broker
-from batching.store.ingress_side.pending_request import PendingRequest
+from batching.store.broker import Broker
+from batching.store.pending_request import PendingRequest
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics, VersionMetrics
 from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests

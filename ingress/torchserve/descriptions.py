@@ -16,7 +16,6 @@ MAX_PAGE = 100
 # Key of describe -> keys that precede it, of features that this server leaves out.
 _LEFT_OUT_BEFORE: Mapping[str, Mapping[str, Any]] = {
     "deviceType": {"parallelType": "", "parallelLevel": 0},
-    "useJobTicket": {"continuousBatching": False},
 }
 
 
@@ -49,6 +48,8 @@ def describe_version(
             document[one.word] = getattr(spec, one.name)
     document["deviceType"] = spec.device_type or _device_type(workers)
     document |= {
+        "continuousBatching": False,
+        "useJobTicket": spec.config.get("useJobTicket") is True,
         "useVenv": spec.config.get("useVenv") is True,
         "stateful": False,
         "sequenceMaxIdleMSec": 0,

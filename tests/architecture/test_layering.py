@@ -25,9 +25,15 @@ MAY_IMPORT = {
     "ferry": frozenset({"batching", "ingress", "workers", "ferry_client"}),
     # What is a client of the HTTP API; the server knows nothing of it.
     "ferry_client": frozenset[str](),
+    "ferry_bulk": frozenset({"ferry_client"}),
+    "ferry_moving": frozenset({"ferry_client"}),
 }
 # Side package -> its folder. They are distributions of their own.
-SIDE_PACKAGES = {"ferry_client": "packages/client/ferry_client"}
+SIDE_PACKAGES = {
+    "ferry_client": "packages/client/ferry_client",
+    "ferry_bulk": "packages/bulk/ferry_bulk",
+    "ferry_moving": "packages/moving/ferry_moving",
+}
 # To a model in Python, this module is what `ts` is to a handler. It imports nothing of ours.
 SHARED = "ferry.modeling"
 SHARED_PLACE = "ferry/modeling.py"
@@ -40,12 +46,12 @@ TS_USERS = frozenset({"compat", "workers"})
 ONLY_IN = {
     "redis": ("batching/store/",),
     "rq": ("batching/store/", "workers/control_jobs.py"),
-    "flask": ("ingress/",),
+    "flask": ("ingress/", "packages/bulk/"),
     "httptools": ("ingress/",),
     "torch": ("workers/", "compat/"),
     "torchvision": ("workers/", "compat/"),
-    "click": ("ferry/",),
-    "rich": ("ferry/",),
+    "click": ("ferry/", "packages/moving/"),
+    "rich": ("ferry/", "packages/moving/"),
 }
 # What lies directly in batching/ works without Redis; the store is built on it.
 STORE = "batching.store"
@@ -60,9 +66,10 @@ HEAVY = frozenset(
 # May import inside functions what it likes: each of its commands loads one role only, and most
 # servers start without a client of Redis in their supervisor.
 LATE_IMPORTERS = (
-    *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")),
+    *(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container")),
     "ferry/main.py",
-    "ferry/process_tree/redis_part.py",
+    "ferry/process_tree/start_checks.py",
+    "ferry/process_tree/whole_server.py",
     "ferry/serving/session.py",
 )
 
@@ -198,6 +205,20 @@ def test_the_layering_test_looks_at_every_package(package):
                 strict=True,
             )
         ),
+        *(
+            (
+                f"packages/{place}/{package}/main.py",
+                f"import {server}",
+                f"{package} must not import {server}",
+            )
+            for place, package in (("bulk", "ferry_bulk"), ("moving", "ferry_moving"))
+            for server in ("batching", "ingress", "workers", "ferry", "ts")
+        ),
+        *(
+            (f"{package}/main.py", "import ferry_bulk", f"{package} must not import ferry_bulk")
+            for package in ("batching", "ingress", "workers", "compat", "ferry")
+        ),
+        ("ferry/main.py", "import ferry_moving", "ferry must not import ferry_moving"),
         ("ingress/rest/app.py", "from ts.context import Context", "ingress must not import ts"),
         ("batching/policy.py", "from batching.store.keys import f", "core must not import"),
         ("batching/policy.py", "import batching.store.keys", "core must not import"),
@@ -258,6 +279,8 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
             "ferry_client",
             {"torch", "flask", "redis", "batching", "ingress", "workers", "ferry"},
         ),
+        ("ferry_bulk.main", {"torch", "redis", "batching", "ingress", "workers", "ferry"}),
+        ("ferry_moving.shadow", {"torch", "batching", "ingress", "workers", "ferry"}),
     ],
 )
 def test_a_process_does_not_load_what_belongs_to_another(module, unwanted):

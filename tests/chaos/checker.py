@@ -18,7 +18,7 @@ DEADLINE_SLACK_S = 0.1
 DEPARTURE_S = 0.3
 OUTCOMES = ("replied", "cancelled", "expired", "orphaned", "failed", "refused")
 # Not redis_unavailable: a request of unknown fate may have reached the queue.
-REFUSALS = ("queue_full", "queue_memory", "no_ticket", "no_worker", "draining")
+REFUSALS = ("queue_full", "queue_memory", "no_worker", "draining")
 DEPARTED_SHARE = 0.05
 
 

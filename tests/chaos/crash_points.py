@@ -8,7 +8,7 @@ import sys
 
 from batching.protocol import Batch
 from batching.store.clients import connect
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from tests.support import DEAD_AFTER_MS, KEY, items_of, make_reply
 
 POINTS = ("before claim", "after claim", "after reply")

@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "what Redis lost is submitted again",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         "                lost.append((request_id, request))\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
@@ -191,34 +191,34 @@ MUTANTS = (
     ),
     Mutant(
         "a connection to a silent host ends",
-        "batching/store/connections/tcp_limits.py",
+        "batching/store/tcp_limits.py",
         '    "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),\n',
         "",
-        "tests/unit/batching/store/connections/test_connection_limits.py::"
+        "tests/unit/batching/store/test_connection_limits.py::"
         "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
     ),
     Mutant(
         "a connection that was lost while idle is made anew",
-        "batching/store/connections/lost_connections.py",
+        "batching/store/lost_connections.py",
         "self._writer.is_closing()",
         "False",
-        "tests/unit/batching/store/connections/test_lost_connections.py::"
+        "tests/unit/batching/store/test_lost_connections.py::"
         "test_pooled_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a held connection that was lost while idle is made anew",
-        "batching/store/connections/calls.py",
+        "batching/store/calls.py",
         "return not self._transport.is_closing()",
         "return True",
-        "tests/unit/batching/store/connections/test_lost_connections.py::"
+        "tests/unit/batching/store/test_lost_connections.py::"
         "test_held_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a late answer reaches no later call",
-        "batching/store/connections/calls.py",
+        "batching/store/calls.py",
         "            self.give_up()\n            raise\n",
         "            raise\n",
-        "tests/unit/batching/store/connections/test_calls.py::"
+        "tests/unit/batching/store/test_calls.py::"
         "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-SmallCalls]",
     ),
     Mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
     ),
     Mutant(
         "a batch window ends by the local clock",
-        "batching/store/worker_side/worker_queue.py",
+        "batching/store/worker_queue.py",
         "is_full = self._more.wait(max(MIN_WAIT_S, wait_s))",
         "is_full = self._client.blpop([self._more._name], timeout=wait_s) is not None",
         f"{CHAOS}clients.py::test_f36_idle_request_waits_no_longer_than_the_delay",
@@ -309,14 +309,14 @@ MUTANTS = (
     ),
     Mutant(
         "a late reply reaches no client that came after its own had left",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         RECEIVER,
         ANY_RECEIVER,
         f"{OWN_ANSWERS}::test_reply_to_a_client_that_left_reaches_no_other_one[False-0]",
     ),
     Mutant(
         "a reply that comes again answers no later request on its connection",
-        "batching/store/ingress_side/version_channel.py",
+        "batching/store/channel.py",
         RECEIVER,
         ANY_RECEIVER,
         f"{OWN_ANSWERS}::test_reply_that_comes_again_answers_no_later_request[False]",
@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests that gather while Redis is away are submitted, too",
-        "batching/store/ingress_side/submitter.py",
+        "batching/store/submitter.py",
         "        while self.pending:\n",
         "        if self.pending:\n",
         f"{OWN_ANSWERS}::test_requests_that_gather_while_redis_stands_still_are_run_once",

@@ -18,11 +18,11 @@ from batching.policy import FixedPolicy
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import BLOCK_S, connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
-from batching.store.node_side.node_queue import NodeQueue, ReclaimMode
+from batching.store.ingress_queue import IngressQueue, Submission
+from batching.store.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import RedisError
 from batching.store.scripts import loader as scripts
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from tests.chaos.proxy import ChaosProxy
 from tests.support import (
     DEAD_AFTER_MS,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, Progress
 from batching.store.jobs.job_writer import JobRequest
 from batching.store.keys import job_place
@@ -272,9 +272,6 @@ class JobMachine(QueueMachine):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
-def test_f40_jobs_do_what_their_model_says(
-    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
-) -> None:
-    run_machine(JobMachine, redis_server.url, has_tickets=has_tickets)
-    record_promise("F40", f"jobs{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
+def test_f40_jobs_do_what_their_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+    run_machine(JobMachine, redis_server.url)
+    record_promise("F40", f"jobs: {EXAMPLES} x {STEPS} steps")

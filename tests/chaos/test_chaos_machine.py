@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from batching.protocol import Batch, Owned, Reply
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.node_queue import ReclaimMode
+from batching.store.worker_queue import WorkerQueue
 from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos.promises import is_long
 from tests.support import (
@@ -76,7 +76,6 @@ class QueueMachine(RuleBasedStateMachine):
     """One model version's queue and all parts that use it."""
 
     backend: ClassVar[Backend]
-    has_tickets: ClassVar[bool] = False
     held = Bundle("held")  # requests that a worker may reply to
 
     def __init__(self) -> None:
@@ -94,30 +93,16 @@ class QueueMachine(RuleBasedStateMachine):
         )
         self.silent: set[str] = set()
         self.living = {"worker-a"}
-        self.idle: set[str] = set()
-        if self.has_tickets:
-            self.harness.client.hset(self.harness.keys.config, "job_ticket", 1)
 
     def teardown(self) -> None:
         self.harness.close()
 
     @initialize(count=st.integers(1, 4))
     def begin(self, count: int) -> None:
-        if self.has_tickets:
-            beats = self.harness.keys.worker_beats
-            beat_ms = self.harness.client.zscore(beats, "worker-a")
-            self.harness.client.zadd(beats, dict.fromkeys(WORKERS, beat_ms))
-            self.living.update(WORKERS)
-            for name in WORKERS:
-                self.worker(name)
         self.submit(INGRESSES[0], count)
 
     def worker(self, name: str) -> WorkerQueue:
-        queue = self.harness.worker(name)
-        if self.has_tickets:
-            queue.give_tickets()
-            self.idle.add(name)
-        return queue
+        return self.harness.worker(name)
 
     def let_living_beat(self) -> None:
         """Beats for living workers, as their node would: an example may take seconds."""
@@ -126,12 +111,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.harness.client.zadd(self.harness.keys.worker_beats, beats, xx=True)
 
     # --- what the model does
-
-    def tickets(self) -> int:
-        """How many requests are accepted before one is refused for want of an idle worker."""
-        if not self.has_tickets:
-            return len(self.queue) + MAX_QUEUE
-        return max(0, len(self.idle & self.living) - len(self.queue) - len(self.suspects))
 
     def settle(self, request_id: str, outcome: str) -> None:
         self.known[request_id].outcome = outcome
@@ -191,11 +170,9 @@ class QueueMachine(RuleBasedStateMachine):
     def submit(self, ingress: str, count: int) -> None:
         self.let_living_beat()
         names = [f"r{len(self.known) + number}" for number in range(count)]
-        tickets, room = self.tickets(), max(0, MAX_QUEUE - len(self.queue))
-        refused = -4 if tickets <= room else 0
-        room = min(tickets, room)
+        room = max(0, MAX_QUEUE - len(self.queue))
         codes = self.harness.submit(*names, ingress_id=ingress)
-        assert codes == [1] * min(count, room) + [refused] * max(0, count - room)
+        assert codes == [1] * min(count, room) + [0] * max(0, count - room)
         for request_id in names[:room]:
             self.silent.discard(ingress)
             self.known[request_id] = Known(ingress)
@@ -225,7 +202,6 @@ class QueueMachine(RuleBasedStateMachine):
         claimed = self.worker(worker).claim(limit, 0.0)
         expected = self.hand_out(worker, limit)
         if expected:
-            self.idle.discard(worker)
             self.living.add(worker)
         assert (ids_of(claimed) if isinstance(claimed, Batch) else []) == expected
         if not expected:
@@ -387,11 +363,11 @@ class QueueMachine(RuleBasedStateMachine):
         assert replied == [name for name, one in self.known.items() if one.has_reply]
 
 
-def run_machine(machine: type[QueueMachine], url: str, **attributes: Any) -> None:
+def run_machine(machine: type[QueueMachine], url: str) -> None:
     """Lets hypothesis look for a counter-example on this server."""
     backend = server_backend(url)
     run_state_machine_as_test(
-        seed(40)(type("Machine", (machine,), {"backend": backend, **attributes})),
+        seed(40)(type("Machine", (machine,), {"backend": backend})),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
@@ -404,9 +380,6 @@ def run_machine(machine: type[QueueMachine], url: str, **attributes: Any) -> Non
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
-def test_f40_queue_does_what_its_model_says(
-    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
-) -> None:
-    run_machine(QueueMachine, redis_server.url, has_tickets=has_tickets)
-    record_promise("F40", f"server{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
+def test_f40_queue_does_what_its_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+    run_machine(QueueMachine, redis_server.url)
+    record_promise("F40", f"server: {EXAMPLES} x {STEPS} steps")

@@ -15,8 +15,8 @@ from batching.process.backoff import Backoff
 from batching.protocol import Batch
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import IDLE_S, connect_async
-from batching.store.node_side.node_queue import NodeQueue, ReclaimMode
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.node_queue import NodeQueue, ReclaimMode
+from batching.store.worker_queue import WorkerQueue
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
 from tests.support import (
     DEAD_AFTER_MS,

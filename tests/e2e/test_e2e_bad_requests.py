@@ -15,7 +15,6 @@ from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic, needs_
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
 from tests.support import eventually
-from tests.timing import assert_within
 
 MAX_REQUEST_BYTES = 6_553_500
 BATCH_SIZE = 8
@@ -91,38 +90,6 @@ def test_body_over_max_request_size_is_refused_with_bare_413(
     assert head.split(b"\r\n")[0].split()[1] == b"413", done
     assert body == b""
     assert b"connection: close" in head.lower()
-
-
-@pytest.mark.slow
-def test_model_with_job_tickets_refuses_while_its_worker_is_busy(server: FerryServer) -> None:
-    # Given a worker that would wait for company, did its archive not say useJobTicket
-    config = "useJobTicket: true\nbatchSize: 8\nmaxBatchDelay: 20000"
-    name, ledger = make_scripted(server.store, "ticketed", config=config)
-    with server.model(name, "ticketed"), Clients(server.inference, 1) as clients:
-        assert server.describe("ticketed")["useJobTicket"] is True
-        assert server.predict("ticketed", b"first").text == "first"
-        clients.send("/predictions/ticketed", ["hold|"])
-        eventually(lambda: len(ledger.calls()) == 2, 5)
-
-        # When another request comes meanwhile
-        refused = server.predict("ticketed", b"second")
-
-        # Then it is told so at once
-        text = (
-            'No worker of model "ticketed" is free, and with useJobTicket no request waits for one.'
-            " Try again later, or add workers."
-        )
-        expected = (503, "ServiceUnavailableException", text)
-        assert_error(refused.status_code, refused.content, expected)
-        assert refused.headers["x-ferry-reason"] == "no_ticket"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert_within(refused.elapsed.total_seconds(), 1)
-
-        # And is served as soon as the worker has answered
-        ledger.let_go()
-        [answer] = clients.receive(1)
-        assert answer.status == 200
-        assert server.predict("ticketed", b"second").text == "second"
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import requests
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
@@ -279,27 +278,6 @@ def test_ingress_alone_has_several_processes_where_the_setting_says_so(tmp_path:
         # When
         stopped = ingress.stop(signal.SIGTERM)
         # Then
-        assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
-        assert "did not stop" not in ingress.log()
-
-
-def test_ingress_alone_runs_batches_where_it_has_a_folder(tmp_path: Path) -> None:
-    folder = str(tmp_path / "data")
-    with ingress_alone(tmp_path, "--data-dir", folder) as (ingress, url), requests.Session() as web:
-        web.trust_env = False
-        # Given a line that needs no worker to be wrong
-        eventually(lambda: "roles=metrics" in ingress.log(), 30)
-        upload = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", "no JSON")}}
-        file = web.post(f"{url}/v1/files", timeout=TIMEOUT_S, **upload).json()
-        asked = {"input_file_id": file["id"], "endpoint": "/predictions"}
-        # When
-        made = web.post(
-            f"{url}/v1/batches", json=asked | {"completion_window": "24h"}, timeout=TIMEOUT_S
-        ).json()
-        # Then it ends, as does what runs it
-        place = f"{url}/v1/batches/{made['id']}"
-        eventually(lambda: web.get(place, timeout=TIMEOUT_S).json()["status"] == "completed", 20)
-        stopped = ingress.stop(signal.SIGTERM)
         assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
         assert "did not stop" not in ingress.log()
 

@@ -27,6 +27,7 @@ _NO_SEQUENCES = "there is no sequence batching"
 WITHOUT_EFFECT: Mapping[str, str] = {
     "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
     "parallelLevel": "a worker is one process",
+    "useJobTicket": "requests wait, up to job_queue_size",
     "sequenceMaxIdleMSec": _NO_SEQUENCES,
     "sequenceTimeoutMSec": _NO_SEQUENCES,
     "maxNumSequence": _NO_SEQUENCES,

@@ -15,9 +15,8 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
-from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from batching.store.redis_errors import AWAY, OutageLog
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.handling.job_reporter import JobReporter
 from workers.handling.rows import encode_output, header_texts
 from workers.slots.deadline import Deadline

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from batching.protocol import Claimed, Owned
 from batching.store.jobs.job_records import Progress
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_side.job_news import JobNews
 
 log = logging.getLogger(__name__)

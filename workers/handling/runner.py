@@ -26,7 +26,7 @@ from batching.errors import (
 from batching.models.spec import DEFAULT_VERSION
 from batching.process.logs import text_of
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
-from batching.store.replies import error_reply
+from batching.store.records import error_reply
 from ferry.modeling import Answer, BadInput
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.failure_log import FailureLog, sentence, short_ids

@@ -23,19 +23,16 @@ from typing import Any
 
 from batching.batcher import Batcher
 from batching.errors import InternalError
-from batching.metrics.declared import read_metrics_config
-from batching.metrics.lines import model_metric_log
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement, model_metric_log, read_metrics_config
 from batching.policy import policy_of
 from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
-from batching.store.replies import error_reply
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.records import error_reply
+from batching.store.redis_errors import AWAY, OutageLog
+from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
 from workers.handling.failure_log import sentence
@@ -43,8 +40,7 @@ from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
-from workers.handling.metrics_file import MetricsFile
-from workers.handling.metrics_reporter import MetricsReporter
+from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
 from workers.handling.spare_memory import SpareMemory
@@ -289,8 +285,7 @@ def _serve(
         runner.run,
         lambda: runner.is_device_broken,
         unsent=reporter.unsent,
-        # A ticket is only good while it is young.
-        idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        idle_s=idle_s(client),
         memory=SpareMemory(settings.spare_memory_bytes),
         outage=outage,
         deadline=deadline,
@@ -298,10 +293,6 @@ def _serve(
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
-    if spec.use_job_ticket:
-        # Before it is known to be ready. While Redis is away: with the first claim.
-        with contextlib.suppress(*AWAY):
-            queue.give_tickets()
     deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):

@@ -7,10 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.models.spec import VersionKey
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.reclaiming import ReclaimMode
-from batching.store.redis_errors import AWAY
+from batching.store.node_queue import NodeQueue, ReclaimMode
+from batching.store.redis_errors import AWAY, OutageLog
 
 log = logging.getLogger(__name__)
 

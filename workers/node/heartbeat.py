@@ -8,10 +8,8 @@ from functools import partial
 
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.reclaiming import ReclaimMode
-from batching.store.redis_errors import AWAY
+from batching.store.node_queue import NodeQueue, ReclaimMode
+from batching.store.redis_errors import AWAY, OutageLog
 from workers.slots.slot_record import SlotRecord
 
 log = logging.getLogger(__name__)

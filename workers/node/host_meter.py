@@ -11,13 +11,12 @@ from dataclasses import replace
 
 import psutil
 
-from batching.metrics.lines import host_dimensions, metric_line, metric_log
+from batching.metrics import host_dimensions, metric_line, metric_log
 from batching.models.statuses import HostSample, NodeStatus
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import RedisError
+from batching.store.node_queue import NodeQueue
+from batching.store.redis_errors import OutageLog, RedisError
 from workers.machine.devices import ask_nvidia_smi
 from workers.slots.slot import Slot
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from batching.errors import StoreUnavailable
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
@@ -34,9 +34,8 @@ from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect, connect_async, store_url
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
+from batching.store.node_queue import NodeQueue
+from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server

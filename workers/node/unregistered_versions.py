@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from batching.models.spec import ModelSpec, VersionKey
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 
 log = logging.getLogger(__name__)
 

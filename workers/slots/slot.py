@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.metrics.lines import log_load_time
+from batching.metrics import log_load_time
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
 from batching.process.backoff import Backoff
 from batching.settings.settings import Settings
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.reclaiming import ReclaimMode
+from batching.store.node_queue import NodeQueue, ReclaimMode
+from batching.store.redis_errors import OutageLog
 from workers.archives.model_files import Prepared
 from workers.machine.devices import Device
 from workers.slots.assignment import Assignment

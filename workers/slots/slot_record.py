@@ -8,9 +8,8 @@ from typing import Any
 from batching.models.spec import VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.process.backoff import Backoff
-from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
+from batching.store.node_queue import NodeQueue
+from batching.store.redis_errors import AWAY, OutageLog
 
 RETRY_S = 0.1
 

@@ -13,7 +13,7 @@ from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect_async, store_url
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.webhook_store import WebhookStore
-from batching.store.outage_log import OutageLog
+from batching.store.redis_errors import OutageLog
 from batching.webhooks import read_secrets
 from workers.webhooks.delivery import Delivery
 from workers.webhooks.sender import WebhookSender

@@ -11,8 +11,7 @@ from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.webhook_records import Outcome
 from batching.store.jobs.webhook_store import Event, WebhookStore
-from batching.store.outage_log import OutageLog
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, OutageLog
 from workers.webhooks.delivery import TRY_S, Delivery
 from workers.webhooks.messages import write_message
 from workers.webhooks.schedule import after, words_of

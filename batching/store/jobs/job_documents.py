@@ -7,7 +7,7 @@ from typing import Any
 from batching.protocol import ProtocolError, Reply
 from batching.store.jobs.job_records import Job, JobStatus, Progress
 from batching.store.jobs.webhook_records import Webhook
-from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
+from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
 
 
 def job_document(job: Job, base_url: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from batching.models.spec import VersionKey
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import FIELDS, Job, JobStatus
 from batching.store.jobs.job_servers import JobServers
 from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter

@@ -11,11 +11,11 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
+from batching.store.async_held_connection import AsyncHeldConnection
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.connections.async_held_connection import AsyncHeldConnection
-from batching.store.connections.commands import Command, packed
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.commands import Command, packed
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import OPEN_INFERENCE
 from batching.store.jobs.webhook_records import Receiver
 from batching.store.jobs.webhook_store import note_version

@@ -17,8 +17,7 @@ from batching import errors
 from batching.models.spec import ArchiveInfo
 from batching.store.client_types import Client
 from batching.store.clients import for_rq
-from batching.store.redis_errors import AWAY, FORBIDDEN
-from batching.store.unavailable import store_unavailable
+from batching.store.redis_errors import AWAY, FORBIDDEN, store_unavailable
 
 QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"

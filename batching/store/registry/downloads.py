@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from batching.store import keys
 from batching.store.client_types import Client
-from batching.store.record_reader import RecordReader
-from batching.store.redis_errors import AWAY
-from batching.store.unavailable import telling_unavailable
+from batching.store.records import RecordReader
+from batching.store.redis_errors import AWAY, telling_unavailable
 
 _TTL_S = 60
 

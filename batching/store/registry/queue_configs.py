@@ -8,7 +8,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
-from batching.store.unavailable import telling_unavailable
+from batching.store.redis_errors import telling_unavailable
 
 
 class QueueConfigs:
@@ -59,5 +59,4 @@ def _keep(pipe: Client, names: VersionKeys) -> None:
 
 
 def _fields(spec: ModelSpec) -> dict[str, int]:
-    # max_queue comes last: with it there is such a version.
-    return {"job_ticket": int(spec.use_job_ticket), "max_queue": spec.job_queue_size}
+    return {"max_queue": spec.job_queue_size}

@@ -18,11 +18,11 @@ from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.keys import VersionKeys
-from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
+from batching.store.records import UNREADABLE, RecordReader, ids_of
+from batching.store.redis_errors import telling_unavailable
 from batching.store.registry.queue_configs import QueueConfigs
 from batching.store.registry.transactions import transact
 from batching.store.scripts.loader import ordered_keys, script
-from batching.store.unavailable import telling_unavailable
 
 CONFIRMATION_S = 5.0
 

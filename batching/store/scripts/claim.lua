@@ -2,7 +2,6 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease  10 body prefix  11 reply prefix  12 done prefix  13 job queue  14 job prefix
---       15 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 --       7 job_patience_us
 -- Returns one of
@@ -16,8 +15,7 @@
 -- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
 -- The first write frees or pops, so it works at maxmemory. A crash suspect from the suspects list is
 -- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
--- that nobody can read, is dropped like a lost one: it must not stop the queue. A worker is idle from
--- the claim that finds nothing, or the reply before it, to the one that finds something. What was
+-- that nobody can read, is dropped like a lost one: it must not stop the queue. What was
 -- queued in the future, by a clock that has stepped back, is as young as what comes now: nobody collects
 -- for longer than patience_us.
 --
@@ -161,14 +159,7 @@ elseif redis.call('LLEN', KEYS[3]) == 0 then
 end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
-if owned == 0 then
-  if KEYS[15] then
-    redis.call('ZADD', KEYS[15], now_ms, worker_id)
-    redis.call('PEXPIRE', KEYS[15], 60000)
-  end
-  return {'EMPTY'}
-end
-if KEYS[15] then redis.call('ZREM', KEYS[15], worker_id) end
+if owned == 0 then return {'EMPTY'} end
 
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)

@@ -36,7 +36,7 @@ _SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FO
 
 
 _KEYS_LINES = re.compile(r"^-- KEYS(.*?)^-- (?=[A-Z])", re.MULTILINE | re.DOTALL)
-_KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)(?: \(([^)]*)\))?")
+_KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)")
 
 
 def source(verb: str) -> str:
@@ -44,8 +44,8 @@ def source(verb: str) -> str:
 
 
 @cache
-def key_names(verb: str) -> tuple[tuple[str, bool], ...]:
-    """Returns the names in the script's `KEYS` line, in order, each with whether it is optional.
+def key_names(verb: str) -> tuple[str, ...]:
+    """Returns the names in the script's `KEYS` line, in order.
 
     Raises:
         ValueError: the script does not number its keys.
@@ -53,30 +53,27 @@ def key_names(verb: str) -> tuple[tuple[str, bool], ...]:
     found = _KEYS_LINES.search(source(verb))
     words = " ".join(line.strip("- ") for line in found[1].splitlines()) if found else ""
     names = _KEY_NAME.findall(words)
-    if [int(number) for number, _, _ in names] != list(range(1, len(names) + 1)) or not names:
+    if [int(number) for number, _ in names] != list(range(1, len(names) + 1)) or not names:
         raise ValueError(f"{verb}.lua: its head does not number its KEYS")
-    return tuple((name.replace(" ", "_"), note.startswith("only")) for _, name, note in names)
+    return tuple(name.replace(" ", "_") for _, name in names)
 
 
-def ordered_keys(verb: str, version_keys: object, optional: bool = False, **own: str) -> list[str]:
+def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
     """Returns the script's KEYS in the order of its head.
 
     Args:
         verb: the script's name.
         version_keys: has the keys that are not in `own`, as attributes of their names.
-        optional: whether the keys are included that the head calls optional ("only with ...").
         own: further keys, by the names in the head.
 
     Raises:
         ValueError: a name of `own` is not in the head, or one in the head is known nowhere.
     """
     names = key_names(verb)
-    if unknown := own.keys() - {name for name, _ in names}:
+    if unknown := own.keys() - {*names}:
         raise ValueError(f"{verb}.lua has no key {', '.join(sorted(unknown))}")
     keys = []
-    for name, is_optional in names:
-        if is_optional and not optional:
-            continue
+    for name in names:
         key = own.get(name) or getattr(version_keys, name, None)
         if not isinstance(key, str):
             raise ValueError(f"{verb}.lua needs the key {name}")

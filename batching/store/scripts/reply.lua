@@ -2,7 +2,6 @@
 --
 -- KEYS  1 lease  2 open  3 counters  4 body prefix  5 reply prefix
 --       6 large reply prefix  7 done prefix  8 suspects  9 job prefix
---       10 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key); for a job, whose ingress id is
 --         `job`, '+' in front if it succeeded and '-' if it failed, and whose large reply is in
@@ -17,8 +16,7 @@
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
 -- somebody has claimed its request again, while its late answer is still welcome before that, and
 -- takes the request out of the suspects list. The first write frees memory, so it works at maxmemory. A
--- reply whose acknowledgement was lost may be sent again. With job tickets the worker is idle when its
--- answer can be seen: a client that has it may ask again at once.
+-- reply whose acknowledgement was lost may be sent again.
 
 local worker_id, ttl_ms = ARGV[1], ARGV[2]
 local codes, stored, stale, orphaned = {}, 0, 0, 0
@@ -123,11 +121,4 @@ for first = 3, #ARGV, 4000 do answer(first, math.min(first + 3996, #ARGV - 3)) e
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end
-if KEYS[10] then
-  -- First, as in beat: of no replies at all it would be ZADD that maxmemory refuses.
-  redis.call('PEXPIRE', KEYS[10], 60000)
-  local time = redis.call('TIME')
-  redis.call('ZADD', KEYS[10], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
-  redis.call('PEXPIRE', KEYS[10], 60000)
-end
 return codes

@@ -1,14 +1,13 @@
 -- submit: the requests wait in the queue, or each is refused with a reason. All or none at OOM.
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 reply prefix  10 more prefix  11 suspects  12 idle  13 body prefix
+--       9 reply prefix  10 more prefix  11 body prefix
 -- ARGV  1 ingress id  2 dead_after_ms  3 ttl_ms: the longest of them
 --       then per request, at most 2,000: id, rest of its record (open_records.py)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
 --       -3 no memory: its bytes are neither in its record nor in the key of its body
---       -4 no ticket: the version has job tickets, and no idle worker is left for this request
 --       -5 no live worker, but some whose beats are old: they died, or this clock has stepped ahead
 --
 -- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
@@ -27,13 +26,12 @@ for i = 4, #ARGV, 2 do
   ids[#ids + 1] = id
   names[#names + 1] = KEYS[9] .. id
   if string.find(rest, '\n', 1, true) == #rest then
-    body_of[id] = KEYS[13] .. id
+    body_of[id] = KEYS[11] .. id
     bodies[#bodies + 1] = body_of[id]
   end
 end
 
-local config = redis.call('HMGET', KEYS[1], 'max_queue', 'job_ticket')
-local max_queue = tonumber(config[1] or '')
+local max_queue = tonumber(redis.call('HGET', KEYS[1], 'max_queue') or '')
 if not max_queue then
   for n = 1, #ids do codes[n] = -1 end
   return codes
@@ -48,23 +46,10 @@ end
 local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 
--- One for each idle worker that nobody waits for yet. One that died or left is idle no more.
-local function count_tickets()
-  local oldest_ms = now_ms - dead_after_ms
-  local lives = {}
-  for _, worker_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], oldest_ms, '+inf')) do lives[worker_id] = true end
-  local tickets = -waiting - redis.call('LLEN', KEYS[11])
-  for _, worker_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[12], oldest_ms, '+inf')) do
-    if lives[worker_id] then tickets = tickets + 1 end
-  end
-  return tickets
-end
-
 local open = redis.call('HMGET', KEYS[5], unpack(ids))
 -- Mostly no reply is there, and all bodies are, which one call each tells of all.
 local has_replies = redis.call('EXISTS', unpack(names)) > 0
 local lacks_bodies = #bodies > 0 and redis.call('EXISTS', unpack(bodies)) < #bodies
-local tickets = config[2] == '1' and count_tickets() or math.huge
 local head = '0 - 0 ' .. string.format('%.0f', now_us) .. ' '
 local queued, records = {}, {}
 for n, id in ipairs(ids) do
@@ -73,8 +58,6 @@ for n, id in ipairs(ids) do
     codes[n] = 2
   elseif not has_worker then
     codes[n] = no_worker
-  elseif tickets <= 0 and string.sub(rest, 1, 1) ~= '-' then
-    codes[n] = -4
   elseif waiting >= max_queue then
     codes[n] = 0
   elseif lacks_bodies and body_of[id] and redis.call('EXISTS', body_of[id]) == 0 then
@@ -84,7 +67,6 @@ for n, id in ipairs(ids) do
     queued[#queued + 1] = id
     records[2 * #queued - 1], records[2 * #queued] = id, head .. rest
     waiting = waiting + 1
-    tickets = tickets - 1
     codes[n] = 1
   end
 end

@@ -113,17 +113,6 @@ def test_adaptive_policy_learns_from_what_it_observes():
     assert policy.patience_s == pytest.approx(0.007)
 
 
-@pytest.mark.parametrize("batch_policy", ["fixed", "adaptive"])
-def test_policy_of_a_spec_with_job_tickets_does_not_wait(batch_policy):
-    # Given
-    spec = ModelSpec(
-        "m", "1", "m.mar", "h.py", batch_size=4, batch_policy=batch_policy, use_job_ticket=True
-    )
-
-    # Then
-    assert policy_of(spec) == FixedPolicy(1, 0.0)
-
-
 def test_policy_of_a_spec_is_the_one_it_was_registered_with():
     # Given
     words = {"model_url": "m.mar", "handler": "h", "batch_size": 4, "max_batch_delay_ms": 20}

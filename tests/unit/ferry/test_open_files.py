@@ -9,7 +9,7 @@ from tests.chaos.tcp_redis import TcpRedis
 
 LIMIT = """
 import resource, subprocess, sys
-from ferry.open_files import raise_open_files
+from ferry.process_tree.start_checks import raise_open_files
 
 before = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (before, int(sys.argv[2])))
@@ -21,7 +21,7 @@ print(allowed, child.strip())
 # Nothing that is opened from now on has a number below 1,024.
 CROWDED = """
 import os, sys
-from ferry.open_files import raise_open_files
+from ferry.process_tree.start_checks import raise_open_files
 
 assert raise_open_files() > 1200
 spare = os.open(os.devnull, os.O_RDONLY)
@@ -42,7 +42,7 @@ ASKED = """
 import asyncio
 from batching.store.registry.changes import changed_models
 from batching.store.clients import connect, connect_async
-from batching.store.connections.held_connection import HeldConnection
+from batching.store.held_connection import HeldConnection
 
 client = connect(sys.argv[1])
 client.rpush("list", "a")

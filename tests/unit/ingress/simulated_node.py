@@ -12,9 +12,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.protocol import WIRE_VERSION, Batch, BatchTiming, Reply, ReplyChunk
 from batching.store.clients import BLOCK_S, connect, connect_async
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from tests.support import join
 
 DEAD_AFTER_S = 30.0

@@ -23,9 +23,9 @@ from batching.models.statuses import HostSample, NodeStatus, WorkerState, Worker
 from batching.protocol import Batch
 from batching.store import keys
 from batching.store.clients import for_rq
+from batching.store.records import decode_reply
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.registry.registry import Registry
-from batching.store.replies import decode_reply
 from tests.support import KEY, ids_of, items_of, make_outage, make_reply, make_spec
 from workers.control_jobs import make_worker
 

@@ -9,9 +9,9 @@ import pytest
 
 from batching.batcher import Nothing, Partial
 from batching.protocol import ReplyChunk
-from batching.store.ingress_side.ingress_queue import AuditCode, CancelCode, SubmitCode
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
+from batching.store.ingress_queue import AuditCode, CancelCode, SubmitCode
+from batching.store.node_queue import ReclaimMode
+from batching.store.worker_queue import ChunkCode, ReplyCode
 from tests.support import KEY, ids_of, items_of, make_reply, make_spec
 
 LONG_S = 60.0

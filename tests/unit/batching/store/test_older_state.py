@@ -6,7 +6,7 @@ import pytest
 
 from batching.batcher import Batcher
 from batching.policy import FixedPolicy
-from batching.store.reclaiming import ReclaimMode
+from batching.store.node_queue import ReclaimMode
 from tests.support import KEY, eventually, items_of, make_outage, make_reply
 from workers.handling.worker import Worker
 

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from batching import errors
-from batching.store.ingress_side.broker import Broker
-from batching.store.outage_log import AGAIN_S, REMIND_S, OutageLog
+from batching.store.broker import Broker
+from batching.store.redis_errors import AGAIN_S, REMIND_S, OutageLog
 from tests.support import (
     SimulatedClock,
     make_outage,

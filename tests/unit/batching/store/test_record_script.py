@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from batching.metrics.series import Measurement, MetricKind, Series
+from batching.metrics import Measurement, MetricKind, Series
 from batching.store.measurements import (
     MAX_FIELDS,
     RECORD_AT_ONCE,
@@ -12,7 +12,7 @@ from batching.store.measurements import (
     read_metrics,
 )
 from batching.store.scripts.loader import sha
-from batching.store.worker_side.worker_queue import ReplyCode
+from batching.store.worker_queue import ReplyCode
 from tests.support import KEY, items_of, make_reply
 
 

@@ -12,7 +12,7 @@ import redis
 from batching.settings.settings import Settings, SettingsError
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.server_check import check_server
-from batching.store.worker_side.waits import Wakeups
+from batching.store.waits import Wakeups
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 import redis
 
-from batching.metrics.series import Measurement, MetricKind, Series
+from batching.metrics import Measurement, MetricKind, Series
 from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
+from batching.store.ingress_queue import Submission, SubmitCode
 from batching.store.jobs.job_records import JobStatus
 from batching.store.jobs.webhook_records import Outcome, Receiver
 from batching.store.measurements import HandlerMeasurements, read_metrics
-from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import LargeReply, decode_reply
 from batching.store.registry.registry import Registry
-from batching.store.replies import LargeReply, decode_reply
 from batching.store.scripts.loader import source
 from batching.store.server_check import check_client
-from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
+from batching.store.worker_queue import ChunkCode, ReplyCode
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import (

@@ -10,8 +10,8 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.store import keys
+from batching.store.broker import Broker
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.broker import Broker
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from tests.chaos.tcp_redis import TcpRedis

@@ -15,8 +15,8 @@ from batching.models.statuses import HostSample, NodeStatus, WorkerState, Worker
 from batching.protocol import WIRE_VERSION, BatchTiming, ClosedBy, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.keys import VersionKeys
+from batching.store.records import decode_reply
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
-from batching.store.replies import decode_reply
 from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
 TAG = "{model2:digits:1.0}"

@@ -10,9 +10,15 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from ferry.commands.torchserve import chosen_settings, find_config, spread
+from ferry.commands.torchserve import (
+    chosen_settings,
+    find_config,
+    pid_file,
+    running_server,
+    spread,
+    write_pid,
+)
 from ferry.main import main
-from ferry.process_tree.pid_file import pid_file, running_server, write_pid
 from tests.support import eventually
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batching.settings.settings import Settings, SettingsError
-from ferry.process_tree import ingresses
+from ferry.process_tree import parts
 
 
 @pytest.mark.parametrize(
@@ -11,17 +11,17 @@ from ferry.process_tree import ingresses
 )
 def test_whole_server_has_an_ingress_process_for_four_cores(monkeypatch, cores, count):
     # Given
-    monkeypatch.setattr(ingresses, "usable_cores", lambda: cores)
+    monkeypatch.setattr(parts, "usable_cores", lambda: cores)
     # When / Then
-    assert ingresses.count_by_cores(Settings()) == count
-    assert ingresses.count_by_cores(Settings(ingress_processes=3)) == 3
+    assert parts.count_by_cores(Settings()) == count
+    assert parts.count_by_cores(Settings(ingress_processes=3)) == 3
 
 
 def test_unix_socket_has_one_ingress_process(monkeypatch):
     # Given
-    monkeypatch.setattr(ingresses, "usable_cores", lambda: 16)
+    monkeypatch.setattr(parts, "usable_cores", lambda: 16)
     settings = Settings(inference_address="unix:/tmp/inference.sock")
     # When / Then
-    assert ingresses.count_by_cores(settings) == 1
+    assert parts.count_by_cores(settings) == 1
     with pytest.raises(SettingsError, match="a unix socket has one listener"):
         Settings(inference_address="unix:/a.sock", ingress_processes=2).check()

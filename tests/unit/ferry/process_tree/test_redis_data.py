@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from batching.settings.settings import Settings
-from ferry.process_tree.embedded_redis import EmbeddedRedis, ServerProgram, find_server
-from ferry.process_tree.redis_data import (
+from ferry.process_tree.embedded_redis import (
     FSYNC_EVERY_SECOND,
     DataFolderError,
+    EmbeddedRedis,
     RedisData,
+    ServerProgram,
     default_data_dir,
+    find_server,
     lock_data,
 )
 from tests.support import eventually

@@ -7,7 +7,7 @@ import pytest
 from batching.models.entry import ModelEntry
 from batching.settings.settings import Settings
 from batching.settings.snapshots import CHANGE, write_snapshot
-from ferry.process_tree.whole_server import models_words
+from ferry.process_tree.whole_server import models_at_start
 from tests.support import make_spec
 
 NONE = "none yet: start with --model-store FOLDER, for the archives in it"
@@ -35,7 +35,7 @@ def test_models_are_those_that_the_server_begins_with(
         Settings(), load_models=load_models, snapshot_file=path if is_saved else None
     )
     # When / Then
-    assert models_words(settings, is_new=is_new) == words
+    assert models_at_start(settings, is_new=is_new) == words
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_first_step_is_a_command_that_works(tmp_path, files, changes, words):
         (tmp_path / name).touch()
     settings = replace(Settings(), model_store=tmp_path, **changes)
     # When / Then
-    assert models_words(settings, is_new=True) == f"none yet: {words}"
+    assert models_at_start(settings, is_new=True) == f"none yet: {words}"
 
 
 def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
@@ -73,4 +73,4 @@ def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
 
 def test_snapshot_that_cannot_be_read_is_no_model(tmp_path):
     settings = replace(Settings(), snapshot_file=tmp_path / "missing.cfg")
-    assert models_words(settings, is_new=True) == NONE
+    assert models_at_start(settings, is_new=True) == NONE

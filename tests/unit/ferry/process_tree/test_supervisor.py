@@ -19,8 +19,13 @@ from batching.process.readiness import (
     notify_ready,
 )
 from batching.process.stop_signals import REPEAT_WINDOW_S
-from ferry.process_tree.ready_pipe import ReadyPipe
-from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
+from ferry.process_tree.supervisor import (
+    Interrupted,
+    Part,
+    ReadyPipe,
+    StartFailed,
+    Supervisor,
+)
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -89,7 +94,7 @@ def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
     # Given
     parts = scene.part("redis"), scene.part("node"), scene.part("ingress")
     with scene.supervisor(*parts) as supervisor:
-        supervisor.start("redis", "node", "ingress")
+        supervisor.start(*parts)
         started = ["started redis", "started node", "started ingress"]
         supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
         # When
@@ -104,8 +109,9 @@ def test_supervisor_stops_the_parts_of_a_group_together(scene):
     slow = scene.part("ingress", leaves_after_s=1.0)
     stubborn = scene.part("ingress 2", stubborn=True)
     slow.group = stubborn.group = "ingress"
-    with scene.supervisor(scene.part("node"), slow, stubborn, stop_timeout_s=10.0) as supervisor:
-        supervisor.start("node", "ingress", "ingress 2")
+    parts = scene.part("node"), slow, stubborn
+    with scene.supervisor(*parts, stop_timeout_s=10.0) as supervisor:
+        supervisor.start(*parts)
         started = ["started node", "started ingress", "started ingress 2"]
         supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
         # When
@@ -119,7 +125,7 @@ def test_supervisor_starts_a_part_again_when_it_dies(scene):
     # Given
     part = scene.part("node")
     with scene.supervisor(part) as supervisor:
-        supervisor.start("node")
+        supervisor.start(part)
         supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
         first_pid = part.process.pid
         os.kill(first_pid, signal.SIGKILL)
@@ -136,7 +142,7 @@ def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
     part = scene.part("node")
     launch, failures = part.launch, [OSError(errno.EAGAIN, "none left")]
     with scene.supervisor(part) as supervisor:
-        supervisor.start("node")
+        supervisor.start(part)
         supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
 
         def launch_later():
@@ -175,7 +181,7 @@ def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
     # Given
     good, bad = scene.part("node"), Part("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
     with scene.supervisor(good, bad) as supervisor:
-        supervisor.start("node", "ingress")
+        supervisor.start(good, bad)
         # When / Then
         with pytest.raises(StartFailed, match="ingress ended with exit code 1 while starting"):
             supervisor.wait_until(lambda: False, timeout_s=10)
@@ -183,8 +189,9 @@ def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
 
 def test_supervisor_gives_up_waiting_when_a_signal_comes(scene):
     # Given
-    with scene.supervisor(scene.part("node")) as supervisor:
-        supervisor.start("node")
+    part = scene.part("node")
+    with scene.supervisor(part) as supervisor:
+        supervisor.start(part)
         in_background(os.kill, os.getpid(), signal.SIGINT)
         # When / Then
         with pytest.raises(Interrupted):
@@ -195,7 +202,7 @@ def test_supervisor_kills_a_part_when_it_does_not_stop_in_its_share(scene):
     # Given
     part = scene.part("node", stubborn=True)
     with scene.supervisor(part, stop_timeout_s=1.0) as supervisor:
-        supervisor.start("node")
+        supervisor.start(part)
         supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
         pid = part.process.pid
         # When
@@ -210,7 +217,7 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
     # Given a stop that would take long
     parts = scene.part("node", stubborn=True), scene.part("ingress", stubborn=True)
     with scene.supervisor(*parts, stop_timeout_s=600.0) as supervisor:
-        supervisor.start("node", "ingress")
+        supervisor.start(*parts)
         ready = ["started node", "started ingress"]
         supervisor.wait_until(lambda: scene.has(*ready), timeout_s=10)
         in_background(os.kill, os.getpid(), signal.SIGINT)
@@ -234,7 +241,7 @@ def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
     # Given
     part = scene.part("node", leaves_after_s=1.0)
     with scene.supervisor(part) as supervisor:
-        supervisor.start("node")
+        supervisor.start(part)
         supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
         # When
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):

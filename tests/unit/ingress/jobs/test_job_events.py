@@ -9,8 +9,8 @@ import requests
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.clients import connect
 from batching.store.jobs.job_records import Progress
+from batching.store.worker_queue import WorkerQueue
 from batching.store.worker_side.job_news import JobNews
-from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import items_of
 
 SIZE = INLINE_LIMIT_BYTES

@@ -14,7 +14,7 @@ import pytest
 from batching.protocol import Batch, Reply
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
-from batching.store.worker_side.worker_queue import WorkerQueue
+from batching.store.worker_queue import WorkerQueue
 from tests.support import eventually, items_of
 from tests.timing import assert_within
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S

@@ -11,7 +11,7 @@ import pytest
 from batching.protocol import Batch, ReplyChunk
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
 from ingress.listeners import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of

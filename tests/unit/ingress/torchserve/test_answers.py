@@ -4,8 +4,8 @@ import pytest
 
 from batching.errors import PayloadTooLarge, QueueFull
 from batching.protocol import Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
-from batching.store.ingress_side.submitter import refusal
+from batching.store.ingress_queue import SubmitCode
+from batching.store.submitter import refusal
 from ingress.http1.exchange import Answer
 from ingress.torchserve.answers import (
     clean_headers,

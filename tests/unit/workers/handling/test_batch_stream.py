@@ -12,7 +12,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from batching.protocol import JOB, Batch, ReplyChunk
 from batching.settings.settings import Settings
 from batching.store.redis_errors import RedisError
-from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from tests.support import eventually
 from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
 from workers.handling.batch_stream import BatchStream, StreamAbandoned

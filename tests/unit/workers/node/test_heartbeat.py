@@ -13,7 +13,7 @@ from batching.process.backoff import Backoff
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers.node.dead_workers import DeadWorkers

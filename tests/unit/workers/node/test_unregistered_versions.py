@@ -2,7 +2,7 @@
 
 import asyncio
 
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 from tests.support import DEAD_AFTER_MS, KEY, make_spec
 from workers.node.unregistered_versions import UnregisteredVersions
 

@@ -15,9 +15,9 @@ import pytest
 from batching.errors import DependenciesFailed
 from batching.models.statuses import NodeStatus, WorkerState
 from batching.settings.settings import Settings
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 from batching.store.open_records import rest_of_record
 from batching.store.registry.registry import Registry
 from batching.store.scripts import loader

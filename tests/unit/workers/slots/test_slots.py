@@ -6,7 +6,7 @@ import itertools
 import fakeredis.aioredis
 
 from batching.settings.settings import Settings
-from batching.store.node_side.node_queue import NodeQueue
+from batching.store.node_queue import NodeQueue
 from tests.support import KEY, eventually_async, make_outage, make_spec
 from workers.slots.slot import SlotContext
 from workers.slots.slots import Slots

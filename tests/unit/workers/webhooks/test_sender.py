@@ -11,7 +11,7 @@ from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.webhook_records import Receiver
 from batching.store.jobs.webhook_store import WebhookStore
-from batching.store.outage_log import OutageLog
+from batching.store.redis_errors import OutageLog
 from tests.support import items_of, make_reply
 from workers.webhooks import sender as sending
 from workers.webhooks.delivery import Heard

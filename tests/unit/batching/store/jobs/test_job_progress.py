@@ -5,7 +5,7 @@ import pytest
 from batching.protocol import BatchTiming, ClosedBy, Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import MOST_TEXT_CHARS, JobStatus, Progress
-from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.node_queue import ReclaimMode
 from batching.store.worker_side.job_news import MOST_PIECES, JobNews
 from tests.support import KEY, items_of, make_reply
 

@@ -4,13 +4,13 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
 from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.replies import LargeReply, decode_reply
-from batching.store.worker_side.worker_queue import JOB_PATIENCE_US, ReplyCode
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import LargeReply, decode_reply
+from batching.store.worker_queue import JOB_PATIENCE_US, ReplyCode
 from tests.support import KEY, body_of, ids_of, items_of, make_reply, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES

@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_store import JobStore
 from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
 from batching.store.keys import VersionKeys, job_place

@@ -4,10 +4,10 @@ import pytest
 
 from batching.protocol import Reply
 from batching.store import keys
-from batching.store.ingress_side.ingress_queue import SubmitCode
+from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.webhook_records import Outcome, Receiver
 from batching.store.jobs.webhook_store import WebhookStore
-from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.node_queue import ReclaimMode
 from tests.support import KEY, Blocking, items_of, make_reply
 
 RECEIVER = Receiver("https://receiver.example/", "http://server")

@@ -12,7 +12,7 @@ from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
-from batching.store.reclaiming import ReclaimMode
+from batching.store.node_queue import ReclaimMode
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, items_of, make_reply, make_spec

@@ -1,5 +1,5 @@
 from batching.protocol import Batch
-from batching.store.ingress_side.ingress_queue import AuditCode
+from batching.store.ingress_queue import AuditCode
 from tests.support import items_of, make_reply
 
 

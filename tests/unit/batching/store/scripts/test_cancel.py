@@ -1,4 +1,4 @@
-from batching.store.ingress_side.ingress_queue import CancelCode, Submission
+from batching.store.ingress_queue import CancelCode, Submission
 from tests.support import wire_of
 
 

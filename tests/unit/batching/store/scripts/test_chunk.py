@@ -3,10 +3,10 @@
 import pytest
 
 from batching.protocol import ReplyChunk
-from batching.store.ingress_side.ingress_queue import AuditCode, CancelCode
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.replies import decode_reply
-from batching.store.worker_side.worker_queue import MAX_WAITING_CHUNKS, ChunkCode
+from batching.store.ingress_queue import AuditCode, CancelCode
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import decode_reply
+from batching.store.worker_queue import MAX_WAITING_CHUNKS, ChunkCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
 PATIENCE_S = 2.0

@@ -1,8 +1,8 @@
 import pytest
 
 from batching.batcher import Nothing, Partial
-from batching.store.ingress_side.ingress_queue import Submission
-from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.ingress_queue import Submission
+from batching.store.node_queue import ReclaimMode
 from tests.support import (
     KEY,
     ids_of,

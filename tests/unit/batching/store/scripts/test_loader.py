@@ -25,18 +25,12 @@ def test_head_names_each_key_that_the_script_uses(verb):
 @pytest.mark.parametrize("verb", NUMBERED)
 def test_keys_are_those_of_the_version_but_for_the_lease(verb):
     # Given
-    names = [name for name, _ in key_names(verb)]
+    names = key_names(verb)
     own = {"lease": "lease of a worker"} if "lease" in names else {}
     # When
-    keys = ordered_keys(verb, VersionKeys.of(KEY), optional=True, **own)
+    keys = ordered_keys(verb, VersionKeys.of(KEY), **own)
     # Then
     assert len(keys) == len(names)
-
-
-def test_optional_keys_are_left_out_unless_they_are_asked_for():
-    keys = VersionKeys.of(KEY)
-    assert keys.idle not in ordered_keys("claim", keys, lease="lease")
-    assert ordered_keys("claim", keys, optional=True, lease="lease")[-1] == keys.idle
 
 
 def test_wrong_or_missing_name_is_an_error_that_names_the_script():

@@ -1,7 +1,7 @@
 import pytest
 
-from batching.store.ingress_side.ingress_queue import Submission
-from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.ingress_queue import Submission
+from batching.store.node_queue import ReclaimMode
 from batching.store.registry.queue_configs import QueueConfigs
 from tests.support import (
     DEAD_AFTER_MS,

@@ -1,7 +1,7 @@
 import pytest
 
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.replies import decode_reply
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import decode_reply
 from tests.support import KEY
 
 

@@ -1,10 +1,10 @@
 import pytest
 
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.ingress_side.ingress_queue import Submission
-from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.replies import LargeReply, decode_reply
-from batching.store.worker_side.worker_queue import ReplyCode
+from batching.store.ingress_queue import Submission
+from batching.store.node_queue import ReclaimMode
+from batching.store.records import LargeReply, decode_reply
+from batching.store.worker_queue import ReplyCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES

@@ -2,7 +2,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
+from batching.store.ingress_queue import Submission, SubmitCode
 from tests.support import body_of, eventually, make_request, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES

@@ -1,1 +1,0 @@
-"""Submits requests, cancels them, and takes their replies to the clients that wait."""

@@ -1,1 +1,0 @@
-"""Beats for a node and its workers, and takes back what dead workers held."""

@@ -1,0 +1,99 @@
+"""A name that moves to another server, as of a managed Redis: a refused caller connects anew."""
+
+import asyncio
+
+import pytest
+import redis
+
+from batching.store import keys
+from batching.store.async_held_connection import AsyncHeldConnection
+from batching.store.clients import connect, connect_async
+from batching.store.held_connection import HeldConnection
+from batching.store.waits import ParkedPop
+from tests.chaos.proxy import ChaosProxy
+from tests.chaos.tcp_redis import TcpRedis
+
+BEAT = ([keys.NODES], [60_000, 60_000, 0, 1, "node-a"])
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with TcpRedis() as first, TcpRedis() as second:
+        yield first, second
+
+
+@pytest.fixture
+def moving(servers, tmp_path):
+    """A URL, and what makes the server behind it a replica of the one that it leads to then."""
+    first, second = servers
+    for server in servers:
+        server.stand_alone()
+    with ChaosProxy(tmp_path / "redis.sock", first.port) as proxy:
+
+        def move():
+            first.client.replicaof("127.0.0.1", str(second.port))
+            proxy.target = second.port  # for connections that are made from now on
+
+        yield proxy.url, move
+
+
+def by_held_connection(url, move):
+    line = HeldConnection(connect(url))
+    line.run("beat", *BEAT)
+    move()
+    with pytest.raises(redis.ConnectionError):
+        line.run("beat", *BEAT)
+    line.run("beat", *BEAT)
+
+
+def by_pool(url, move):
+    client = connect(url)
+    client.set(keys.EPOCH, "1")
+    move()
+    with pytest.raises(redis.ConnectionError):
+        client.set(keys.EPOCH, "1")
+    client.set(keys.EPOCH, "1")
+
+
+def by_parked_pop(url, move):
+    parked = ParkedPop(connect(url), "{model2:a:1}:full_batch:worker-a")
+    parked.wait(0.01)
+    move()
+    with pytest.raises(redis.ConnectionError):
+        parked.wait(2.0)
+    assert not parked.wait(0.01)
+
+
+def by_async_held_connection(url, move):
+    async def run():
+        client = connect_async(url)
+        async with client:
+            line = AsyncHeldConnection(client)
+            await line.run("beat", *BEAT)
+            move()
+            with pytest.raises(redis.ConnectionError):
+                await line.run("beat", *BEAT)
+            await line.run("beat", *BEAT)
+            await line.close()
+
+    asyncio.run(run())
+
+
+def by_async_pool(url, move):
+    async def run():
+        async with connect_async(url) as client:
+            await client.set(keys.EPOCH, "1")
+            move()
+            with pytest.raises(redis.ConnectionError):
+                await client.set(keys.EPOCH, "1")
+            await client.set(keys.EPOCH, "1")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "write_twice",
+    [by_held_connection, by_pool, by_parked_pop, by_async_held_connection, by_async_pool],
+)
+def test_refused_writer_connects_to_the_server_that_the_name_leads_to_now(moving, write_twice):
+    write_twice(*moving)
