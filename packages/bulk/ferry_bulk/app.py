@@ -6,10 +6,8 @@ import json
 import os
 import re
 import secrets
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flask
 from flask import Flask, Response, request
@@ -30,31 +28,16 @@ _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class UploadingRequest(flask.Request):
-    """A request whose file is written to the folder as it is parsed, not to memory."""
-
-    max_form_memory_size = 4 * FORM_BYTES  # it counts what is read at a time as well
-    max_form_parts = 20
-
-    def _get_file_stream(self, *_: Any, **__: Any) -> IO[bytes]:
-        stream = tempfile.NamedTemporaryFile(  # noqa: SIM115 - werkzeug closes it
-            dir=flask.current_app.config["ARRIVING"], delete=False
-        )
-        flask.g.setdefault("arrived", []).append(Path(stream.name))
-        return stream
-
-
 class BulkApp(Flask):
     """The routes of files and batches; clients have to send the token unless that is empty."""
-
-    request_class = UploadingRequest
 
     def __init__(self, folder: BulkFolder, *, max_file_bytes: int, token: str = "") -> None:
         super().__init__(__name__)
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._token = token
-        self.config["ARRIVING"] = folder.arriving
+        self.config["MAX_FORM_MEMORY_SIZE"] = 4 * FORM_BYTES  # what is read at a time counts, too
+        self.config["MAX_FORM_PARTS"] = 20
         self.json = DefaultJSONProvider(self)
         self.json.compact = self.json.sort_keys = False
         self.url_map.strict_slashes = False
@@ -76,9 +59,9 @@ class BulkApp(Flask):
             method, path = route.split()
             self.add_url_rule(path, route, view, methods=[method])
         self.before_request(self._admit)
-        self.teardown_request(_delete_what_arrived)
         self.register_error_handler(Refused, lambda error: (error.document, error.status))
         self.register_error_handler(HTTPException, _refused_by_flask)
+        self.register_error_handler(OSError, _refused_by_disk)
 
     def _admit(self) -> None:
         """Refuses clients without the token, and web pages that would change something."""
@@ -98,29 +81,27 @@ class BulkApp(Flask):
         message = f"A file may have {self._max_file_bytes} bytes (--max-file-size)."
         too_large = Refused(413, "FileTooLargeException", message)
         request.max_content_length = self._max_file_bytes + FORM_BYTES
-        with _written():
-            try:
-                form, uploads = request.form, [*request.files.listvalues()]
-            except RequestEntityTooLarge as error:
-                raise too_large from error
-            if sum(map(len, uploads)) != 1:
-                raise _bad(f"The form has {'more than one' if uploads else 'no'} file.")
-            if form.get("purpose") != "batch":
-                raise _bad("purpose must be batch.")
-            expiry: Record = {
-                name[len("expires_after[") : -1]: value
-                for name, value in form.items()
-                if name.startswith("expires_after[")
-            }
-            with contextlib.suppress(ValueError, KeyError):
-                expiry["seconds"] = json.loads(expiry["seconds"])
-            ttl_s = read_expiry_s(expiry or None)
-            [[upload]], [arrived] = uploads, flask.g.arrived
-            upload.stream.flush()
-            os.fsync(upload.stream.fileno())
-            if arrived.stat().st_size > self._max_file_bytes:
-                raise too_large
-            return self._folder.add_file(arrived, (upload.filename or "")[:255], ttl_s)
+        try:
+            form, uploads = request.form, [*request.files.listvalues()]
+        except RequestEntityTooLarge as error:
+            raise too_large from error
+        if sum(map(len, uploads)) != 1:
+            raise _bad(f"The form has {'more than one' if uploads else 'no'} file.")
+        if form.get("purpose") != "batch":
+            raise _bad("purpose must be batch.")
+        expiry: Record = {
+            name[len("expires_after[") : -1]: value
+            for name, value in form.items()
+            if name.startswith("expires_after[")
+        }
+        with contextlib.suppress(ValueError, KeyError):
+            expiry["seconds"] = json.loads(expiry["seconds"])
+        ttl_s = read_expiry_s(expiry or None)
+        [[upload]] = uploads
+        if upload.stream.seek(0, os.SEEK_END) > self._max_file_bytes:
+            raise too_large
+        upload.stream.seek(0)
+        return self._folder.add_file(upload.stream, (upload.filename or "")[:255], ttl_s)
 
     def _list_files(self) -> Record:
         purpose = request.args.get("purpose", "")
@@ -174,16 +155,14 @@ class BulkApp(Flask):
                 "seconds": read_expiry_s(asked.get("output_expires_after")),
             },
         }
-        with _written():
-            self._folder.save_batch(batch)
+        self._folder.save_batch(batch)
         return batch
 
     def _cancel_batch(self, batch_id: str) -> Record:
         """Has the feeder cancel a batch; one that has ended stays as it is."""
         batch = self._folder.batch(batch_id)
         if batch["status"] not in FINAL:
-            with _written():
-                self._folder.ask_to_cancel(batch_id)
+            self._folder.ask_to_cancel(batch_id)
         return self._shown(batch)
 
     def _shown(self, batch: Record) -> Record:
@@ -206,8 +185,8 @@ def read_expiry_s(asked: Any) -> int:
         return KEPT_S
     asked = asked if isinstance(asked, dict) else {}
     anchor, seconds = asked.get("anchor"), asked.get("seconds")
-    is_whole = type(seconds) is int
-    if anchor != "created_at" or not is_whole or not _SHORTEST_KEPT_S <= seconds <= KEPT_S:
+    is_right = anchor == "created_at" and type(seconds) is int
+    if not is_right or not _SHORTEST_KEPT_S <= seconds <= KEPT_S:
         raise _bad(
             'The time that files are kept must be {"anchor": "created_at", "seconds": n}, with n '
             f"from {_SHORTEST_KEPT_S} to {KEPT_S}."
@@ -257,25 +236,11 @@ def _bad(message: str) -> Refused:
     return Refused(400, "BadRequestException", message)
 
 
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        message = f"The file cannot be written: {error.strerror}."
-        raise Refused(507, "FileNotWrittenException", message) from error
-
-
-def _delete_what_arrived(_: BaseException | None) -> None:
-    """Deletes what was uploaded and not taken over."""
-    for path in flask.g.get("arrived", ()):
-        path.unlink(missing_ok=True)
-
-
 def _refused_by_flask(error: HTTPException) -> tuple[Record, int]:
-    status = error.code or 500
-    kind, message = {
-        404: ("ResourceNotFoundException", "Requested resource is not found."),
-        405: ("MethodNotAllowedException", "Requested method is not allowed."),
-    }.get(status, ("InternalServerException", error.name))
-    return {"code": status, "type": kind, "message": message}, status
+    status, kind = error.code or 500, f"{error.name.replace(' ', '')}Exception"
+    return {"code": status, "type": kind, "message": error.description}, status
+
+
+def _refused_by_disk(error: OSError) -> tuple[Record, int]:
+    message = f"The file cannot be written: {error.strerror}."
+    return {"code": 507, "type": "FileNotWrittenException", "message": message}, 507

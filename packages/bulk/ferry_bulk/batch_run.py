@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from ferry_bulk.folder import BulkFolder, Record, entering, now_s, output_ids
 from ferry_bulk.lines import (
@@ -40,33 +40,21 @@ _SAVE_S = 1.0
 _SHORTEST_KEPT_S, _LONGEST_KEPT_S, _KEPT_S_PER_S = 60, 3_600, 60
 
 
-class LineOutcome(NamedTuple):
-    """What came of a line; an answer that is None: the batch ended before."""
-
-    line: InputLine
-    size_bytes: int
-    answer: Answer | BadLine | None
-    took_s: float
+# What came of a line; None: the batch ended before.
+LineOutcome: TypeAlias = tuple[InputLine, Answer | BadLine | None]
 
 
 class BatchRun:
     """One batch, from where it was left to its end, of which a few lines are `in_flight`."""
 
     def __init__(
-        self,
-        batch: Record,
-        folder: BulkFolder,
-        server: ModelServer,
-        *,
-        in_flight: int,
-        max_body_bytes: int,
+        self, batch: Record, folder: BulkFolder, server: ModelServer, in_flight: int
     ) -> None:
         self.batch = batch
-        self.halted = threading.Event()
+        self._halted = threading.Event()
         self._folder = folder
         self._server = server
         self._in_flight = in_flight
-        self._max_body_bytes = max_body_bytes
         self._input = folder.lines_path(batch["input_file_id"])
         self._outcomes: SimpleQueue[Future[LineOutcome]] = SimpleQueue()
         self._under_way = self._under_way_bytes = 0
@@ -74,15 +62,10 @@ class BatchRun:
         self._end: str | None = None
 
     def run(self) -> None:
-        """Returns when the batch has ended, or is halted: then its jobs go on.
-
-        Raises:
-            OSError: a file, or the record, cannot be read or written; the batch stays as it is, and
-                may be run again.
-        """
+        """Returns when the batch has ended; after an OSError it may be run again."""
         has_input = self._input.exists()
         if has_input and self.batch["status"] == "validating":
-            total = sum(1 for _ in read_lines(self._input, self._max_body_bytes))
+            total = sum(1 for _ in read_lines(self._input))
             counts = {"total": total, "completed": 0, "failed": 0}
             self._save(entering(self.batch, "in_progress", request_counts=counts))
         if not has_input or not self.batch["request_counts"]["total"]:
@@ -101,28 +84,27 @@ class BatchRun:
             end = self._feed()
             if end == "expired":
                 self._expire_rest()
-            if end is not None:
-                self._finish(end)
+            self._finish(end)
 
     def _undone(self) -> Iterator[RawLine]:
         """Yields the lines that are not done when they are reached, from the first one."""
-        for raw in read_lines(self._input, self._max_body_bytes):
-            if not self._done[raw.number]:
-                yield raw
+        for number, text in read_lines(self._input):
+            if not self._done[number]:
+                yield number, text
 
-    def _feed(self) -> str | None:
-        """Has all lines run; returns how the batch ended, None if it was halted."""
+    def _feed(self) -> str:
+        """Has all lines run; returns how the batch ended."""
         unread = self._undone()
         with ThreadPoolExecutor(self._in_flight, self.batch["id"][:14]) as threads:
             try:
-                while (end := self._look_for_end()) is None and not self.halted.is_set():
+                while (end := self._look_for_end()) is None:
                     self._submit_some(unread, threads)
                     if not self._under_way:
                         return "completed"
                     self._write_down()
             finally:
                 # Also where this failed: no thread is to wait then.
-                self.halted.set()
+                self._halted.set()
         while self._under_way:
             self._write_down()
         return end
@@ -137,25 +119,21 @@ class BatchRun:
             self._end = "expired"
         return self._end
 
-    def _parse(self, raw: RawLine) -> InputLine:
-        return parse_line(raw, self.batch["endpoint"], self._max_body_bytes)
-
     def _submit_some(self, unread: Iterator[RawLine], threads: ThreadPoolExecutor) -> None:
         while self._under_way < self._in_flight and self._under_way_bytes < _MOST_BYTES:
             raw = next(unread, None)
             if raw is None:
                 return
             try:
-                line = self._parse(raw)
+                line = parse_line(raw, self.batch["endpoint"])
             except BadLine as bad:
-                self._refuse(raw.number, bad)
+                self._refuse(raw[0], bad)
                 continue
-            size_bytes = len(raw.text or b"")
             self._under_way += 1
-            self._under_way_bytes += size_bytes
-            threads.submit(self._ask, line, size_bytes).add_done_callback(self._outcomes.put)
+            self._under_way_bytes += len(line.body)
+            threads.submit(self._ask, line).add_done_callback(self._outcomes.put)
 
-    def _ask(self, line: InputLine, size_bytes: int) -> LineOutcome:
+    def _ask(self, line: InputLine) -> LineOutcome:
         """Returns what comes of a line; in a thread of its own."""
         started_s = time.monotonic()
         kept_s = min(_LONGEST_KEPT_S, int(_SHORTEST_KEPT_S + _KEPT_S_PER_S * self._took_s))
@@ -164,14 +142,14 @@ class BatchRun:
             "x-request-timeout-ms": str(max(1, self.batch["expires_at"] - now_s()) * 1000),
             "x-result-ttl-s": str(kept_s),
         }
-        answer: Answer | BadLine | None
         try:
-            answer, job_path = self._server.predict(line, headers, self.halted)
+            answer, job_path = self._server.predict(line, headers, self._halted)
         except BadLine as bad:
-            answer, job_path = bad, ""
+            return line, bad
         if answer is None and job_path and self._end:
             self._server.cancel(job_path)
-        return LineOutcome(line, size_bytes, answer, time.monotonic() - started_s)
+        self._took_s = time.monotonic() - started_s
+        return line, answer
 
     def _write_down(self) -> None:
         """Writes down all that has come, and waits a little for it if there is nothing."""
@@ -187,9 +165,9 @@ class BatchRun:
             self._save(self._counted())
 
     def _write_one(self, outcome: LineOutcome) -> None:
-        line, answer = outcome.line, outcome.answer
+        line, answer = outcome
         self._under_way -= 1
-        self._under_way_bytes -= outcome.size_bytes
+        self._under_way_bytes -= len(line.body)
         if isinstance(answer, BadLine):
             self._refuse(line.number, answer)
             return
@@ -197,7 +175,6 @@ class BatchRun:
         is_over = answer and answer.status == HTTPStatus.GATEWAY_TIMEOUT
         if answer is None or (is_over and now_s() >= self.batch["expires_at"]):
             return
-        self._took_s = outcome.took_s
         response = {
             "status_code": answer.status,
             "request_id": answer.headers.get("x-request-id", ""),
@@ -216,11 +193,11 @@ class BatchRun:
     def _expire_rest(self) -> None:
         for raw in self._undone():
             try:
-                custom_id = self._parse(raw).custom_id
+                custom_id = parse_line(raw, self.batch["endpoint"]).custom_id
             except BadLine as bad:
                 custom_id = bad.custom_id
             why = "The batch's completion_window has passed."
-            self._refuse(raw.number, BadLine("batch_expired", why, custom_id))
+            self._refuse(raw[0], BadLine("batch_expired", why, custom_id))
 
     def _finish(self, end: str) -> None:
         self._output.sync()
@@ -229,17 +206,15 @@ class BatchRun:
         if end == "completed":
             batch = entering(batch, "finalizing")
             self._save(batch)
-        shown = []
-        files = (self._output, "output"), (self._errors, "errors")
-        for file_id, (lines, kind) in zip(output_ids(batch), files, strict=True):
-            shown.append(file_id if lines.count else None)
+        shown: Record = {}
+        for file_id, lines in zip(output_ids(batch), (self._output, self._errors), strict=True):
             if lines.count:
-                name, ttl_s = (
-                    f"{batch['id']}_{kind}.jsonl",
-                    batch["output_expires_after"]["seconds"],
-                )
+                name = f"{batch['id']}_{file_id.rpartition('-')[2]}.jsonl"
+                ttl_s = batch["output_expires_after"]["seconds"]
                 self._folder.show_file(file_id, name, "batch_output", ttl_s)
-        self._save(entering(batch, end, output_file_id=shown[0], error_file_id=shown[1]))
+                field = "output_file_id" if lines is self._output else "error_file_id"
+                shown[field] = file_id
+        self._save(entering(batch, end, **shown))
         log.info("batch ended: %s status=%s counts=%s", batch["id"], end, batch["request_counts"])
 
     def _counted(self) -> Record:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ferry_bulk.batch_run import BatchRun
-from ferry_bulk.folder import FINAL, BulkFolder, Record
+from ferry_bulk.folder import FINAL, BulkFolder, Record, Refused
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,11 @@ class Feeder:
         self._running = {name: one for name, one in self._running.items() if one.is_alive()}
         waiting = []
         for batch_id in self._folder.batch_ids() - self._ended - self._running.keys():
-            batch = self._folder.batch(batch_id)
+            try:
+                batch = self._folder.batch(batch_id)
+            except Refused:  # its record cannot be read, which is in the log
+                self._ended.add(batch_id)
+                continue
             if batch["status"] in FINAL:
                 self._ended.add(batch_id)
             else:

@@ -5,7 +5,6 @@ files/ID.jsonl        the lines
 files/ID.json         their record; a file without one is not finished, and not shown
 batches/ID.json       the record of a batch, written by the feeder once it is created
 batches/ID.cancel     empty: a client wants it cancelled
-arriving/             uploads that are not whole; emptied when the folder is taken
 
 A record is the document that clients see. Times are Unix seconds.
 """
@@ -18,10 +17,11 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ Record: TypeAlias = dict[str, Any]
 KEPT_S = 30 * 86_400  # a file that says nothing else, and the record of a batch after its end
 FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _UNSHOWN_KEPT_S = 86_400
+_COPY_BYTES = 1024 * 1024
 _ID = re.compile(r"(?:batch_|file-)[0-9a-f]{32}(?:-output|-errors)?")
 
 
@@ -47,7 +48,6 @@ class BulkFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.arriving = path / "arriving"
         self._files = path / "files"
         self._batches = path / "batches"
 
@@ -58,25 +58,31 @@ class BulkFolder:
         Raises:
             OSError: it cannot be used, or one uses it.
         """
-        for folder in (self._files, self._batches, self.arriving):
+        for folder in (self._files, self._batches):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise OSError(f"another ferry-bulk uses {self.path}") from error
-            for broken_off in self.arriving.iterdir():
-                broken_off.unlink()
             yield
 
     def lines_path(self, file_id: str) -> Path:
         return self._files / f"{file_id}.jsonl"
 
-    def add_file(self, arrived: Path, filename: str, ttl_s: int) -> Record:
-        """Takes over an upload, which is on the disk as a whole; returns its record."""
+    def add_file(self, content: IO[bytes], filename: str, ttl_s: int) -> Record:
+        """Writes the lines of a file; returns its record."""
         file_id = f"file-{secrets.token_hex(16)}"
-        arrived.rename(self.lines_path(file_id))
-        return self.show_file(file_id, filename, "batch", ttl_s)
+        path = self.lines_path(file_id)
+        try:
+            with path.open("xb") as stream:
+                shutil.copyfileobj(content, stream, _COPY_BYTES)
+                stream.flush()
+                os.fsync(stream.fileno())
+            return self.show_file(file_id, filename, "batch", ttl_s)
+        except BaseException:
+            path.unlink()
+            raise
 
     def show_file(self, file_id: str, filename: str, purpose: str, ttl_s: int) -> Record:
         """Shows a file, whose lines are written, to clients; returns its record."""
@@ -115,7 +121,7 @@ class BulkFolder:
         return _newest_first(self._batches)
 
     def batch_ids(self) -> set[str]:
-        """Returns the ids of all batches, whose records may be unreadable."""
+        """Returns the ids of all batches, of which some may have unreadable records."""
         return {path.stem for path in self._batches.glob("*.json")}
 
     def ask_to_cancel(self, batch_id: str) -> None:
@@ -140,7 +146,7 @@ class BulkFolder:
                 log.info("deleted file %s", file["id"])
         for path in self._files.glob("*.jsonl"):
             is_shown = path.stem in used or path.with_suffix(".json").exists()
-            # An upload gets its record a moment after its name.
+            # It is being written, or was when this process was killed.
             if not is_shown and path.stat().st_mtime < now - _UNSHOWN_KEPT_S:
                 path.unlink(missing_ok=True)
 
@@ -161,11 +167,7 @@ def now_s() -> int:
 
 
 def _write(path: Path, record: Record) -> None:
-    """Writes a record so that no reader ever sees half of it.
-
-    Raises:
-        OSError: it cannot be written; it is as it was.
-    """
+    """Writes a record so that no reader ever sees half of it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -190,17 +192,12 @@ def _read(path: Path) -> Record | None:
 
 
 def _known(folder: Path, record_id: str, kind: str) -> Record:
-    """Returns the record of this id.
-
-    Raises:
-        Refused: there is none.
-    """
+    """Returns the record of this id; raises Refused if there is none."""
     if _ID.fullmatch(record_id) and (record := _read(folder / f"{record_id}.json")):
         return record
     raise Refused(404, f"{kind}NotFoundException", f"{kind} not found: {record_id[:64]}")
 
 
 def _newest_first(folder: Path) -> list[Record]:
-    paths = sorted(folder.glob("*.json"))  # those of one second by id
-    records = [record for path in paths if (record := _read(path)) is not None]
-    return sorted(records, key=lambda record: int(record["created_at"]))[::-1]
+    records = filter(None, map(_read, folder.glob("*.json")))
+    return sorted(records, key=lambda record: (record["created_at"], record["id"]), reverse=True)

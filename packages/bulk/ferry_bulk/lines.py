@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import quote, unquote
 
-# Base64 makes four bytes of three; the rest of a line is its names.
-_NAMES_BYTES = 64 * 1024
-_READ_BYTES = 1024 * 1024
+LONGEST_BYTES = 64 * 1024 * 1024  # of a line, which is in memory as a whole
+_SKIP_BYTES = 1024 * 1024
 _URL = re.compile(r"/predictions/([^/\s]+)(?:/[^/\s]+)?/?")
-# Each line of an output begins with its id, which ends in the number of the line that it answers.
+# Each line of an output begins so, with the number of the line that it answers.
 _LINE_ID = re.compile(rb'{"id": "batch_req_[0-9a-f]+_(\d{1,12})"')
 
 
@@ -36,11 +35,8 @@ class BadLine(Exception):
         self.custom_id = custom_id
 
 
-class RawLine(NamedTuple):
-    """One line as it is in the file; `text` is None if it is too long."""
-
-    number: int
-    text: bytes | None
+# The number of a line, and the line; None if that has more than LONGEST_BYTES.
+RawLine: TypeAlias = tuple[int, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +51,31 @@ class InputLine:
     body: bytes
 
 
-def read_lines(path: Path, max_body_bytes: int) -> Iterator[RawLine]:
-    """Yields each line that is not empty. They are numbered from 0; empty ones have no number.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+def read_lines(path: Path) -> Iterator[RawLine]:
+    """Yields each line that is not empty. They are numbered from 0; empty ones have no number."""
     number = 0
-    longest_bytes = max_body_bytes // 3 * 4 + _NAMES_BYTES
     with path.open("rb") as stream:
-        while text := stream.readline(longest_bytes):
-            is_whole = len(text) < longest_bytes or text.endswith(b"\n")
+        while text := stream.readline(LONGEST_BYTES):
+            is_whole = len(text) < LONGEST_BYTES or text.endswith(b"\n")
             if not is_whole:
-                while (rest := stream.readline(_READ_BYTES)) and not rest.endswith(b"\n"):
+                while (rest := stream.readline(_SKIP_BYTES)) and not rest.endswith(b"\n"):
                     pass
             if not is_whole or text.strip():
-                yield RawLine(number, text if is_whole else None)
+                yield number, text if is_whole else None
                 number += 1
 
 
-def parse_line(raw: RawLine, endpoint: str, max_body_bytes: int) -> InputLine:
+def parse_line(raw: RawLine, endpoint: str) -> InputLine:
     """Returns what the line asks for, whose url must be the batch's endpoint or below it.
 
     Raises:
         BadLine: it cannot be run.
     """
-    if raw.text is None:
-        raise BadLine("line_too_long", "The line is longer than --max-request-size allows.")
+    number, text = raw
+    if text is None:
+        raise BadLine("line_too_long", f"The line has more than {LONGEST_BYTES} bytes.")
     try:
-        document = json.loads(raw.text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadLine("invalid_json_line", "The line is not JSON.") from error
     if not isinstance(document, dict):
@@ -106,12 +98,10 @@ def parse_line(raw: RawLine, endpoint: str, max_body_bytes: int) -> InputLine:
             raise BadLine(code, message, custom_id)
     try:
         content_type, body = _body_to_send(document)
-        if len(body) > max_body_bytes:
-            raise ValueError(f"The body has more than {max_body_bytes} bytes.")
     except ValueError as error:
         raise BadLine("invalid_body", str(error), custom_id) from error
     name = path.split("/")[2]
-    return InputLine(raw.number, str(custom_id), name, quote(path), content_type, body)
+    return InputLine(number, str(custom_id), name, quote(path), content_type, body)
 
 
 def _body_to_send(document: dict[str, Any]) -> tuple[str, bytes]:
@@ -144,11 +134,7 @@ class OutputFile:
     """A file of lines that only grows; they survive the process, however it ends, once flushed."""
 
     def __init__(self, path: Path, done: bytearray) -> None:
-        """Opens the file; cuts off a last line that is not whole, and notes the others in `done`.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Opens the file, cuts off a last line that is not whole, and notes the others."""
         self.stream: BinaryIO = path.open("a+b")
         path.chmod(0o600)
         self.count = end = 0

@@ -7,7 +7,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import waitress
@@ -36,18 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Runs until it is told to stop.
-
-    Raises:
-        OSError, ValueError: an option cannot be used.
-    """
     folder = BulkFolder(options.folder)
-    server = ModelServer(options.server, _token_reader(options.token_file, "FERRY_TOKEN"))
-    token = _token_reader(options.require_token_file, "FERRY_BULK_TOKEN")()
+    read_token = partial(_read_token, options.token_file, "FERRY_TOKEN")
+    server = ModelServer(options.server, read_token)
+    token = _read_token(options.require_token_file, "FERRY_BULK_TOKEN")
     host, _, port = options.listen.rpartition(":")
     with folder.taken():
-        # Uploads are kept by waitress until they are whole; not in the memory that /tmp may be.
-        tempfile.tempdir = str(folder.arriving)
+        # For uploads until they are whole; not in the memory that /tmp may be.
+        tempfile.tempdir = str(folder.path)
         web = waitress.create_server(
             BulkApp(folder, max_file_bytes=options.max_file_size, token=token),
             host=host.strip("[]"),
@@ -59,8 +56,7 @@ def _serve(options: argparse.Namespace) -> None:
         )
         if not token and host.strip("[]") not in {"127.0.0.1", "::1", "localhost"}:
             log.warning("whoever reaches %s may run batches: no token is required", options.listen)
-        bounds = {"in_flight": options.in_flight, "max_body_bytes": options.max_request_size}
-        feeder = Feeder(folder, lambda batch: BatchRun(batch, folder, server, **bounds))
+        feeder = Feeder(folder, lambda batch: BatchRun(batch, folder, server, options.in_flight))
         threading.Thread(target=feeder.run, name="feeder", daemon=True).start()
         log.info("ferry-bulk listens at http://%s, and feeds %s", options.listen, options.server)
         web.run()  # until SystemExit or KeyboardInterrupt, which it takes for a wish to stop
@@ -79,9 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         ("--listen", str, "127.0.0.1:8083", "HOST:PORT for clients"),
         ("--token-file", Path, None, "has the server's inference token; else FERRY_TOKEN"),
         ("--require-token-file", Path, None, "has the clients' token; else FERRY_BULK_TOKEN"),
-        ("--in-flight", _positive, 256, "lines of a batch that are with the server at a time"),
+        ("--in-flight", _positive, 128, "lines of a batch that are with the server at a time"),
         ("--max-file-size", _positive, 10**9, "of an upload, in bytes"),
-        ("--max-request-size", _positive, 6_553_500, "of a line's body, in bytes"),
     ):
         text = f"{about} [default: {default}]" if default else about
         parser.add_argument(
@@ -96,18 +91,13 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _token_reader(path: Path | None, variable: str) -> Callable[[], str]:
-    """Returns what reads a token; a file each time anew, as tokens expire and are renewed."""
-
+def _read_token(path: Path | None, variable: str) -> str:
     # Not from an option: every user of a machine can read its command lines.
-    def read() -> str:
-        text = os.environ.get(variable, "") if path is None else path.read_text(encoding="utf-8")
-        token = text.strip()
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError(f"{path or variable} has characters that no token has")
-        return token
-
-    return read
+    text = os.environ.get(variable, "") if path is None else path.read_text(encoding="utf-8")
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError(f"{path or variable} has characters that no token has")
+    return token
 
 
 if __name__ == "__main__":

@@ -121,11 +121,7 @@ class ModelServer:
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Answer:
-        """Returns the answer to one request.
-
-        Raises:
-            OSError, HTTPException: there is none.
-        """
+        """Returns the answer to one request; raises OSError or HTTPException if there is none."""
         own_headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             # The one that was used last is the likeliest to be open.
@@ -145,11 +141,7 @@ class ModelServer:
         return Answer(response.status, names, content)
 
     def _delay_s(self, kind: Kind, answer: Answer, line: InputLine, delay_s: float) -> float:
-        """Returns how long to wait before the line's next request.
-
-        Raises:
-            BadLine: its model has been unknown for too long.
-        """
+        """Returns how long the line's next request has to wait."""
         if kind == "unknown_model":
             now = time.monotonic()
             if now > self._unknown_since_s.setdefault(line.model_name, now) + UNKNOWN_S:

@@ -124,7 +124,7 @@ def test_upload_says_how_long_it_is_kept_and_comes_back(http):
 )
 def test_upload_that_is_refused_leaves_nothing(http, folder, content, form, status):
     assert upload(http, content, **form).status_code == status
-    assert [*folder.arriving.iterdir(), *folder.files()] == []
+    assert sorted(path.name for path in folder.path.rglob("*")) == ["batches", "files", "lock"]
 
 
 def test_upload_that_is_no_form_with_a_file_is_refused(http):

@@ -38,10 +38,14 @@ class KilledServer:
         self.ferry = FerryServer(self._folder, port_base=self._port)
         self.ferry.wait_started()
 
+    def close(self) -> None:
+        self.ferry.process.kill()
+        self.ferry.http.close()
+
     def kill(self, part: str) -> None:
         """Kills a part, which `ferry up` starts again, or everything, and starts that."""
         if part == "server":
-            self.ferry.process.kill()
+            self.close()
             self.start()
             return
         if part == "worker":
@@ -103,4 +107,5 @@ def test_each_line_of_a_batch_once_whatever_is_killed(tmp_path: Path, record_pro
         assert ended["request_counts"] == {"total": count, "completed": count, "failed": 0}
     finally:
         bulk.process.kill()
-        server.ferry.process.kill()
+        bulk.http.close()
+        server.close()

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from ferry_bulk import lines
 from ferry_bulk.lines import (
     BadLine,
     OutputFile,
-    RawLine,
     body_to_show,
     output_line,
     parse_line,
@@ -21,7 +21,7 @@ BATCH = "batch_" + "a" * 32
 
 def parsed(endpoint="/predictions", **changes):
     document = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
-    return parse_line(RawLine(0, json.dumps(document).encode()), endpoint, 1000)
+    return parse_line((0, json.dumps(document).encode()), endpoint)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_line_may_name_a_version_and_is_sent_encoded():
 )
 def test_bad_line_is_named(text, code):
     with pytest.raises(BadLine) as told:
-        parse_line(RawLine(0, text), "/predictions", 1000)
+        parse_line((0, text), "/predictions")
     assert told.value.error["code"] == code
 
 
@@ -84,7 +84,6 @@ def test_bad_line_is_named(text, code):
         ({"body": None, "body_b64": 7}, "invalid_body"),
         ({"content_type": 7}, "invalid_body"),
         ({"content_type": "a\nb"}, "invalid_body"),
-        ({"body": "x" * 1000}, "invalid_body"),
     ],
 )
 def test_bad_line_keeps_its_custom_id(changes, code):
@@ -99,13 +98,14 @@ def test_url_must_be_of_the_endpoint():
     assert told.value.error["code"] == "mismatched_url"
 
 
-def test_lines_are_numbered_without_empty_ones_and_long_ones_are_skipped(tmp_path):
+def test_lines_are_numbered_without_empty_ones_and_long_ones_are_skipped(tmp_path, monkeypatch):
     # Given
+    monkeypatch.setattr(lines, "LONGEST_BYTES", 1000)
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"one\n\n  \n" + b"x" * 3_000_000 + b"\ntwo\n" + b"last")
     # When / Then
     expected = [(0, b"one\n"), (1, None), (2, b"two\n"), (3, b"last")]
-    assert list(read_lines(path, max_body_bytes=1000)) == expected
+    assert list(read_lines(path)) == expected
 
 
 def refusal(number, custom_id="c"):

@@ -1,6 +1,7 @@
 """One batch at a server that answers as it is told, refuses, forgets, or is away."""
 
 import dataclasses
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -80,16 +81,15 @@ def models(url):
 
 
 @pytest.fixture
-def make_run(folder, models, tmp_path):
+def make_run(folder, models):
     def make(lines, **changes):
         http = BulkApp(folder, max_file_bytes=10**6).test_client()
         text = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines)
-        (tmp_path / "up").write_text(text)
-        file = folder.add_file(tmp_path / "up", "in.jsonl", 3600)
+        file = folder.add_file(io.BytesIO(text.encode()), "in.jsonl", 3600)
         asked = {"input_file_id": file["id"], "endpoint": "/predictions"}
         batch = {**http.post("/v1/batches", json=asked).json, **changes}
         folder.save_batch(batch)
-        return BatchRun(batch, folder, models, in_flight=4, max_body_bytes=1000)
+        return BatchRun(batch, folder, models, in_flight=4)
 
     return make
 
@@ -236,9 +236,7 @@ def test_full_disk_stops_the_run_and_the_next_one_goes_on(folder, make_run, monk
         with pytest.raises(OSError, match="no room"):
             run.run()
     # When
-    again = BatchRun(
-        folder.batch(run.batch["id"]), folder, run._server, in_flight=4, max_body_bytes=1000
-    )
+    again = BatchRun(folder.batch(run.batch["id"]), folder, run._server, in_flight=4)
     again.run()
     # Then
     assert folder.batch(run.batch["id"])["request_counts"]["completed"] == 20
