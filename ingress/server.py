@@ -35,7 +35,6 @@ from ingress.file_watcher import watch_open_files
 from ingress.http1.exchange import Application
 from ingress.http1.path_aliases import with_aliases
 from ingress.listeners import Address, Listener, certificate_of, listener_table
-from ingress.metrics.stale_series import StaleSeries
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
@@ -129,8 +128,8 @@ class _Ingress:
 
     def _background(self) -> Iterator[Coroutine[None, None, None]]:
         yield self._load_models()
-        stale = StaleSeries(self._services.probe_registry, self._services.metrics)
-        yield keep_going(stale.run, "of the stale series")
+        metrics, registry = self._services.metrics, self._services.probe_registry
+        yield keep_going(partial(metrics.forget_unregistered, registry), "of the stale series")
         yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from batching.metrics.declared import read_metrics_config
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
@@ -14,7 +14,6 @@ from batching.store.broker import Broker
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
 from batching.store.jobs.job_store import JobStore
-from batching.store.measurements import read_metrics
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
@@ -26,9 +25,8 @@ from ingress.http1.base_url import BaseUrls
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.job_lists import JobLists
 from ingress.jobs.job_service import JobService
-from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.ingress_metrics import Metrics
+from ingress.metrics.ingress_metrics import Metrics, broker_families
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.predictions.http_prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
@@ -66,7 +64,7 @@ class Services:
     """The parts of one ingress.
 
     `loop` is the one that the broker, the catalog and the predictions live on. The connections of
-    `probe_registry` give up soon. `keys` is None where no tokens are asked for.
+    `probe_client` and `probe_registry` give up soon. `keys` is None where no tokens are asked for.
     """
 
     settings: Settings
@@ -74,6 +72,7 @@ class Services:
     loop: asyncio.AbstractEventLoop
     client: Client
     registry: Registry
+    probe_client: Client
     probe_registry: Registry
     control: ControlQueue
     downloads: Downloads
@@ -130,14 +129,7 @@ def build_services(
         is_logging=settings.is_logging_metrics,
         unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
     )
-    metrics.watch(probe_registry, lambda: broker.waiting, broker.resubmitted)
-    metrics.store_registry.register(
-        HandlerMetrics(
-            probe_registry,
-            lambda key: read_metrics(probe_client, key),
-            read_metrics_config(settings.metrics_config),
-        )
-    )
+    broker_numbers = partial(broker_families, lambda: broker.waiting, broker.resubmitted)
     job_store = JobStore(
         broker.client,
         settings.job_backlog,
@@ -162,6 +154,7 @@ def build_services(
         loop=loop,
         client=client,
         registry=registry,
+        probe_client=probe_client,
         probe_registry=probe_registry,
         control=ControlQueue(client),
         downloads=Downloads(client),
@@ -180,7 +173,7 @@ def build_services(
         job_lists=JobLists(job_store, registry),
         metrics=metrics,
         siblings=siblings,
-        numbers=HostNumbers(metrics.registry, siblings),
+        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),
         lifecycle=lifecycle,
         health=Health(probe_registry, lifecycle),
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-from batching.metrics.lines import metric_log, model_metric_log
+from batching.metrics import metric_log, model_metric_log
 from batching.process.outputs import free_outputs
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"

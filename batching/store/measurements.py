@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
 
-from batching.metrics.series import Measurement, MetricKind, Series
+from batching.metrics import Measurement, MetricKind, Series
 from batching.models.spec import VersionKey
 from batching.store.client_types import Client
 from batching.store.clients import at

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
 from batching.store.commands import joined, packed_set
 from batching.store.held_connection import HeldConnection

@@ -10,7 +10,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.batcher import Nothing, Partial
 from batching.claim_lead import ClaimLead
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement
 from batching.models.spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store.server_check import check_server, why_away

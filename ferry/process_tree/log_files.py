@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Self
 
-from batching.metrics.lines import METRICS_VARIABLE, MODEL_METRICS_FILE
+from batching.metrics import METRICS_VARIABLE, MODEL_METRICS_FILE
 from batching.process.outputs import read_lines
 
 MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"

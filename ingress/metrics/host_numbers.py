@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from batching.process.siblings import Siblings
@@ -27,7 +26,7 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 class HostNumbers:
     """Collects the numbers of this process, or of all processes that share its ports."""
 
-    def __init__(self, own: CollectorRegistry, siblings: Siblings) -> None:
+    def __init__(self, own: Callable[[], Iterable[Metric]], siblings: Siblings) -> None:
         self._own = own
         self._siblings = siblings
         self._before: list[Metric] = []
@@ -36,39 +35,34 @@ class HostNumbers:
         self._is_writing = threading.Lock()
 
     async def start(self) -> None:
-        """Begins to answer siblings, if there are any."""
         if self._siblings.count > 1:
             self._before = list(_without_gauges(self._read(self._siblings.number)))
             self._server = await self._siblings.listen(self._write)
 
     def close(self) -> None:
-        """Answers siblings no longer."""
         if self._server is not None:
             self._server.close()
 
     def collect(self) -> list[Metric]:
         """Returns the families with the sums over all processes. Blocks."""
         if self._siblings.count == 1:
-            return list(self._own.collect())
+            return list(self._own())
         answered = self._siblings.ask()
         families = self._write()
         for number in self._siblings.others:
-            found = self._read(number)
+            told = self._read(number)
             # Of a process that is dead or stuck, what it has counted stays true.
-            families += found if number in answered else _without_gauges(found)
-        return [*_added_up(families), self._processes(1 + len(answered))]
-
-    def _processes(self, answering: int) -> Metric:
+            families += told if number in answered else _without_gauges(told)
         text = "Ingress processes of this host; the last numbers of silent ones may be old."
-        family = GaugeMetricFamily("ferry_ingress_processes", text, labels=("state",))
-        family.add_metric(("answering",), answering)
-        family.add_metric(("silent",), self._siblings.count - answering)
-        return family
+        processes = GaugeMetricFamily("ferry_ingress_processes", text, labels=("state",))
+        processes.add_metric(("answering",), 1 + len(answered))
+        processes.add_metric(("silent",), len(self._siblings.others) - len(answered))
+        return [*_added_up(families), processes]
 
     def _write(self) -> list[Metric]:
         """Writes this process's families into its file, and returns them."""
         with self._is_writing:
-            families = _added_up([*self._own.collect(), *self._before])
+            families = _added_up([*self._own(), *self._before])
             document = [
                 (one.name, one.documentation, one.type, [sample[:3] for sample in one.samples])
                 for one in families

@@ -1,33 +1,36 @@
 """What an ingress measures.
 
-Metrics live in their own registry, so that two servers in one process do not share counters. The
-series of a model version are looked up once: a request then costs a few additions.
+The series of a model version are looked up once: a request then costs a few additions.
 """
 
+import asyncio
+import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from batching.errors import StoreUnavailable
 from batching.models.spec import VersionKey
+from batching.process.daemon_thread import in_daemon_thread
+from batching.process.outputs import dropped_lines
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import (
-    VERSION_LABELS,
-    LogCollector,
-    QueueCollector,
-    ResubmissionCollector,
-)
+from ingress.metrics.queue_metrics import VERSION_LABELS
 from ingress.metrics.request_series import Count, Counter, Histogram
-from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
+from ingress.metrics.torchserve_metrics import TorchServeMetrics
+
+log = logging.getLogger(__name__)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RECENT = 256
 _NO_MODEL = VersionKey("", "")
+# Long enough for scrapes, which are seconds apart, and for a version that is registered again soon.
+_LOOK_S = 300.0
 
 # Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
 # runs alone and counts as late.
@@ -96,14 +99,10 @@ class VersionMetrics:
 class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread.
 
-    `registry` has what this process has counted, `store_registry` what any process reads in Redis.
     `recent_batches` are the last ones: when they left, of which version, and what fills a batch.
     """
 
-    def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
-        # Collectors have no names before they are asked, as some of them ask Redis.
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.store_registry = CollectorRegistry(auto_describe=False)
+    def __init__(self, *, is_logging: bool = False, unlogged: Sequence[str] = ()) -> None:
         self.recent_batches: deque[tuple[float, VersionKey, int, BatchTiming]] = deque(
             maxlen=_RECENT
         )
@@ -119,17 +118,9 @@ class Metrics:
         self.batches = self._counter(
             "ferry_batches", "Batches run, by why they left: full, or late.", "release"
         )
-        self.unbatched = self._added(
-            Counter(
-                "ferry_unbatched_batches",
-                "Batches that failed as a whole, and whose requests then succeeded one by one.",
-                VERSION_LABELS,
-            )
-        )
-        self.open_requests = Gauge(
-            "ferry_open_requests",
-            "Predictions that this ingress has accepted and not answered.",
-            registry=self.registry,
+        self.unbatched = self._counter(
+            "ferry_unbatched_batches",
+            "Batches that failed as a whole, and whose requests then succeeded one by one.",
         )
         self.queue_seconds = self._histogram(
             "ferry_queue_wait_seconds", "From submit to claim, per request."
@@ -146,32 +137,29 @@ class Metrics:
         self.torchserve = TorchServeMetrics(
             socket.gethostname(), is_logging=is_logging, unlogged=unlogged
         )
-        self.registry.register(self.torchserve)
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
-
-    def watch(
-        self,
-        registry: Registry,
-        count_open: Callable[[], int],
-        count_resubmitted: Callable[[], Mapping[VersionKey, int]],
-    ) -> None:
-        """Adds what is read at each scrape: queues, workers and Redis, from this model registry."""
-        self.store_registry.register(NodeMetrics(registry))
-        self.store_registry.register(QueueCollector(registry))
-        self.registry.register(ResubmissionCollector(count_resubmitted))
-        self.registry.register(LogCollector())
-        self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
         """Returns the series of this version; `asked_version` is what the URL said, or None."""
-        found = self._versions.get((key, asked_version))
-        if found is None:
-            found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
-        return found
+        series = self._versions.get((key, asked_version))
+        if series is None:
+            series = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
+        return series
 
     def versions(self) -> frozenset[VersionKey]:
         """Returns the versions that have series."""
         return frozenset(key for key, _ in self._versions)
+
+    def count_unknown(self, status: int, reason: str) -> None:
+        """Counts an answer for an unknown model, without labels: such names are the client's."""
+        self.requests.labels(*_NO_MODEL, str(status)).inc()
+        self.errors.labels(*_NO_MODEL, reason).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields what was counted here."""
+        for family in self._families:
+            yield family.collect()
+        yield from self.torchserve.collect()
 
     def forget(self, key: VersionKey) -> None:
         """Removes the version's series; later requests begin new ones."""
@@ -180,18 +168,52 @@ class Metrics:
         self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
         self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
 
-    def count_unknown(self, status: int, reason: str) -> None:
-        """Counts an answer for an unknown model, without labels: such names are the client's."""
-        self.requests.labels(*_NO_MODEL, str(status)).inc()
-        self.errors.labels(*_NO_MODEL, reason).inc()
+    async def forget_unregistered(self, registry: Registry, interval_s: float = _LOOK_S) -> None:
+        """Keeps /metrics from growing for ever where each build is a version; until cancelled.
 
-    def _counter(self, name: str, text: str, label: str) -> Counter:
-        return self._added(Counter(name, text, (*VERSION_LABELS, label)))
+        A version loses its series when it was not registered at two looks in a row.
+        """
+        missing: frozenset[VersionKey] = frozenset()
+        while True:
+            await asyncio.sleep(interval_s)
+            missing_before = missing
+            try:
+                specs = await in_daemon_thread(registry.specs)
+            except StoreUnavailable:
+                missing = frozenset()  # Redis may come back empty, until the nodes fill it
+                continue
+            missing = self.versions() - {spec.key for spec in specs}
+            for key in missing & missing_before:
+                self.forget(key)
+                log.info("forgot metrics of model=%s version=%s", *key)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return self._added(Counter(name, text, (*VERSION_LABELS, *labels)))
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> Histogram:
         return self._added(Histogram(name, text, VERSION_LABELS, bounds))
 
     def _added(self, family: F) -> F:
-        self.registry.register(family)
         self._families.append(family)
         return family
+
+
+def broker_families(
+    count_open: Callable[[], int], count_resubmitted: Callable[[], Mapping[VersionKey, int]]
+) -> Iterable[Metric]:
+    """Yields what is only read when it is asked for, of this process."""
+    yield GaugeMetricFamily(
+        "ferry_open_requests",
+        "Predictions that this ingress has accepted and not answered.",
+        value=count_open(),
+    )
+    resubmitted = CounterMetricFamily(
+        "ferry_resubmitted_requests",
+        "Requests that Redis had lost and that this ingress submitted again.",
+        labels=VERSION_LABELS,
+    )
+    for key, count in count_resubmitted().items():
+        resubmitted.add_metric(key, count)
+    yield resubmitted
+    text = "Lines of log that standard output and error of an ingress did not take."
+    yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())

@@ -6,12 +6,13 @@ families out.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+
+S = TypeVar("S")
 
 
 class Count:
@@ -23,7 +24,6 @@ class Count:
         self.value = 0
 
     def inc(self) -> None:
-        """Adds one."""
         self.value += 1
 
 
@@ -43,24 +43,21 @@ class Distribution:
         self.sum += value
 
 
-S = TypeVar("S")
-
-
-class _Family(Collector, Generic[S]):
+class _Family(Generic[S]):
     """All series of one name. Counted by one thread, read by any."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], S]) -> None:
-        self._words = (name, text)
+        self._head = name, text
         self._labels = labels
         self._make = make
         self._series: dict[tuple[str, ...], S] = {}
 
     def labels(self, *values: str) -> S:
         """Returns the series with these label values; look it up once."""
-        found = self._series.get(values)
-        if found is None:
-            found = self._series[values] = self._make()
-        return found
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = self._make()
+        return series
 
     def remove(self, first: tuple[str, ...]) -> None:
         """Removes the series whose first label values are these."""
@@ -75,12 +72,11 @@ class Counter(_Family[Count]):
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         super().__init__(name, text, labels, Count)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the family with its current values."""
-        family = CounterMetricFamily(*self._words, labels=self._labels)
+    def collect(self) -> Metric:
+        family = CounterMetricFamily(*self._head, labels=self._labels)
         for values, count in list(self._series.items()):
             family.add_metric(values, count.value)
-        yield family
+        return family
 
 
 class Histogram(_Family[Distribution]):
@@ -92,10 +88,9 @@ class Histogram(_Family[Distribution]):
         super().__init__(name, text, labels, lambda: Distribution(bounds))
         self._bound_texts = [*(str(float(bound)) for bound in bounds), "+Inf"]
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the family with its current values."""
-        family = HistogramMetricFamily(*self._words, labels=self._labels)
-        for values, one in list(self._series.items()):
-            buckets = list(zip(self._bound_texts, accumulate(one.counts), strict=True))
-            family.add_metric(values, buckets, one.sum)
-        yield family
+    def collect(self) -> Metric:
+        family = HistogramMetricFamily(*self._head, labels=self._labels)
+        for values, series in list(self._series.items()):
+            buckets = list(zip(self._bound_texts, accumulate(series.counts), strict=True))
+            family.add_metric(values, buckets, series.sum)
+        return family

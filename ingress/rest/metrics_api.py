@@ -1,17 +1,27 @@
-"""Answers the metrics port's route."""
+"""Answers the metrics port's route, in Prometheus' text as TorchServe writes it.
 
-from collections.abc import Iterable
+That is the old format, with a comma before the closing brace.
+Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metrics.md "Metrics mode".
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator
 
 from flask import Blueprint, Response, request
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
-from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
-from ingress.metrics.torchserve_metrics import LEGACY
+from batching.metrics import read_metrics_config
+from batching.store.measurements import read_metrics
+from ingress.metrics.queue_metrics import queue_families
+from ingress.metrics.torchserve_metrics import LEGACY, handler_families, node_families
 from ingress.rest.responses import to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import typed_answer
 from ingress.torchserve.routes import METRICS
+
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_blueprint(services: Services) -> Blueprint:
@@ -24,19 +34,52 @@ def metrics_blueprint(services: Services) -> Blueprint:
 class _MetricsView:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._declared = read_metrics_config(services.settings.metrics_config)
 
     def metrics(self) -> Response:
-        families = _visible(self._services)
-        body = write_text(families, request.args.getlist("name[]"))
-        return to_response(typed_answer(body, CONTENT_TYPE))
+        body = write_text(self._shown(), request.args.getlist("name[]"))
+        return to_response(typed_answer(body, _CONTENT_TYPE))
+
+    def _shown(self) -> list[Metric]:
+        services = self._services
+        mode = services.settings.metrics_mode
+        if mode == "log":
+            return []
+        counted = services.numbers.collect()
+        if mode == "legacy":
+            return [family for family in counted if family.name in LEGACY]
+        registry, client = services.probe_registry, services.probe_client
+        handlers = handler_families(registry, lambda key: read_metrics(client, key), self._declared)
+        return [*counted, *node_families(registry), *queue_families(registry), *handlers]
 
 
-def _visible(services: Services) -> Iterable[Metric]:
-    # Source: TorchServe 0.12 docs/metrics.md, "Metrics mode".
-    mode = services.settings.metrics_mode
-    if mode == "log":
-        return []
-    counted = services.numbers.collect()
-    if mode == "legacy":
-        return [one for one in counted if one.name in LEGACY]
-    return [*counted, *services.metrics.store_registry.collect()]
+def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes:
+    """Returns the families, or only those with one of these names."""
+    lines: list[str] = []
+    for family in families:
+        samples = family.samples
+        name = samples[0].name if family.type == "counter" and samples else family.name
+        if not names or name in names:
+            lines += _family_lines(name, family, samples)
+    # A client's label may hold half a character, which costs the character and not the scrape.
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def _family_lines(name: str, family: Metric, samples: Iterable[Sample]) -> Iterator[str]:
+    text = family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {family.type}"
+    for sample in samples:
+        labels = "".join(f'{key}="{_escaped(value)}",' for key, value in sample.labels.items())
+        braces = f"{{{labels}}}" if labels else ""
+        yield f"{sample.name}{braces} {_number(sample.value)}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(float(value))

@@ -19,7 +19,7 @@ from ts import __version__ as ts_version
 from ts.context import Context
 from ts.utils.util import list_classes_from_module
 
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.models.spec import ModelSpec
 from batching.settings.settings import Settings
 from workers.archives.manifest import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler

@@ -5,18 +5,33 @@ While a batch runs, the handler only adds numbers up. A thread takes what no bat
 
 import contextlib
 import logging
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 
-from ts.metrics.caching_metric import BUCKETS, CachingMetric, Change, Labels
+import msgspec
+from ts.metrics.caching_metric import BUCKETS, CachingMetric, Labels
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
-from batching.metrics.declared import DeclaredMetric
-from batching.metrics.lines import metric_line, model_metric_log
-from batching.metrics.series import ABOVE, SUM, Measurement, MetricKind, Series
+from batching.metrics import (
+    ABOVE,
+    METRICS_VARIABLE,
+    MODEL_METRICS_FILE,
+    SUM,
+    DeclaredMetric,
+    Measurement,
+    MetricKind,
+    Series,
+    metric_line,
+    model_metric_log,
+)
+from batching.process.logs import LineFormatter
+from batching.settings.settings import Settings
 from batching.store.measurements import HandlerMeasurements
 from batching.store.redis_errors import AWAY
 
@@ -94,10 +109,14 @@ class MetricsReporter:
         finally:
             self._is_sending.release()
 
+    def _run(self) -> None:
+        while not self._should_stop.wait(LOOK_S):
+            self.report()
+        self.report()
+
     def _collect(self) -> None:
         """Adds what was measured since the last time to what is unsent, and logs it."""
-        for measurement in self._take():
-            series, value = measurement.series, measurement.value
+        for series, value in self._take():
             if self._is_logging and series.part in ("", SUM):
                 labels = {name: text for name, text in series.labels if name != HOSTNAME}
                 model_metric_log.info(
@@ -106,52 +125,64 @@ class MetricsReporter:
             is_gauge = series.kind is MetricKind.GAUGE
             self._unsent[series] = value if is_gauge else self._unsent.get(series, 0.0) + value
 
-    def _run(self) -> None:
-        while not self._should_stop.wait(LOOK_S):
-            self.report()
-        self.report()
-
-    def _take(self) -> Iterator[Measurement]:
+    def _take(self) -> Iterator[tuple[Series, float]]:
         for metric in list(self._store.cache.values()):
             for labels, change in metric.take().items():
                 series = self._series(metric, labels)
-                if series is not None:
-                    yield from _measurements(series, change)
+                if series is None:
+                    continue
+                if series.kind is not MetricKind.HISTOGRAM:
+                    yield series, change.value
+                    continue
+                for bound, count in zip((*map(str, BUCKETS), ABOVE), change.counts, strict=True):
+                    yield msgspec.structs.replace(series, part=bound), count
+                yield msgspec.structs.replace(series, part=SUM), change.value
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
         """Returns the series as which the metric is shown; None if it is not shown."""
         declared = self._declared.get(metric.metric_name)
-        kind, unit = MetricKind(metric.metric_type.value), metric.unit
+        kind, unit, why_not = MetricKind(metric.metric_type.value), metric.unit, ""
         if declared is not None:
-            kind, unit = declared.kind, declared.unit
-            if kind.value != metric.metric_type or len(labels) != len(declared.dimensions):
+            if declared.kind != kind or len(labels) != len(declared.dimensions):
                 names = ", ".join(declared.dimensions)
-                self._tell_once(metric.metric_name, f"metrics_config has it as a {kind} of {names}")
-                return None
-            values = (value for _, value in labels)
-            labels = tuple(zip(declared.dimensions, values, strict=True))
-        elif not self._is_showing_all:
-            self._tell_once(
-                metric.metric_name,
-                "not listed in metrics_config, and model_metrics_auto_detect is off",
+                why_not = f"metrics_config has it as a {declared.kind} of {names}"
+            unit = declared.unit
+            labels = tuple(
+                (name, text)
+                for name, (_, text) in zip(declared.dimensions, labels, strict=not why_not)
             )
-            return None
+        elif not self._is_showing_all:
+            why_not = "not listed in metrics_config, and model_metrics_auto_detect is off"
         series = Series(metric.metric_name, kind, unit, (*labels, (HOSTNAME, self._hostname)))
         if not series.is_named_well:
-            self._tell_once(metric.metric_name, "not a name that Prometheus takes")
-            return None
-        return series
-
-    def _tell_once(self, name: str, reason: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            log.warning("metric %s is not shown: %s", name, reason)
+            why_not = why_not or "not a name that Prometheus takes"
+        if why_not and series.name not in self._told:
+            self._told.add(series.name)
+            log.warning("metric %s is not shown: %s", series.name, why_not)
+        return None if why_not else series
 
 
-def _measurements(series: Series, change: Change) -> Iterator[Measurement]:
-    if series.kind is not MetricKind.HISTOGRAM:
-        yield Measurement(series, change.value)
-        return
-    for bound, count in zip((*map(str, BUCKETS), ABOVE), change.counts, strict=True):
-        yield Measurement(replace(series, part=bound), count)
-    yield Measurement(replace(series, part=SUM), change.value)
+class MetricsFile(WatchedFileHandler):
+    """Appends handlers' metrics to TorchServe's file, before the replies are sent.
+
+    Other workers append to it, too, and the supervisor rolls it. The console has the same lines, so
+    one that the file does not take is only said once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        folder = Path(os.environ.get(METRICS_VARIABLE) or settings.log_location)
+        super().__init__(folder / MODEL_METRICS_FILE, delay=True)
+        self.setFormatter(LineFormatter({}))
+        self._is_said = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be opened
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
+        """Replaces the traceback for each line."""
+        if not self._is_said:
+            self._is_said = True
+            log.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])

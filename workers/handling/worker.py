@@ -23,9 +23,7 @@ from typing import Any
 
 from batching.batcher import Batcher
 from batching.errors import InternalError
-from batching.metrics.declared import read_metrics_config
-from batching.metrics.lines import model_metric_log
-from batching.metrics.series import Measurement
+from batching.metrics import Measurement, model_metric_log, read_metrics_config
 from batching.policy import policy_of
 from batching.process.logs import configure_logging, text_of
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
@@ -42,8 +40,7 @@ from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
-from workers.handling.metrics_file import MetricsFile
-from workers.handling.metrics_reporter import MetricsReporter
+from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
 from workers.handling.spare_memory import SpareMemory

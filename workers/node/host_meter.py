@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psutil
 
-from batching.metrics.lines import host_dimensions, metric_line, metric_log
+from batching.metrics import host_dimensions, metric_line, metric_log
 from batching.models.statuses import HostSample, NodeStatus
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines

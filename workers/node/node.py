@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from batching.errors import StoreUnavailable
-from batching.metrics.declared import read_metrics_config
+from batching.metrics import read_metrics_config
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now

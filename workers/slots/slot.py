@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.metrics.lines import log_load_time
+from batching.metrics import log_load_time
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
 from batching.process.backoff import Backoff

@@ -80,8 +80,8 @@ class CachingMetric:
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
         """Records the value under dimensions as objects, which are the metric's from now on."""
-        self.dimension_names = [one.name for one in dimensions]
-        self.add_or_update(value, [one.value for one in dimensions])
+        self.dimension_names = [dimension.name for dimension in dimensions]
+        self.add_or_update(value, [dimension.value for dimension in dimensions])
 
     def take(self) -> dict[Labels, Change]:
         """Returns what was measured since the last call."""
@@ -111,11 +111,10 @@ class CachingMetric:
                 change.counts[bisect.bisect_left(BUCKETS, value)] += 1
 
 
-def labels_of(pairs: Iterable[tuple[str, str]]) -> Labels:
-    return tuple((str(name), _label_text(item)) for name, item in pairs)
-
-
-def _label_text(item: object) -> str:
-    # Here and not where series are sent: labels that become equal are one set of labels, of which a
-    # gauge keeps the last value. JSON may bring half a character, which has no UTF-8.
-    return str(item)[:MAX_LABEL_CHARS].encode("utf-8", "replace").decode()
+def labels_of(pairs: Iterable[tuple[str, object]]) -> Labels:
+    # Cut here and not where series are sent: labels that become equal are one set of labels, of
+    # which a gauge keeps the last value. JSON may bring half a character, which has no UTF-8.
+    return tuple(
+        (str(name), str(item)[:MAX_LABEL_CHARS].encode("utf-8", "replace").decode())
+        for name, item in pairs
+    )

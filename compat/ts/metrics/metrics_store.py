@@ -15,6 +15,9 @@ from ts.metrics.metric_cache_errors import (
 )
 from ts.metrics.metric_type_enum import MetricTypes
 
+_TIMES, _SIZES = ("ms", "s"), ("MB", "kB", "GB", "B")
+_ERROR_LEVEL = Dimension("Level", "Error")
+
 
 class MetricsStore:
     """Values by metric. The handler's own dimensions come before the model's name and level.
@@ -87,9 +90,10 @@ class MetricsStore:
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         """Records a value of a metric, which is made when it is new. `idx` has no effect."""
-        labels = _completed(dimensions, self._default_dimensions())
-        metric = self._found_or_made(name, unit, [label.name for label in labels], metric_type)
-        metric.count(value, labels_of((label.name, label.value) for label in labels))
+        defaults = [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
+        if self.request_ids is None:
+            defaults = [_ERROR_LEVEL]
+        self._record(name, value, unit, dimensions, defaults, metric_type)
 
     def add_counter(
         self,
@@ -114,8 +118,7 @@ class MetricsStore:
         Raises:
             MetricsCacheValueError: the unit is not `ms` or `s`.
         """
-        _check_unit(unit, ("ms", "s"))
-        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+        self.add_metric(name, value, _checked(unit, _TIMES), idx, dimensions, metric_type)
 
     def add_size(  # noqa: PLR0917 - TorchServe's order
         self,
@@ -131,8 +134,7 @@ class MetricsStore:
         Raises:
             MetricsCacheValueError: the unit is not `B`, `kB`, `MB` or `GB`.
         """
-        _check_unit(unit, ("MB", "kB", "GB", "B"))
-        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+        self.add_metric(name, value, _checked(unit, _SIZES), idx, dimensions, metric_type)
 
     def add_percent(
         self,
@@ -148,24 +150,25 @@ class MetricsStore:
         self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
     ) -> None:
         """Counts errors outside of a request."""
-        labels = _completed(dimensions, [Dimension("Level", "Error")])
-        metric = self._found_or_made(name, "", [label.name for label in labels])
-        metric.count(value, labels_of((label.name, label.value) for label in labels))
+        self._record(name, value, "", dimensions, [_ERROR_LEVEL], MetricTypes.COUNTER)
 
-    def _default_dimensions(self) -> list[Dimension]:
-        if self.request_ids is None:
-            return [Dimension("Level", "Error")]
-        return [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
+    def _record(  # noqa: PLR0917
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        dimensions: Sequence[Dimension] | None,
+        defaults: Sequence[Dimension],
+        metric_type: MetricTypes,
+    ) -> None:
+        own = {dimension.name: dimension.value for dimension in defaults}
+        given = [(dimension.name, dimension.value) for dimension in dimensions or ()]
+        labels = [*given, *((label, own[label]) for label in own if label not in dict(given))]
+        metric = self._found_or_made(name, unit, [label for label, _ in labels], metric_type)
+        metric.count(value, labels_of(labels))
 
 
-def _completed(
-    dimensions: Sequence[Dimension] | None, defaults: Sequence[Dimension]
-) -> list[Dimension]:
-    labels = list(dimensions or ())
-    known = {dimension.name for dimension in labels}
-    return labels + [one for one in defaults if one.name not in known]
-
-
-def _check_unit(unit: str, known: Sequence[str]) -> None:
+def _checked(unit: str, known: Sequence[str]) -> str:
     if unit not in known:
         raise MetricsCacheValueError(f"unit must be one of {', '.join(known)}, not {unit!r}")
+    return unit

@@ -11,8 +11,7 @@ from ts.handler_utils.utils import config_of
 from ts.torch_handler import acceleration
 from ts.torch_handler.acceleration.gpu_jpegs import DECODERS
 from ts.torch_handler.acceleration.image_batches import ImageBatches
-from ts.torch_handler.acceleration.precision import DTYPES
-from ts.torch_handler.acceleration.preparation import prepare
+from ts.torch_handler.acceleration.preparation import DTYPES, prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.image_steps import keeps_grey, short_side_after
 from ts.torch_handler.images import open_image

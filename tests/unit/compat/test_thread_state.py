@@ -9,7 +9,7 @@ import torch
 from torchvision import transforms
 from ts.context import Context, RequestProcessor
 from ts.handler_utils.micro_batching import MicroBatching
-from ts.torch_handler.acceleration.data_parallel import DataParallel
+from ts.torch_handler.acceleration.preparation import DataParallel
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.vision_handler import VisionHandler
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from batching.metrics.lines import metric_line
+from batching.metrics import metric_line
 from batching.process.logs import configure_logging
 from tests.timing import assert_within
 

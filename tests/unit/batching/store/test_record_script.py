@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from batching.metrics.series import Measurement, MetricKind, Series
+from batching.metrics import Measurement, MetricKind, Series
 from batching.store.measurements import (
     MAX_FIELDS,
     RECORD_AT_ONCE,

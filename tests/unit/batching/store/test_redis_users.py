@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from batching.metrics.series import Measurement, MetricKind, Series
+from batching.metrics import Measurement, MetricKind, Series
 from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Reply, ReplyChunk
 from batching.store import keys

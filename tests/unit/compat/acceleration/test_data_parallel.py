@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from ts.torch_handler.acceleration.data_parallel import DataParallel, calls_of
+from ts.torch_handler.acceleration.preparation import DataParallel
 
 THREADS = 2
 
@@ -38,24 +38,6 @@ def test_batch_is_divided_among_the_threads_and_put_together_in_order(rows, thre
     # Then
     assert torch.equal(answer, batch(rows) * 2)
     assert sorted((count for count, *_ in model.calls), reverse=True) == parts
-
-
-@pytest.mark.parametrize(("batch_size", "threads"), [(1, 1), (1, 8), (5, 2), (9, 4), (8, 64)])
-def test_all_future_calls_are_known_beforehand(batch_size, threads):
-    # Given
-    model, before = Watched(), torch.get_num_threads()
-    parallel = DataParallel(model, threads)
-
-    # When
-    torch.set_num_threads(threads)
-    for rows in range(1, batch_size + 1):
-        parallel(batch(rows))
-    torch.set_num_threads(before)
-
-    # Then, and those of batches that are not divided
-    divided = {(rows, count) for rows, count, _ in model.calls}
-    whole = {(rows, threads) for rows in range(1, batch_size + 1)}
-    assert {*calls_of(batch_size, threads)} == divided | whole
 
 
 def test_parts_share_the_threads_and_leave_the_callers_setting_alone():

@@ -6,8 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import transforms
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors
-from ts.torch_handler.acceleration.image_batches import ImageBatches
-from ts.torch_handler.acceleration.pixel_steps import divide_steps
+from ts.torch_handler.acceleration.image_batches import ImageBatches, divide_steps
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.object_detector import ObjectDetector
 

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 from ts.torch_handler.acceleration import preparation
-from ts.torch_handler.acceleration.data_parallel import DataParallel
 from ts.torch_handler.acceleration.preparation import (
+    DataParallel,
     PreparedModel,
     computed,
     divided,
@@ -156,8 +156,8 @@ def test_log_says_when_half_precision_is_slower(load, caplog, monkeypatch, times
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's name of a processor of x86")
 def test_half_precision_is_measured():
     # Given a processor without instructions for it
-    code = "from ts.torch_handler.acceleration import precision; import torch;"
-    code += "print(precision.times_of_float32(torch.bfloat16))"
+    code = "from ts.torch_handler.acceleration import preparation; import torch;"
+    code += "print(preparation.times_of_float32(torch.bfloat16))"
     path = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     # When

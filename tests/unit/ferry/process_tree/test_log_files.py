@@ -10,7 +10,7 @@ from batching.process.logs import LineFormatter
 from batching.settings.settings import Settings
 from ferry.process_tree.log_files import LogFiles
 from tests.support import eventually
-from workers.handling.metrics_file import MetricsFile
+from workers.handling.metrics_reporter import MetricsFile
 
 ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
 METRIC = "2026-01-01T00:00:00.000Z INFO TS_METRICS Requests2XX.Count:1.0|#Level:Host|#hostname:h\n"

@@ -9,21 +9,22 @@ from prometheus_client import CollectorRegistry, Gauge
 from batching.process.siblings import Siblings
 from ingress.metrics import host_numbers
 from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.metrics_text import write_text
 from ingress.metrics.request_series import Counter, Histogram
+from ingress.rest.metrics_api import write_text
 
 
 class Process:
     """What one ingress process counts."""
 
     def __init__(self, number, folder, count=2):
-        self.registry = registry = CollectorRegistry(auto_describe=False)
+        self.registry = CollectorRegistry(auto_describe=False)
         self.answers = Counter("answers", "Answers.", ("code",))
         self.seconds = Histogram("seconds", "Seconds.", ("model",), (1, 10))
-        registry.register(self.answers)
-        registry.register(self.seconds)
-        self.open = Gauge("open", "Open.", registry=registry)
-        self.numbers = HostNumbers(registry, Siblings(number, count, folder))
+        self.open = Gauge("open", "Open.", registry=self.registry)
+        self.numbers = HostNumbers(self.families, Siblings(number, count, folder))
+
+    def families(self):
+        return [self.answers.collect(), self.seconds.collect(), *self.registry.collect()]
 
     async def __aenter__(self):
         await self.numbers.start()

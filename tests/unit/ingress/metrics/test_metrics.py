@@ -5,14 +5,14 @@ import pytest
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.metrics.metrics_text import write_text
 from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.rest.metrics_api import write_text
 
 KEY = VersionKey("m", "1.0")
 
 
 def lines(metrics, *names):
-    return write_text(metrics.registry.collect(), names).decode().splitlines()
+    return write_text(metrics.collect(), names).decode().splitlines()
 
 
 def sample(metrics, start):

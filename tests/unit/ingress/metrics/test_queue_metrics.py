@@ -5,7 +5,7 @@ import pytest
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES, QueueCollector
+from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES, queue_families
 from tests.support import KEY, items_of, make_reply, make_spec
 
 NOWHERE = "unix:///nowhere/redis.sock"
@@ -14,7 +14,7 @@ VERSION = {"model": KEY.model_name, "version": KEY.model_version}
 
 
 def samples(registry):
-    return [sample for family in QueueCollector(registry).collect() for sample in family.samples]
+    return [sample for family in queue_families(registry) for sample in family.samples]
 
 
 def value(found, name, **labels):

@@ -9,7 +9,6 @@ import pytest
 from batching.models.spec import VersionKey
 from batching.store.registry.registry import Registry
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.metrics.stale_series import StaleSeries
 from tests.support import eventually_async, make_spec
 
 KEPT, GONE = VersionKey("m", "1.0"), VersionKey("m", "2.0")
@@ -39,39 +38,70 @@ def metrics():
     return counted
 
 
-async def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
-    stale = StaleSeries(registry, metrics, interval_s=0.001)
-    looking = asyncio.create_task(stale.run())
-    await eventually_async(lambda: metrics.versions() == {KEPT})
-    looking.cancel()
+class Looks:
+    """The registry, which changes between two looks."""
+
+    def __init__(self, registry, *between):
+        self.registry = registry
+        self.between = list(between)
+
+    def specs(self):
+        if self.between:
+            self.between.pop(0)()
+        return self.registry.specs()
+
+
+@contextlib.asynccontextmanager
+async def looking(metrics, looks):
+    task = asyncio.create_task(metrics.forget_unregistered(looks, 0.001))
+    yield
+    task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await looking
+        await task
+
+
+def nothing():
+    """Changes nothing between two looks."""
+
+
+async def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
+    async with looking(metrics, Looks(registry)):
+        await eventually_async(lambda: metrics.versions() == {KEPT})
 
 
 async def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
-    # Given
-    stale = StaleSeries(registry, metrics)
-    await stale.look()
-    registry.create(SPEC)
-    await stale.look()
-    registry.remove(GONE)
-    # When
-    await stale.look()
+    # Given a version that is back at the second look, and gone at the third
+    seen = []
+
+    def remove():
+        registry.remove(GONE)
+
+    def note():
+        seen.append(metrics.versions())
+
+    async with looking(
+        metrics, Looks(registry, nothing, lambda: registry.create(SPEC), remove, note)
+    ):
+        # When it has been missing at two looks in a row
+        await eventually_async(lambda: metrics.versions() == {KEPT})
     # Then
-    assert metrics.versions() == {KEPT, GONE}
-    # And not for ever
-    await stale.look()
-    assert metrics.versions() == {KEPT}
+    assert seen == [{KEPT, GONE}]
 
 
 async def test_redis_that_is_away_costs_no_series(server, registry, metrics):
-    # Given
-    stale = StaleSeries(registry, metrics)
-    await stale.look()
-    server.connected = False
-    await stale.look()
-    # When: it is back, and has been emptied
-    server.connected = True
-    await stale.look()
+    # Given a Redis that is away at the second look, and back at the third
+    seen = []
+
+    def leave():
+        server.connected = False
+
+    def come():
+        server.connected = True
+
+    def note():
+        seen.append(metrics.versions())
+
+    async with looking(metrics, Looks(registry, nothing, leave, come, note)):
+        await eventually_async(lambda: seen)
     # Then
-    assert metrics.versions() == {KEPT, GONE}
+    assert seen == [{KEPT, GONE}]

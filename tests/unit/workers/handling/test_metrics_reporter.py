@@ -8,12 +8,17 @@ from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
-from batching.metrics.declared import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
-from batching.metrics.series import MetricKind, Series
+from batching.metrics import (
+    DEFAULT_METRICS,
+    DeclaredMetric,
+    MetricKind,
+    Series,
+    read_metrics_config,
+)
 from batching.settings.settings import SettingsError
 from batching.store.redis_errors import RedisError
-from ingress.metrics.handler_metrics import HandlerMetrics
-from ingress.metrics.metrics_text import write_text
+from ingress.metrics.torchserve_metrics import handler_families
+from ingress.rest.metrics_api import write_text
 from tests.support import make_spec
 from workers.handling.metrics_reporter import MetricsReporter, declare
 
@@ -66,8 +71,8 @@ def make(harness):
 
 
 def text_of(harness, declared=DEFAULT_METRICS):
-    collector = HandlerMetrics(Models(), lambda _key: harness.values, declared)
-    return write_text(collector.collect()).decode()
+    families = handler_families(Models(), lambda _key: harness.values, declared)
+    return write_text(families).decode()
 
 
 def test_histogram_is_shown_with_cumulative_buckets(make, harness):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.metrics.lines import GAUGES
+from batching.metrics import GAUGES
 from batching.models.spec import ModelSpec
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings

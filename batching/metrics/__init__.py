@@ -1,1 +1,0 @@
-"""Names and carries the measurements that TorchServe's handlers and logs know."""
