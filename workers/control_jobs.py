@@ -29,7 +29,6 @@ from batching.store.registry.control_queue import (
     QUEUE_NAME,
     wrap_error,
 )
-from batching.store.registry.downloads import Download, Downloads
 from batching.store.registry.registry import Registry
 from workers.archives import fetch
 from workers.archives import model_archive as archive
@@ -42,7 +41,6 @@ log = logging.getLogger("workers.control_jobs")
 # RQ_SOCKET_TIMEOUT_S it gives up a server that is frozen, or was replaced.
 WORKER_TTL_S = 20
 CLOCKS_DIFFER_S = 86_400
-PROGRESS_S = 0.3
 RQ_SOCKET_TIMEOUT_S = 15.0
 RETRY_S = 0.5
 AGAIN_S = 1.0
@@ -138,32 +136,9 @@ class ControlWorker(SimpleWorker):
         """Does nothing: a client that can write to Redis must not command this worker."""
 
 
-class Progress:
-    """Notes in Redis now and then, and not for each chunk, how far a download has come."""
-
-    def __init__(self, connect_downloads: Callable[[], Downloads], url: str) -> None:
-        self._connect_downloads = connect_downloads
-        self._downloads: Downloads | None = None
-        self._url = url
-        self._next_s = 0.0
-
-    def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_S
-            # Most archives are in the store already and need no connection.
-            self._downloads = self._downloads or self._connect_downloads()
-            self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
-
-    def end(self) -> None:
-        """Takes the download off the list."""
-        if self._downloads is not None:
-            self._downloads.forget(self._url)
-
-
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """Returns the verified archive's description, or the error that a client should see."""
     settings, _ = load_settings()
-    progress = Progress(lambda: Downloads(connect(store_url(settings))), url)
     try:
         path = fetch.locate_archive(
             url,
@@ -172,7 +147,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             startup_models=settings.load_models,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
             is_unused=lambda: _is_unused(url, settings),
-            on_progress=progress.note,
         )
         # Unpacked at once: this node will need the files, and large archives take seconds to read.
         return {"value": asdict(archive.inspect_archive(path, url, work_dir_of(settings)))}
@@ -181,8 +155,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
     except Exception:
         log.exception("inspecting url=%s failed", url)
         return wrap_error(InternalError(f"Failed to save model: {url}"))
-    finally:
-        progress.end()
 
 
 def _is_unused(url: str, settings: Settings) -> bool:

@@ -6,7 +6,6 @@ Source: TorchServe 0.12 management API.
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -104,10 +103,6 @@ class _ManagementView:
         spec = self._registrar.resolve(model_name, None)
         is_ready = self._services.health.is_ready(spec)
         return json_response({"name": model_name, "ready": is_ready})
-
-    def list_downloads(self) -> Response:
-        found = self._services.downloads.all()
-        return json_response([asdict(download) for download in found])
 
     def list_nodes(self) -> Response:
         nodes = self._registry.nodes()

@@ -191,14 +191,6 @@ MANAGEMENT = (
     Route("GET", _V1_MODEL, "kserve_ready", better="a failed worker does not make it ready"),
     Route(
         "GET",
-        "/downloads",
-        "list_downloads",
-        "listDownloads",
-        gives=schemas.DOCUMENTS,
-        better="archives that nodes download now; not in TorchServe",
-    ),
-    Route(
-        "GET",
         "/nodes",
         "list_nodes",
         "listNodes",

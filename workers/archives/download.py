@@ -30,8 +30,6 @@ _TIMEOUT = httpx.Timeout(30, connect=10)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 log = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int | None], None]
-
 
 def resolve_host(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -82,7 +80,6 @@ class Downloader:
         self,
         url: str,
         model_store: Path,
-        on_progress: OnProgress | None = None,
         is_unused: Callable[[], bool] | None = None,
     ) -> Path:
         """Downloads and verifies the archive; a failure changes nothing in the model store.
@@ -96,7 +93,7 @@ class Downloader:
         try:
             with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as staging:
                 file = Path(staging) / target.name
-                self._download(url, file, on_progress)
+                self._download(url, file)
                 inspect_archive(file, url)
                 # Before it is in the store: without a note it would never be replaced or removed.
                 note_of(file).write_text(url, encoding="utf-8")
@@ -109,19 +106,16 @@ class Downloader:
             raise not_saved(url, model_store, error) from error
         return target
 
-    def _download(self, url: str, file: Path, on_progress: OnProgress | None) -> None:
+    def _download(self, url: str, file: Path) -> None:
         give_up_at = time.monotonic() + MAX_DOWNLOAD_S
         try:
             with self._open(url) as response, file.open("xb") as stream:
-                total_bytes = int(response.headers.get("content-length", 0)) or None
                 for chunk in response.iter_raw():
                     if stream.tell() + len(chunk) > self._max_bytes:
                         raise httpx.TransportError("too large")
                     if time.monotonic() > give_up_at:
                         raise httpx.TransportError("too slow")
                     stream.write(chunk)
-                    if on_progress:
-                        on_progress(stream.tell(), total_bytes)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise _failed(url, error) from error
 

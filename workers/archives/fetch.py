@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings.settings import DEFAULT_ALLOWED_URLS
-from workers.archives.download import Downloader, OnProgress
+from workers.archives.download import Downloader
 from workers.archives.download_notes import store_path
 
 # Too long, a NUL in it, or a link to itself.
@@ -31,7 +31,6 @@ def locate_archive(
     startup_models: str = "",
     is_registered: bool = False,
     is_unused: Callable[[], bool] | None = None,
-    on_progress: OnProgress | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
     """Returns the archive file or model folder in the model store; downloads a remote one.
@@ -50,7 +49,6 @@ def locate_archive(
             caller knows its SHA-256 and compares.
         is_unused: whether no version needs a file of that name; an earlier download from this URL
             is then replaced rather than refused. Asked again before that is done.
-        on_progress: told (bytes so far, bytes in all or None) while a download runs.
         downloader: fetches remote archives; tests pass one with its own network.
 
     Raises:
@@ -74,7 +72,7 @@ def locate_archive(
     if is_registered and _is_archive(known := store_path(url, model_store)):
         return known
     downloader = downloader or Downloader(allowed_urls)
-    return downloader.fetch(url, model_store, on_progress, is_unused)
+    return downloader.fetch(url, model_store, is_unused)
 
 
 def name_of_download(url: str) -> str:
