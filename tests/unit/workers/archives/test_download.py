@@ -197,9 +197,6 @@ FAILURES = {
     "refused": httpx.ConnectError("refused"),
     "timeout": httpx.ReadTimeout("slow"),
     "redirect nowhere": httpx.Response(302),
-    "bad length": httpx.Response(
-        200, headers={"content-length": "many"}, stream=httpx.ByteStream(b"")
-    ),
 }
 
 
