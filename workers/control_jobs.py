@@ -1,11 +1,13 @@
-"""`python -m workers.control_jobs`: runs control jobs by RQ under a node. Never an inference."""
+"""`python -m workers.control_jobs`: runs the control jobs that wait, by RQ. Never an inference.
+
+A node starts it when a job waits, and it ends when none has come for a while. A process of its own,
+so that no archive can hurt the node.
+"""
 
 import contextlib
 import logging
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,28 +24,25 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, for_rq, store_url
-from batching.store.redis_errors import AWAY, UNHEARD, OutageLog, RedisError
+from batching.store.redis_errors import AWAY, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,
     JOB_BEAT_S,
-    QUEUE_NAME,
     wrap_error,
 )
 from batching.store.registry.registry import Registry
+from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
 from workers.archives import model_archive as archive
-from workers.archives.download_notes import may_share_a_file, was_downloaded
+from workers.archives.fetch import may_share_a_file, was_downloaded
 from workers.archives.model_files import work_dir_of
 
 log = logging.getLogger("workers.control_jobs")
 
-# RQ blocks for a job for WORKER_TTL_S - 15 s, and waits for the answer for 10 s more at most. After
-# RQ_SOCKET_TIMEOUT_S it gives up a server that is frozen, or was replaced.
-WORKER_TTL_S = 20
+IDLE_S = 10
 CLOCKS_DIFFER_S = 86_400
-RQ_SOCKET_TIMEOUT_S = 15.0
-RETRY_S = 0.5
-AGAIN_S = 1.0
+# RQ blocks for a job for IDLE_S, and waits for the answer for 10 s more at most.
+RQ_SOCKET_TIMEOUT_S = IDLE_S + 10.0
 
 
 class ControlJob(Job):
@@ -57,6 +56,7 @@ class ControlJob(Job):
     beat_s = JOB_BEAT_S
     # Whatever the record names.
     success_callback = failure_callback = stopped_callback = None
+    webhooks = property(lambda _: [], lambda _job, _value: None)
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -82,48 +82,13 @@ class ControlJob(Job):
         while not is_over.wait(self.beat_s):
             with contextlib.suppress(*AWAY):
                 if self.connection.exists(self.key):
-                    self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
-
-    @property
-    def webhooks(self) -> list[Any]:
-        return []
-
-    @webhooks.setter
-    def webhooks(self, value: list[Any]) -> None:
-        """Ignores the webhooks that RQ reads in the record."""
+                    self.heartbeat(datetime.now(UTC), IDLE_S)
 
 
 class ControlWorker(SimpleWorker):
     """Runs jobs in this process: they are few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
-    max_connection_wait_time = 2.0
-    outage: OutageLog
-    retry_s: float
-
-    def dequeue_job_and_maintain_ttl(
-        self, timeout: int | None, max_idle_time: int | None = None
-    ) -> tuple[Job, Queue] | None:
-        """Returns the next job; RQ would end when Redis is silent for a while, or refuses."""
-        while True:
-            try:
-                job_and_queue = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
-            except RedisError as error:
-                self.outage.note("dequeue", error)
-                time.sleep(self.retry_s)
-            else:
-                self.outage.over("dequeue")
-                return job_and_queue
-
-    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Beats for this worker. After an error RQ repeats this until it succeeds."""
-        try:
-            super().heartbeat(timeout, pipeline)
-        except UNHEARD as error:
-            self.outage.note("heartbeat", error)
-            raise
-        if pipeline is None:
-            self.outage.over("heartbeat", is_for_all=True)
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Returns for how many seconds other nodes do not take the job for abandoned.
@@ -162,53 +127,32 @@ def _is_unused(url: str, settings: Settings) -> bool:
 
     A registration that fails after its download leaves one behind, which is to stop no further try.
     """
-    client = connect(store_url(settings))
-    try:
+    with connect(store_url(settings)) as client:
         specs = Registry(client).specs()
-    finally:
-        client.close()
     return not any(may_share_a_file(url, spec.model_url) for spec in specs if not spec.load_error)
 
 
-def make_worker(
-    client: Client, outage: OutageLog, *, ttl_s: int = WORKER_TTL_S, retry_s: float = RETRY_S
-) -> ControlWorker:
+def make_worker(client: Client) -> ControlWorker:
     client = for_rq(client)
-    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
-    worker = ControlWorker(
-        [queue],
-        connection=client,
-        serializer=JSONSerializer,
-        job_class=ControlJob,
-        worker_ttl=ttl_s,
-    )
-    worker.outage, worker.retry_s = outage, retry_s
-    # RQ logs at each try, or with a traceback, what the outage log says once.
-    worker.log.addFilter(_is_news)
-    return worker
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    is_of_redis = record.exc_info is not None and isinstance(record.exc_info[1], RedisError)
-    return not is_of_redis and "could not connect to Redis" not in str(record.msg)
+    shared: dict[str, Any] = {
+        "connection": client,
+        "serializer": JSONSerializer,
+        "job_class": ControlJob,
+    }
+    return ControlWorker([Queue(QUEUE_NAME, **shared)], **shared)
 
 
 def main() -> int:
-    """Works until SIGTERM; finishes a running job first."""
+    """Works until no job has come for IDLE_S, or SIGTERM; finishes a running job first."""
     settings, _ = load_settings()
     configure_logging(settings.log_level)
-    logging.getLogger("rq").setLevel(logging.WARNING)
-    outage = OutageLog(log, settings.redis_url)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
-    while True:
-        try:
-            make_worker(client, outage).work(logging_level="WARNING")
-            return 0
-        except RedisError as error:
-            # Redis is away, or full: a new process would fare no better, and costs far more.
-            outage.note("work", error)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # RQ's own needs a worker at work
-            time.sleep(AGAIN_S)
+    try:
+        make_worker(client).work(max_idle_time=IDLE_S, logging_level="WARNING")
+    except RedisError as error:
+        log.warning("no control jobs for now: %s", error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

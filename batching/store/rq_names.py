@@ -10,11 +10,18 @@ from typing import Any
 
 from batching.store.keys import HOME
 
+QUEUE_NAME = "ferry-control"
 _OWN = "rq:"
 _OWN_BYTES = _OWN.encode()
 PREFIX = f"{HOME}:"
 _PREFIX_BYTES = PREFIX.encode()
 _SENT_BYTES = _PREFIX_BYTES + _OWN_BYTES
+
+
+def waiting_jobs(*, is_cluster: bool) -> str:
+    """Returns the key of the list of control jobs that no node has begun, for other clients."""
+    name = f"{_OWN}queue:{QUEUE_NAME}"
+    return PREFIX + name if is_cluster else name
 
 
 class RenamingPacker:

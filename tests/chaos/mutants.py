@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "a crash loop backs off",
-        "batching/process/backoff.py",
+        "batching/process/retries.py",
         "DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)",
         "DELAYS_S = (0.0, 0.0)",
         f"{CHAOS}workers.py::test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses",
