@@ -29,7 +29,7 @@ LONG_FILES = frozenset(
         "test_e2e_files_without_code.py",
         "test_e2e_first_steps.py",
         "test_e2e_doctor_targets.py",
-        "test_e2e_doctor.py",
+        "test_e2e_check.py",
         "test_e2e_first_model.py",
         "test_e2e_handler_metrics.py",
         "test_e2e_handler_processes.py",
@@ -49,6 +49,7 @@ LONG_FILES = frozenset(
         "test_readme.py",
         # Slow, and beside the request's way.
         "test_bench.py",
+        "test_bulk_wheel.py",
         "test_client_wheel.py",
         "test_control_queue.py",
         "test_digits_example.py",
