@@ -81,7 +81,7 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks.compare --workload echo --servers torchserve --short
 
-# The request path beside TorchServe and mosec: some 11 minutes on a machine that does nothing else.
+# The request path beside TorchServe and mosec: some seven minutes on a machine that does nothing else.
 # Writes benchmarks/results/ and the tables of its README.md.
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
@@ -94,7 +94,7 @@ bench-first: install
 
 # ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: install
-	$(BIN)/python -m benchmarks.compare --workload resnet,resnet-bf16
+	$(BIN)/python -m benchmarks.compare --workload resnet resnet-bf16
 
 # ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
 #   make bench-gpu BENCH_OPTIONS="--models resnet50"

@@ -1,8 +1,11 @@
-"""The same handler with the same archive in a loop, in one process, without any server.
+"""A model in a loop in one process, without any server: what is left to gain.
 
-    python -m benchmarks.bare_loop ARCHIVE JPEG BATCH_SIZE SECONDS
+    python -m benchmarks.bare_loop handler ARCHIVE JPEG BATCH_SIZE SECONDS
+    python -m benchmarks.bare_loop forward ARCHIVE DEVICE BATCH_SIZE SECONDS
 
-prints one line of JSON, a LoadReport. JPEGs in, the best classes out: what is left to gain.
+`handler` runs the archive's handler, JPEGs in, the best classes out, and prints a LoadReport in one
+line of JSON. `forward` runs the model alone on a batch that lies on the device, prepared as the
+server prepares it, and prints images per second. `compat/` has to be on the path.
 """
 
 import json
@@ -13,17 +16,22 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from ts.context import RequestProcessor
+import torch
+from ts.context import Context, RequestProcessor
+from ts.torch_handler.image_classifier import ImageClassifier
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.settings.settings import Settings
-from benchmarks.measuring.load import BenchmarkError, LoadReport
+from benchmarks.measuring.load import LoadReport
 from workers.archives.model_archive import inspect_archive, unpack_archive
 from workers.handling.handlers import load_model
 from workers.machine import Device
 
+# Launched before a GPU is waited for, so that it never waits for us.
+FORWARDS = {"cpu": 1, "cuda": 8}
 
-def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:
+
+def run_handler(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:
     """Runs whole batches for at least that many seconds, after one that is not measured."""
     with tempfile.TemporaryDirectory(prefix="bare-") as folder:
         info = inspect_archive(archive, archive.name)
@@ -36,8 +44,7 @@ def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadRe
         started_s = time.perf_counter()
         answers = model.entry([{"body": photo} for _ in range(batch_size)], model.context)
         times_s.append(time.perf_counter() - started_s)
-        if len(answers) != batch_size:
-            raise BenchmarkError(f"{len(answers)} answers to {batch_size} photos")
+        assert len(answers) == batch_size, f"{len(answers)} answers to {batch_size} photos"
     del times_s[0]
     return LoadReport(
         requests_per_s=round(batch_size * len(times_s) / sum(times_s), 3),
@@ -47,7 +54,41 @@ def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadRe
     )
 
 
+def run_forward(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
+    """Returns images per second of the built-in handler's model, after two rounds of warm-up."""
+    info = inspect_archive(archive, archive.name)
+    handler = ImageClassifier()
+    with tempfile.TemporaryDirectory(prefix="loop-") as folder:
+        place = unpack_archive(archive, info.sha256, Path(folder))
+        handler.initialize(
+            Context(
+                *(info.model_name, str(place), dict(info.manifest or {}), batch_size),
+                *(0 if kind == "cuda" else None, "0"),
+                model_yaml_config=dict(info.config),
+            )
+        )
+    batch = torch.rand(batch_size, 3, 224, 224).to(handler.device)
+
+    def run() -> None:
+        for _ in range(FORWARDS[kind]):
+            handler.inference(batch)
+        if kind == "cuda":
+            torch.cuda.synchronize(handler.device)
+
+    run()
+    run()
+    rounds, started_s = 0, time.perf_counter()
+    while time.perf_counter() - started_s < seconds:
+        run()
+        rounds += 1
+    return rounds * FORWARDS[kind] * batch_size / (time.perf_counter() - started_s)
+
+
 if __name__ == "__main__":
-    archive, photo, batch_size, seconds = sys.argv[1:]
-    found = loop(Path(archive), Path(photo).read_bytes(), int(batch_size), float(seconds))
-    print(json.dumps(asdict(found)))
+    what, archive, second, batch_size, seconds = sys.argv[1:]
+    if what == "forward":
+        print(run_forward(Path(archive), second, int(batch_size), float(seconds)))
+    else:
+        photo = Path(second).read_bytes()
+        report = run_handler(Path(archive), photo, int(batch_size), float(seconds))
+        print(json.dumps(asdict(report)))

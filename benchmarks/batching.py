@@ -13,26 +13,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_model.contenders import PROGRAMS
-from benchmarks.measuring.figures import batch_count
-from benchmarks.measuring.load import BenchmarkError, Load, drive_with_wrk
-from benchmarks.measuring.records import told
-from benchmarks.measuring.reports import at_least, at_most, finish, to_record
-from benchmarks.servers.archive_servers import Torchferry
-from benchmarks.servers.server import Job, ferry_command
+from benchmarks.first_model import PROGRAMS, ROW
+from benchmarks.measuring.load import Load, drive_with_wrk
+from benchmarks.measuring.records import Verdict, at_least, at_most, finish, parse, told
+from benchmarks.servers.child import ferry_command
+from benchmarks.servers.running import ServedModel, Torchferry
 
-MODEL, ROW = "model", b"[1, 2, 3, 4]"
-SIZES, DELAY_MS, CONNECTIONS = (1, 4, 16, 32), 10, 64
-WARM_UP_S, SECONDS = 2, 10
+MODEL, CONNECTIONS = "model", 64
+SIZES, DELAY_MS = (1, 4, 16, 32), 10
 LEAST_RATIO = 3.0
 
 
-def measure() -> dict[str, Any]:
+def measure(seconds: int) -> tuple[dict[str, Any], list[Verdict]]:
     with tempfile.TemporaryDirectory(prefix="batching-") as name:
-        program = str(PROGRAMS / f"{MODEL}.py")
-        pack = [ferry_command(), "archive", program, "--export-path", name]
+        pack = [ferry_command(), "archive", str(PROGRAMS / f"{MODEL}.py"), "--export-path", name]
         subprocess.run(pack, check=True, capture_output=True)
-        points = [measure_size(Path(name) / f"{MODEL}.mar", size) for size in SIZES]
+        points = [measure_size(Path(name) / f"{MODEL}.mar", size, seconds) for size in SIZES]
     single = points[0]["requests_per_s"]
     ratio = points[-1]["requests_per_s"] / single
     errors = sum(point["errors"] for point in points)
@@ -40,20 +36,19 @@ def measure() -> dict[str, Any]:
         at_least(ratio, LEAST_RATIO, f"batches of up to 32: {{}} of {single:,.0f}", "{:.1f} x"),
         at_most(errors, 0, "errors: {}", "{:d}"),
     ]
-    about = {"connections": CONNECTIONS, "seconds": SECONDS, "points": points}
-    return to_record("batching", about, verdicts)
+    about = {"connections": CONNECTIONS, "seconds": seconds, "points": points}
+    return {"measured": "batching", **about}, verdicts
 
 
-def measure_size(archive: Path, batch_size: int) -> dict[str, Any]:
-    with Torchferry(Job(MODEL, archive, batch_size, DELAY_MS)) as server:
-        load = Load(server.url_of(MODEL), ROW, "application/json", CONNECTIONS)
-        drive_with_wrk(load, WARM_UP_S)
-        before = batch_count(server.metrics_url, MODEL)
-        report = drive_with_wrk(load, SECONDS)
-        after = batch_count(server.metrics_url, MODEL)
-    if before is None or after is None:
-        raise BenchmarkError(f"{server.metrics_url} does not tell how large batches were")
-    return {"batch_size": batch_size, "mean_batch": after.since(before), **asdict(report)}
+def measure_size(archive: Path, batch_size: int, seconds: int) -> dict[str, Any]:
+    with Torchferry(ServedModel(MODEL, archive, batch_size, DELAY_MS)) as server:
+        load = Load(server.url_of(MODEL), ROW.encode(), CONNECTIONS, "application/json")
+        drive_with_wrk(load, 2)
+        batches, requests = server.batches(MODEL)
+        report = drive_with_wrk(load, seconds)
+        more_batches, more_requests = server.batches(MODEL)
+    mean_batch = (more_requests - requests) / (more_batches - batches)
+    return {"batch_size": batch_size, "mean_batch": mean_batch, **asdict(report)}
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -73,9 +68,6 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    return finish("batching", measure, markdown, is_short="--short" in sys.argv[1:])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = parse("batching", seconds=(10, 1))
+    sys.exit(finish("batching", lambda: measure(options.seconds), markdown, is_short=options.short))

@@ -1,105 +1,75 @@
 """Requests per second of torchferry and other servers side by side, in one run.
 
-    python -m benchmarks.compare --workload echo,label-110k --servers torchserve
+    python -m benchmarks.compare --workload echo label-110k --servers torchserve
 
 Exit code 0: every bar is reached; 1: one is missed; 2: one could not be judged.
 """
 
 import argparse
-import contextlib
 import importlib.metadata
-import json
-import shutil
-import signal
-import subprocess
+import itertools
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from benchmarks import contest
+from benchmarks.contest import WORKLOADS, Participant, Run, Workload
+from benchmarks.measuring import records
+from benchmarks.measuring.load import wrk_path
+from benchmarks.measuring.records import OURS, Verdict
+from benchmarks.servers.running import Server, Torchferry
 
-from benchmarks.comparison.contest import SERVERS, Contest
-from benchmarks.comparison.findings import to_record
-from benchmarks.comparison.presentation import costs, markdown, print_record
-from benchmarks.comparison.workloads import REQUEST_PATH, WORKLOADS, Network
-from benchmarks.measuring.load import BenchmarkError, wrk_path
-from benchmarks.measuring.records import RESULTS, SHORT_RESULTS, write_block, write_record
-from benchmarks.measuring.reports import EXIT_CODES, end_servers_on_sigterm, is_reached, positive
-
-# Of tables in a file.
-WIDTH = 120
 PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 1
-COSTS = "request-path"
+# TorchServe's JVM reaches its speed after some 20,000 requests, on a slow machine in ten seconds.
+FIRST_WARM_UP_S, WARM_UP_S = 15.0, 3.0
+SCORE_TOLERANCE = 1e-3
+# What `make bench-compare` measures: the request path. A network takes longer than all of them.
+REQUEST_PATH = [name for name, workload in WORKLOADS.items() if not workload.network]
+PACKAGES = ("torchferry", "torch", "torchvision", "httptools", "redis", "aiohttp")
+KINDS = ("ingress", "Redis", "workers")
+HEADS = ("", "requests/s", "ours to it", "in turns", "p50 ms", "p99 ms", "processor us", "errors")
+# Of the first one more is better, of the others less.
+FIGURES = {
+    "requests_per_s": "requests/s",
+    "p99_ms": "p99",
+    "cpu_us": "processor time per request",
+}
+_MANY = 100.0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads and checks the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compare", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--workload", type=_names(WORKLOADS), default=list(REQUEST_PATH))
-    parser.add_argument(
-        "--servers", type=_names(SERVERS), default=None, help="beside torchferry, with commas"
-    )
-    parser.add_argument(
-        "--before", type=Path, default=None, help="another working tree, measured as well"
-    )
-    parser.add_argument("--pairs", type=positive, default=None, help="turns")
-    parser.add_argument("--seconds", type=positive, default=None, help="of each run")
-    parser.add_argument(
-        "--torchserve-logs",
-        choices=("as-installed", "warnings"),
-        default="as-installed",
-        help="as installed, TorchServe writes several log lines per request",
-    )
-    parser.add_argument(
-        "--short",
-        action="store_true",
-        help="a few seconds, for a first look: the record stays in .bench, the document as it is",
-    )
-    options = parser.parse_args(arguments)
+def parse() -> argparse.Namespace:
+    parser = records.parser_of("compare")
+    add = parser.add_argument
+    add("--workload", nargs="+", choices=WORKLOADS, default=REQUEST_PATH)
+    add("--servers", nargs="+", choices=contest.SERVERS, help="beside torchferry")
+    add("--before", type=Path, help="another working tree, measured as well")
+    add("--pairs", type=records.positive, help="turns")
+    add("--seconds", type=records.positive, help="of each run")
+    options = parser.parse_args()
     options.pairs = options.pairs or (SHORT_PAIRS if options.short else PAIRS)
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def measure(options: argparse.Namespace) -> int:
     """Prints and writes the comparisons; returns the worst of their exit codes."""
-    options = parse(arguments)
-    end_servers_on_sigterm()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    codes = [EXIT_CODES[True]]
-    try:
-        for network in sorted({WORKLOADS[name].network for name in options.workload}):
-            names = [name for name in options.workload if WORKLOADS[name].network == network]
-            for name, record in compare(network, names, options, console):
-                print_record(console, record)
-                path = publish(record, name, is_short=options.short)
-                console.print(f"written to {path}", highlight=False)
-                codes.append(EXIT_CODES[is_reached(record)])
-    except BenchmarkError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        codes.append(EXIT_CODES[None])
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    if not options.short:
-        write_costs()
+    codes = []
+    for network in sorted({WORKLOADS[name].network for name in options.workload}):
+        names = [name for name in options.workload if WORKLOADS[name].network == network]
+        for name, record in compare(network, names, options):
+            table = markdown(record, name)
+            print(f"\n{table}")
+            records.publish(record, name, table, is_short=options.short)
+            codes.append(records.exit_code(record))
     return max(codes)
 
 
 def compare(
-    network: Network, names: Sequence[str], options: argparse.Namespace, console: Console
+    network: str, names: Sequence[str], options: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measures these workloads on the same servers; yields each one's record as it is done.
 
@@ -109,93 +79,186 @@ def compare(
     if not network:
         wrk_path()
     asked = {name: options.servers or WORKLOADS[name].servers for name in names}
-    everyone = list(dict.fromkeys(name for some in asked.values() for name in some))
-    about = {
-        "pairs": options.pairs,
-        "torchserve_logs": options.torchserve_logs,
-        "versions": software_versions(),
-    }
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(_progress(console))
-        task = progress.add_task("servers", total=None)
+    with ExitStack() as stack:
         # Before the folder goes, the servers have to be gone.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="model-")))
-        contest = Contest.prepared(network, folder)
-        is_quiet = options.torchserve_logs == "warnings"
-        lineup = contest.start(stack, everyone, options.before, is_quiet=is_quiet)
-        runs_per_server = options.pairs + 1
-        counts = [len(lineup.among(some)) for some in asked.values()]
-        progress.update(task, total=runs_per_server * sum(counts))
-
-        def on_run(text: str) -> None:
-            progress.update(task, advance=1, description=text)
-            progress.console.print(text, markup=False, highlight=False)
-
+        models, photos = contest.prepare(network, folder)
+        own = [contest.own_model(model, network) for model in models]
+        ours = stack.enter_context(Torchferry(*own))
+        tree = options.before and options.before.resolve()
+        before = [stack.enter_context(Torchferry(*own, tree=tree))] if tree else []
+        others: dict[str, Participant] = {}
+        left_out: dict[str, str] = {}
+        for server in dict.fromkeys(itertools.chain(*asked.values())):
+            try:
+                rival = contest.other(server, models, own[0], photos)
+                others[server] = stack.enter_context(rival) if isinstance(rival, Server) else rival
+            except records.BenchmarkError as error:
+                left_out[server] = str(error)
         for name in names:
             workload = WORKLOADS[name]
+            servers = [ours, *(others[one] for one in asked[name] if one in others), *before]
             seconds = options.seconds or (SHORT_SECONDS if options.short else workload.seconds)
-            servers = lineup.among(asked[name])
-            is_first = name == names[0] and not options.short
-            measured = contest.measure(
-                workload, servers, options.pairs, seconds, on_run, is_first=is_first
+            warm_up_s = WARM_UP_S if options.short or name != names[0] else FIRST_WARM_UP_S
+            for server in servers:
+                contest.check(workload, server)
+                contest.run_once(workload, server, photos, warm_up_s)
+            runs = in_turns(workload, servers, photos, options.pairs, seconds)
+            record = {"pairs": options.pairs, "seconds": seconds}
+            record |= to_record(workload, servers, runs)
+            theirs = others.get("torchserve")
+            if photos and isinstance(theirs, Server):
+                record["answers"] = contest.agreement(ours, theirs, photos)
+            missing = {one: why for one, why in left_out.items() if one in asked[name]}
+            record["left_out"] = {contest.SERVERS[one]: why for one, why in missing.items()}
+            judged = verdicts(workload, record)
+            yield name, record | {"verdicts": [asdict(verdict) for verdict in judged]}
+
+
+def in_turns(
+    workload: Workload,
+    servers: Sequence[Participant],
+    photos: list[Path],
+    turns: int,
+    seconds: float,
+) -> dict[str, list[Run]]:
+    """Measures the servers in turns: run i of each is of turn i."""
+    runs: dict[str, list[Run]] = {server.name: [] for server in servers}
+    for turn, server in itertools.product(range(1, turns + 1), servers):
+        run = contest.run_once(workload, server, photos, seconds)
+        runs[server.name].append(run)
+        rate = f"{run['requests_per_s']:,.0f} requests/s, p50 {run['p50_ms']:.2f} ms"
+        print(f"{workload.title}, {turn} of {turns}: {server.name}: {rate}", flush=True)
+    return runs
+
+
+# --- what it comes to
+
+
+def to_record(
+    workload: Workload, servers: Sequence[Participant], runs: Mapping[str, Sequence[Run]]
+) -> dict[str, Any]:
+    """Returns the runs and their medians, with what a claim citing them needs."""
+    measured: dict[str, dict[str, Any]] = {}
+    ours = [run["requests_per_s"] for run in runs[OURS]]
+    for server in servers:
+        median = median_run(runs[server.name])
+        measured[server.name] = {"version": server.version, "median": median}
+        measured[server.name]["runs"] = runs[server.name]
+        if server.name != OURS:
+            theirs = [run["requests_per_s"] for run in runs[server.name]]
+            measured[server.name]["ratio"] = round(
+                statistics.median(ours) / statistics.median(theirs), 3
             )
-            left_out = {
-                SERVERS[one]: why for one, why in lineup.left_out.items() if one in asked[name]
-            }
-            yield name, to_record(workload, measured, left_out, {**about, "seconds": seconds})
+            turns = [round(one / other, 3) for one, other in zip(ours, theirs, strict=True)]
+            measured[server.name]["ratios_of_turns"] = turns
+    others = [run["others_percent"] for some in runs.values() for run in some]
+    setting = ("model", "connections", "body_bytes", "network")
+    return {
+        "title": workload.title,
+        **records.origin(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "others_percent": round(statistics.median(others), 1),
+        "setting": {name: getattr(workload, name) for name in setting},
+        "servers": measured,
+    }
 
 
-def publish(record: Mapping[str, Any], name: str, *, is_short: bool) -> Path:
-    """Writes the record, and its table into the journal unless short; returns the path."""
-    path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
-    write_record(record, path)
-    if not is_short:
-        write_block(name, markdown(record, name))
-    return path
+def median_run(runs: Sequence[Run]) -> Run:
+    """Returns the median of each figure by itself; adds up errors."""
+    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_us", "load_us", "others_percent")
+    middle = {name: round(statistics.median(run[name] for run in runs), 3) for name in names}
+    middle["errors"] = sum(run["errors"] for run in runs)
+    middle["kinds_us"] = {
+        kind: [statistics.median(run["kinds_us"][kind][part] for run in runs) for part in (0, 1)]
+        for kind in runs[0]["kinds_us"]
+    }
+    return middle
 
 
-def write_costs() -> None:
-    """Writes into the journal what the records say of processor time."""
-    paths = [RESULTS / f"{name}.json" for name in REQUEST_PATH]
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-    write_block(COSTS, costs(records))
+def verdicts(workload: Workload, record: Mapping[str, Any]) -> Iterator[Verdict]:
+    servers = record["servers"]
+    for bar in workload.bars:
+        if bar.rival in servers:
+            ours, theirs = (servers[name]["median"][bar.figure] for name in (OURS, bar.rival))
+            ratio = ours / theirs
+            text = f"{ratio:.2f} x {bar.rival}'s {FIGURES[bar.figure]}"
+            if bar.figure == "requests_per_s":
+                yield Verdict(ratio >= bar.limit, f"{text} (at least {bar.limit:g})")
+            else:
+                yield Verdict(ratio <= bar.limit, f"{text} (at most {bar.limit:g})")
+        elif bar.rival in record["left_out"]:  # one that was not asked for says nothing
+            yield Verdict(None, f"{bar.rival} was not measured")
+    if answers := record.get("answers"):
+        yield judge_answers(workload.network, answers)
+    errors = servers[OURS]["median"]["errors"]
+    text = f"{errors} requests answered with an error by {OURS} (at most 0)"
+    yield Verdict(errors == 0, text)
 
 
-def software_versions() -> dict[str, str]:
-    """Returns the versions of what every server shares and of what measured it."""
-    names = ("torchferry", "torch", "torchvision", "httptools", "redis", "aiohttp")
-    versions = {name: importlib.metadata.version(name) for name in names}
-    if shutil.which("java"):
-        java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
-        versions["java"] = java.stderr.partition("\n")[0]
-    if wrk := shutil.which("wrk"):
-        run = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False)
-        versions["wrk"] = run.stdout.partition(" Copyright")[0]
-    return versions
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+def judge_answers(network: str, answers: Mapping[str, Any]) -> Verdict:
+    """In half precision the best class has to be TorchServe's, else all five with their scores."""
+    photos = f"as {contest.TORCHSERVE} for {answers['photos']} photos"
+    if network == "bfloat16":
+        is_same = answers["has_same_best"]
+        return Verdict(is_same, f"{'the' if is_same else 'not the'} same best class {photos}")
+    is_same, difference = answers["has_same_five"], answers["largest_difference"]
+    text = (
+        f"{'the' if is_same else 'not the'} same five best classes {photos}, "
+        f"scores within {difference:g} (at most {SCORE_TOLERANCE:g})"
     )
-    return Progress(*columns, console=console, transient=True)
+    return Verdict(is_same and difference <= SCORE_TOLERANCE, text)
 
 
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
-    def read(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(
-                f"{', '.join(unknown)}: none of {', '.join(known)}, with commas"
-            )
-        return names
+def markdown(record: Mapping[str, Any], name: str) -> str:
+    """Returns the record of the workload of this name as a section of a document has it."""
+    servers: Mapping[str, Any] = record["servers"]
+    # Of a failure its kind and the first line of pip or the server.
+    left_out = {name: " ".join(why.splitlines()[:2]) for name, why in record["left_out"].items()}
+    lines = [
+        f"`python -m benchmarks.compare --workload {name}` at {records.told(record)}; "
+        f"{record['pairs']} turns of {record['seconds']:g} s each. Other processes took "
+        f"{record['others_percent']:g} % of the machine.",
+        "",
+        f"| {' | '.join(HEADS)} |",
+        f"|---{'|---:' * (len(HEADS) - 1)}|",
+        *(_row(name, server) for name, server in servers.items()),
+        "",
+        *_spent(servers[OURS]["median"]),
+        *records.verdict_lines(record),
+        *(f"- left out: {name}: {why}" for name, why in left_out.items()),
+        *(
+            f"- **slower than {name}**, which does {1 / server['ratio']:.2f} x as much"
+            for name, server in servers.items()
+            if server.get("ratio", 1.0) < 1
+        ),
+    ]
+    return "\n".join(lines)
 
-    return read
+
+def _row(name: str, server: Mapping[str, Any]) -> str:
+    median, turns = server["median"], server.get("ratios_of_turns")
+    rate = median["requests_per_s"]
+    cells = [
+        f"{name} {server['version']}".strip(),
+        f"{rate:,.0f}" if rate >= _MANY else f"{rate:.2f}",
+        f"{server['ratio']:.2f}" if turns else "",
+        f"{min(turns):.2f} to {max(turns):.2f}" if turns else "",
+        f"{median['p50_ms']:.2f}",
+        f"{median['p99_ms']:.1f}",
+        f"{median['cpu_us']:,.0f}" if median["cpu_us"] else "",
+        f"{median['errors']}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spent(median: Run) -> list[str]:
+    """Says where torchferry's processor time goes, and how much the load took."""
+    kinds = [(kind, *median["kinds_us"][kind]) for kind in KINDS if kind in median["kinds_us"]]
+    spent = ", ".join("{} {:.1f} + {:.1f}".format(*kind) for kind in kinds)
+    return [f"Of torchferry in own code + kernel, us: {spent}; load: {median['load_us']:.1f}.", ""]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = parse()
+    sys.exit(records.guarded(lambda: measure(options)))

@@ -3,164 +3,72 @@
     python -m benchmarks.gpu
 
 JPEGs in, the five best classes out, through `ferry up`. The record is written after each point, and
-what it has of this commit is not measured again. Exit code 0: the bar is reached, or there
-is no GPU; 1: it is missed; 2: nothing was measured.
+what it has of this commit is not measured again: a time limit ends no measurement. Exit code 0: the
+bar is reached, or there is no GPU; 1: it is missed; 2: nothing was measured.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import importlib.metadata
+import itertools
+import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from benchmarks.gpu_report import markdown, verdict
+from benchmarks.measuring import records
+from benchmarks.measuring.load import Load, LoadReport, drive
+from benchmarks.measuring.processors import Meter
+from benchmarks.servers.child import run_module
+from benchmarks.servers.running import ServedModel, Torchferry
 
-from benchmarks.gpu_report import BAR, markdown, to_point, verdict
-from benchmarks.gpus.gpu_points import (
-    PLAIN,
-    RAW,
-    Point,
-    archive_path,
-    forwards_per_s,
-    ingress_count,
-    served,
-    split_ms,
-    write_model,
-)
-from benchmarks.gpus.gpu_record import GpuRecord
-from benchmarks.measuring.load import BenchmarkError
-from benchmarks.measuring.records import RESULTS, SHORT_RESULTS, origin, write_block
-from benchmarks.measuring.reports import end_servers_on_sigterm, positive
-
-EXIT_REACHED, EXIT_MISSED, EXIT_FAILED = 0, 1, 2
 DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")
 # Sixteen cores decode some 2,000 photos per second; a GPU runs four times as many through this one.
 DECODERS_OF = {"resnet50": ("gpu",)}
 # Decoding on processors takes longer than the forward, so that more workers are wanted.
 WORKERS_OF = {"cpu": (4, 8), "gpu": (1, 4)}
+MAX_BATCH_DELAY_MS = 50
+# Batches that wait or are on their way while each worker runs one.
+BATCHES_PER_WORKER = 3
+# A process of load gets no further than some thousand requests per second.
+LOADERS = max(1, min(4, (os.cpu_count() or 1) // 4))
+# Connections are made, lazy imports and first kernels are behind, all loaders have begun.
+WARM_UP_S = 2.0
+# Of the forward's images per second.
+BAR = 0.9
+# Points that differ in one of these do not belong in one table.
+LIKE = ("commit", "is_clean", "versions", "setting", "bar")
+KEY = ("network", "batch_size", "decode", "workers")
+
+Point = dict[str, Any]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads and checks the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--models", nargs="+", default=["resnet50", "resnet152"])
-    parser.add_argument("--batches", nargs="+", type=positive, default=[32, 64])
-    parser.add_argument("--workers", nargs="+", type=positive, help="default: by the decoder")
-    parser.add_argument("--decode", nargs="+", choices=DECODERS, help="default: by the model")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
-    parser.add_argument(
-        "--device",
-        choices=("cuda", "cpu"),
-        default="cuda",
-        help="cpu: to try the command out; the record stays in .bench, the document as it is",
-    )
-    parser.add_argument("--record", type=Path, help="the file to continue and to write")
-    options = parser.parse_args(arguments)
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    add = parser.add_argument
+    add("--models", nargs="+", default=["resnet50", "resnet152"])
+    add("--batches", nargs="+", type=records.positive, default=[32, 64])
+    add("--workers", nargs="+", type=records.positive, help="default: by the decoder")
+    add("--decode", nargs="+", choices=DECODERS, help="default: by the model")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--seconds", type=float, default=5.0, help="of each run")
+    words = "cpu: to try the command out; the record stays in .bench, the document as it is"
+    add("--device", choices=("cuda", "cpu"), default="cuda", help=words)
+    add("--record", type=Path, help="the file to continue and to write")
+    options = parser.parse_args()
     if options.device == "cpu":
         options.workers, options.decode = (options.workers or [1])[:1], ["cpu"]
-    folder = RESULTS if options.device == "cuda" else SHORT_RESULTS
+    folder = records.RESULTS if options.device == "cuda" else records.SHORT_RESULTS
     options.record = options.record or folder / "gpu.json"
     return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures everything, prints and writes it; returns the exit code."""
-    options = parse(arguments)
-    console = Console(highlight=False, soft_wrap=True)
-    gpu = find_gpu() if options.device == "cuda" else None
-    if options.device == "cuda" and gpu is None:
-        console.print("skipped: there is no CUDA device here; --device cpu tries the command out")
-        return EXIT_REACHED
-    end_servers_on_sigterm()
-    record = GpuRecord(options.record, head(options, gpu))
-    try:
-        for network in options.models:
-            measure(network, options, record, console)
-    except BenchmarkError as error:
-        console.print(str(error), style="red", markup=False)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    table = markdown(record.content)
-    if gpu is not None:
-        write_block("gpu", table)
-    console.print(f"{table}\nwritten to {record.path}", markup=False)
-    return EXIT_REACHED if gpu is None or verdict(record.content) else EXIT_MISSED
-
-
-def head(options: argparse.Namespace, gpu: dict[str, str] | None) -> dict[str, Any]:
-    """Returns what holds for every point; called before the first measurement."""
-    return {
-        "measured": "images/s of JPEGs to their five best classes, served and the forward alone",
-        **origin(),
-        "gpu": gpu,
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision")},
-        "load_average": round(os.getloadavg()[0], 2),
-        "setting": {
-            "device": options.device,
-            "dtype": options.dtype,
-            "seconds": options.seconds,
-            "ingresses": ingress_count(),
-        },
-        "bar": BAR,
-    }
-
-
-def measure(network: str, options: argparse.Namespace, record: GpuRecord, console: Console) -> None:
-    """Measures every point of this network into the record. Blocks for all runs.
-
-    Raises:
-        BenchmarkError: a server or a tool is missing or failed.
-    """
-    decoders = options.decode or DECODERS_OF.get(network, DECODERS)
-    with tempfile.TemporaryDirectory(prefix="gpu-") as name:
-        folder = Path(name)
-        write_model(folder, network, options.dtype, decoders)
-        for batch_size in options.batches:
-            points = [
-                Point(network, batch_size, workers, decode)
-                for decode in decoders
-                for workers in options.workers or WORKERS_OF[decode]
-            ]
-            measure_batch(points, folder, options, record, console)
-
-
-def measure_batch(
-    points: Sequence[Point],
-    folder: Path,
-    options: argparse.Namespace,
-    record: GpuRecord,
-    console: Console,
-) -> None:
-    """Measures the points of one network and batch size, and the parts of the best one.
-
-    Raises:
-        BenchmarkError: a server or a tool is missing or failed.
-    """
-    kind, seconds = options.device, options.seconds
-    missing = [point for point in points if record.find(point) is None]
-    if missing:
-        first = missing[0]
-        prepared = archive_path(folder, PLAIN, first.decode)
-        alone = forwards_per_s(prepared, kind, first.batch_size, seconds)
-        raw = forwards_per_s(archive_path(folder, RAW), kind, first.batch_size, seconds)
-    for point in missing:
-        found = served(folder, point, kind, seconds)
-        record.keep(to_point(point, alone, raw, found))
-        console.print(f"{point}: {found.report.requests_per_s:.1f} of {alone:.1f} images/s")
-    best = max(points, key=lambda point: (record.find(point) or {})["served_per_s"])
-    measured = record.find(best) or {}
-    if measured["batch_ms"] is None:
-        record.keep(measured | {"batch_ms": split_ms(folder, best, kind, seconds)})
 
 
 def find_gpu() -> dict[str, str] | None:
@@ -170,12 +78,150 @@ def find_gpu() -> dict[str, str] | None:
 
     if not torch.cuda.is_available():
         return None
-    found = {"name": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda)}
+    gpu = {"name": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda)}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-        found["driver"] = run.stdout.strip()
-    return found
+        gpu["driver"] = run.stdout.strip()
+    return gpu
+
+
+def measure(options: argparse.Namespace, gpu: Mapping[str, str] | None) -> int:
+    """Measures everything, prints and writes it; returns the exit code."""
+    record: dict[str, Any] = {
+        "measured": "images/s of JPEGs to their five best classes, served and the forward alone",
+        **records.origin(),
+        "gpu": gpu,
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision")},
+        "load_average": round(os.getloadavg()[0], 2),
+        "setting": {name: getattr(options, name) for name in ("device", "dtype", "seconds")},
+        "bar": BAR,
+    }
+    record["points"] = points_like(record, options.record)
+    for network in options.models:
+        decoders = options.decode or DECODERS_OF.get(network, DECODERS)
+        with tempfile.TemporaryDirectory(prefix="gpu-") as name:
+            folder = Path(name)
+            run_module("networks", "classifier", folder, network, options.dtype, *decoders)
+            for batch_size, decode in itertools.product(options.batches, decoders):
+                workers = options.workers or WORKERS_OF[decode]
+                points = [
+                    dict(zip(KEY, (network, batch_size, decode, n), strict=True)) for n in workers
+                ]
+                measure_points(points, folder, options, record)
+    table = markdown(record)
+    print(f"{table}\nwritten to {options.record}")
+    if gpu is None:
+        return 0
+    records.write_block("gpu", table)
+    return 0 if verdict(record) else 1
+
+
+def points_like(head: Mapping[str, Any], path: Path) -> list[Point]:
+    """Returns points of this very code, measured with the same settings on such a machine."""
+    if not path.is_file() or not head["is_clean"]:
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+
+    def machine(record: Mapping[str, Any]) -> list[Any]:
+        where, gpu = record["machine"], record["gpu"] or {}
+        return [
+            where["cpus"],
+            where["processor"],
+            gpu.get("name"),
+            *(record[name] for name in LIKE),
+        ]
+
+    return before["points"] if machine(before) == machine(head) else []
+
+
+def measure_points(
+    points: list[Point], folder: Path, options: argparse.Namespace, record: dict[str, Any]
+) -> None:
+    """Measures those of the points that the record lacks, and writes it after each."""
+    known = [[point[name] for name in KEY] for point in record["points"]]
+    missing = [point for point in points if list(point.values()) not in known]
+    if not missing:
+        return
+    batch_size, decode = missing[0]["batch_size"], missing[0]["decode"]
+    # The forward of the prepared model, and of the model as it came, in float32.
+    alone_per_s, raw_per_s = (
+        float(
+            run_module(
+                "bare_loop", "forward", folder / name, options.device, batch_size, options.seconds
+            )
+        )
+        for name in (f"plain-{decode}.mar", "raw.mar")
+    )
+    for point in missing:
+        report, cores = served(point, folder, options)
+        print(f"{point}: {report.requests_per_s:.1f} of {alone_per_s:.1f} images/s", flush=True)
+        record["points"].append(
+            {
+                **point,
+                "raw_per_s": round(raw_per_s, 1),
+                "forward_per_s": round(alone_per_s, 1),
+                "served_per_s": round(report.requests_per_s, 1),
+                "share": round(report.requests_per_s / alone_per_s, 3),
+                "p50_ms": report.p50_ms,
+                "p99_ms": report.p99_ms,
+                "errors": report.errors,
+                "cores": cores,
+            }
+        )
+        record["points"].sort(key=lambda point: [point[name] for name in KEY])
+        records.write_record(record, options.record)
+
+
+def served(
+    point: Mapping[str, Any], folder: Path, options: argparse.Namespace
+) -> tuple[LoadReport, dict[str, float]]:
+    """Returns what clients saw, and how many cores each kind of process kept busy meanwhile."""
+    connections = BATCHES_PER_WORKER * point["batch_size"] * point["workers"]
+    model = ServedModel(
+        point["network"],
+        folder / f"plain-{point['decode']}.mar",
+        point["batch_size"],
+        MAX_BATCH_DELAY_MS,
+        queue_size=2 * connections,
+        workers=point["workers"],
+    )
+    settings = {"FERRY_NUMBER_OF_GPU": "0"} if options.device == "cpu" else {}
+    context = multiprocessing.get_context("spawn")
+    with (
+        Torchferry(model, settings=settings) as server,
+        concurrent.futures.ProcessPoolExecutor(LOADERS, mp_context=context) as pool,
+    ):
+        photo = (folder / "photo.jpg").read_bytes()
+        load = Load(server.url_of(model.name), photo, -(-connections // LOADERS), "image/jpeg")
+        list(pool.map(loaded, [load] * LOADERS, [WARM_UP_S] * LOADERS))
+        meter = Meter(server.processes())
+        parts = list(pool.map(loaded, [load] * LOADERS, [options.seconds] * LOADERS))
+        cores = {role: round(usage.percent / 100, 2) for role, usage in meter.read().items()}
+    reports = [report for report, _ in parts]
+    together = LoadReport(
+        requests_per_s=sum(report.requests_per_s for report in reports),
+        p50_ms=max(report.p50_ms for report in reports),
+        p99_ms=max(report.p99_ms for report in reports),
+        errors=sum(report.errors for report in reports),
+    )
+    return together, cores | {"load": round(sum(used for _, used in parts), 2)}
+
+
+def loaded(load: Load, seconds: float) -> tuple[LoadReport, float]:
+    """Drives, in a process of its own; returns how many cores this one kept busy, too."""
+    started_s, used_s = time.perf_counter(), time.process_time()
+    report = drive(load, seconds).report()
+    return report, (time.process_time() - used_s) / (time.perf_counter() - started_s)
+
+
+def main() -> int:
+    options = parse()
+    gpu = find_gpu() if options.device == "cuda" else None
+    if options.device == "cuda" and gpu is None:
+        print("skipped: there is no CUDA device here; --device cpu tries the command out")
+        return 0
+    return records.guarded(lambda: measure(options, gpu))
 
 
 if __name__ == "__main__":

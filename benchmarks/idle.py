@@ -6,23 +6,22 @@
 nobody asks. Exit code 0: every bar is reached; 1: one is missed; 2: it could not be measured.
 """
 
-import argparse
-import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from benchmarks.measuring.processors import Meter, Usage, resident_bytes, total_percent
-from benchmarks.measuring.records import told
-from benchmarks.measuring.reports import Verdict, at_most, finish, positive, to_record
-from benchmarks.servers.fleet import Fleet
+import psutil
+
+from benchmarks.measuring.processors import Meter, Usage, total_percent
+from benchmarks.measuring.records import Verdict, at_most, finish, parse, told
+from benchmarks.servers.running import Torchferry
 
 MODELS, MORE_MODELS = 5, 100
-SECONDS, SHORT_SECONDS = 30.0, 5.0
-# Start-up and registration go on a little in the background: snapshots, the first beats.
-SETTLE_S = 6.0
+# Start-up and registration go on a little in the background: snapshots, the first beats, and the
+# process that inspects archives, which waits ten seconds for the next one.
+SETTLE_S = 12.0
 MB = 1e6
 
 TOTAL_PERCENT = 1.0
@@ -32,35 +31,34 @@ MORE_MODELS_BYTES = 1 * MB
 MORE_WAKES_PER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Of an idle server: what each kind of process used, and memory of the ingress."""
+def measure(seconds: float) -> tuple[dict[str, Any], Iterator[Verdict]]:
+    """Measures with the few models and with all. Blocks for twice `seconds`, and for settling."""
+    with Torchferry(handler="nap") as server:
+        register_models(server)
+        usage, resident = watch(server, seconds), ingress_bytes(server)
+        # Before and after the further models; registering has been done once before.
+        before_bytes, after_bytes = register_more(server)
+        usage_with_more = watch(server, seconds)
+    found = {
+        "usage": {role: asdict(one) for role, one in usage.items()},
+        "usage_with_more": {role: asdict(one) for role, one in usage_with_more.items()},
+        "ingress_bytes": resident,
+        "before_more_bytes": before_bytes,
+        "after_more_bytes": after_bytes,
+    }
+    about = {"measured": "what an idle server costs", "seconds": seconds, "found": found}
+    more_wakes_per_s = usage_with_more["ingress"].wakes_per_s - usage["ingress"].wakes_per_s
+    return about, verdicts(usage, resident, after_bytes - before_bytes, more_wakes_per_s)
 
-    usage: Mapping[str, Usage]
-    usage_with_more: Mapping[str, Usage]
-    ingress_bytes: int
-    # Before and after the further models; registering has been done once before.
-    before_more_bytes: int
-    after_more_bytes: int
 
-
-def measure(fleet: Fleet, seconds: float) -> Found:
-    """Adds the models to the fleet and measures it. Blocks for twice `seconds`."""
-    register_models(fleet)
-    usage, resident = watch(fleet, seconds), ingress_bytes(fleet)
-    before_more_bytes, after_more_bytes = register_more(fleet)
-    usage_with_more = watch(fleet, seconds)
-    return Found(usage, usage_with_more, resident, before_more_bytes, after_more_bytes)
-
-
-def register_models(fleet: Fleet, settle_s: float = SETTLE_S) -> None:
+def register_models(server: Torchferry, settle_s: float = SETTLE_S) -> None:
     """Registers the models, with a worker each, and waits until the server is idle."""
     for number in range(MODELS):
-        fleet.register(f"model{number}")
+        server.register(f"model{number}")
     time.sleep(settle_s)
 
 
-def register_more(fleet: Fleet, settle_s: float = SETTLE_S / 2) -> tuple[int, int]:
+def register_more(server: Torchferry, settle_s: float = SETTLE_S) -> tuple[int, int]:
     """Registers further models without workers; returns the ingress's bytes before and after.
 
     What registering itself needs, code that runs for the first time and garbage that waits for its
@@ -68,47 +66,44 @@ def register_more(fleet: Fleet, settle_s: float = SETTLE_S / 2) -> tuple[int, in
     """
     names = [f"more{number}" for number in range(MORE_MODELS)]
     for name in names:
-        fleet.register(name, initial_workers=0)
+        server.register(name, initial_workers=0)
     for name in names:
-        fleet.unregister(name)
+        server.unregister(name)
     time.sleep(settle_s)
-    before_bytes = ingress_bytes(fleet)
+    before_bytes = ingress_bytes(server)
     for name in names:
-        fleet.register(name, initial_workers=0)
+        server.register(name, initial_workers=0)
     time.sleep(settle_s)
-    return before_bytes, ingress_bytes(fleet)
+    return before_bytes, ingress_bytes(server)
 
 
-def ingress_bytes(fleet: Fleet) -> int:
+def ingress_bytes(server: Torchferry) -> int:
     """Returns the memory that the ingress holds, shared pages included."""
-    (ingress,) = fleet.processes()["ingress"]
-    return resident_bytes(ingress)
+    (ingress,) = server.processes()["ingress"]
+    return int(psutil.Process(ingress).memory_info().rss)
 
 
-def watch(fleet: Fleet, seconds: float) -> dict[str, Usage]:
+def watch(server: Torchferry, seconds: float) -> dict[str, Usage]:
     """Measures what each kind of process uses. Blocks for `seconds`."""
-    meter = Meter(fleet.processes())
+    meter = Meter(server.processes())
     time.sleep(seconds)
     return meter.read()
 
 
-def verdicts(found: Found) -> Iterator[Verdict]:
-    """Returns each figure that has a bar."""
-    total = total_percent(found.usage)
+def verdicts(
+    usage: Mapping[str, Usage], resident: int, grown_bytes: int, more_wakes_per_s: float
+) -> Iterator[Verdict]:
     text = f"idle, {MODELS} models: {{}} of a core, all processes together"
-    yield at_most(total, TOTAL_PERCENT, text, "{:.2f} %")
-    yield at_most(found.ingress_bytes / MB, INGRESS_BYTES / MB, "ingress: {} resident", "{:.1f} MB")
-    grown = (found.after_more_bytes - found.before_more_bytes) / MB
+    yield at_most(total_percent(usage), TOTAL_PERCENT, text, "{:.2f} %")
+    yield at_most(resident / MB, INGRESS_BYTES / MB, "ingress: {} resident", "{:.1f} MB")
     text = f"{MORE_MODELS} models more: {{}} of memory in the ingress"
-    yield at_most(grown, MORE_MODELS_BYTES / MB, text, "{:.2f} MB")
-    before, after = found.usage["ingress"], found.usage_with_more["ingress"]
+    yield at_most(grown_bytes / MB, MORE_MODELS_BYTES / MB, text, "{:.2f} MB")
     text = f"{MORE_MODELS} models more: the ingress wakes {{}} times a second more often"
-    yield at_most(after.wakes_per_s - before.wakes_per_s, MORE_WAKES_PER_S, text, "{:.1f}")
+    yield at_most(more_wakes_per_s, MORE_WAKES_PER_S, text, "{:.1f}")
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Returns the origin, a table and the verdicts."""
-    found, more = record["found"]["usage"], record["found"]["usage_with_more"]
+    usage, more = record["found"]["usage"], record["found"]["usage_with_more"]
     lines = [
         f"`python -m benchmarks.idle` at {told(record)}; load average before: "
         f"{record['load_average']}. Percent of a core, over {record['seconds']:.0f} s:",
@@ -116,38 +111,16 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"| | {MODELS} models | wake-ups per s | {MORE_MODELS} models more | wake-ups per s |",
         "|---|---|---|---|---|",
     ]
-    for role, usage in found.items():
-        lines.append(f"| {role} | {_cells(usage)} | {_cells(more[role])} |")
-    totals = [_total(usage) for usage in (found, more)]
-    lines.append(f"| together | {_cells(totals[0])} | {_cells(totals[1])} |")
+    for role in [*(usage | more), "together"]:
+        cells = [
+            sum(one[name] for key, one in some.items() if role in (key, "together"))
+            for some in (usage, more)
+            for name in ("percent", "wakes_per_s")
+        ]
+        lines.append("| {} | {:.2f} % | {:.1f} | {:.2f} % | {:.1f} |".format(role, *cells))
     return "\n".join(lines)
 
 
-def _cells(usage: Mapping[str, float]) -> str:
-    return f"{usage['percent']:.2f} % | {usage['wakes_per_s']:.1f}"
-
-
-def _total(usage: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(one[name] for one in usage.values()) for name in ("percent", "wakes_per_s")}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures everything, prints and writes it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle")
-    parser.add_argument("--seconds", type=positive, default=None, help="of each look")
-    parser.add_argument("--short", action="store_true", help="leave the document as it is")
-    options = parser.parse_args(arguments)
-    seconds = options.seconds or (SHORT_SECONDS if options.short else SECONDS)
-    load_average = round(os.getloadavg()[0], 2)
-
-    def record() -> dict[str, Any]:
-        with Fleet() as fleet:
-            found = measure(fleet, seconds)
-        about = {"seconds": seconds, "load_average": load_average, "found": asdict(found)}
-        return to_record("what an idle server costs", about, list(verdicts(found)))
-
-    return finish("idle", record, markdown, is_short=options.short)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = parse("idle", seconds=(30, 5))
+    sys.exit(finish("idle", lambda: measure(options.seconds), markdown, is_short=options.short))

@@ -8,30 +8,47 @@ more jobs wait. Exit code 0: every bar is reached; 1: one is missed; 2: it could
 """
 
 import argparse
-import os
+import asyncio
+import secrets
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.job_costs.free_seats import (
-    BATCH_SIZE,
-    BODY_BYTES,
-    HANDLER_MS,
-    RATE_PER_S,
-    Run,
-    accept_us,
-    median_of_pairs,
-    pairs,
-)
-from benchmarks.job_costs.waiting_jobs import LIMIT, Waiting, measure
-from benchmarks.measuring.records import told
-from benchmarks.measuring.reports import Verdict, at_least, at_most, finish, positive, to_record
+import aiohttp
 
-JOBS, SHORT_JOBS = 10_000, 1_500
-ROUNDS, SECONDS, SHORT_SECONDS = 5, 10.0, 1.0
-WAITING, SHORT_WAITING, MILLION, TRIES = (1_000, 10_000, 100_000), (1_000,), 1_000_000, 200
+from batching.models.spec import VersionKey
+from batching.protocol import Part, Request
+from batching.store.clients import connect, connect_async
+from batching.store.jobs.job_records import Job
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.job_writer import JobRequest
+from batching.store.keys import VersionKeys
+from batching.store.node_queue import NodeQueue
+from batching.store.worker_queue import WorkerQueue
+from benchmarks.measuring import records
+from benchmarks.measuring.load import BINARY, Load, drive
+from benchmarks.measuring.processors import processor_s
+from benchmarks.measuring.records import Verdict, at_least, at_most
+from benchmarks.scaling import claim_and_reply_ms
+from benchmarks.servers.running import Torchferry
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+
+BATCH_SIZE, HANDLER_MS, DELAY_MS = 16, 20, 5
+RATE_PER_S, CONNECTIONS, SUBMITTERS = 200.0, 256, 32
+WARM_UP_S = 1.0
+# Jobs older than a minute wait among the requests (job_patience): these must be younger.
+YOUNG_S = 55.0
+# A pause between runs, so that the one before is over, in the ingress too.
+SETTLE_S = 1.0
+BODY = b"0".ljust(1024)
+ASYNC = {"prefer": "respond-async"}
+
+WAITING, SHORT_WAITING = (1_000, 10_000, 100_000), (1_000,)
+TRIES, SHORT_TRIES = 200, 20
+CLAIMED, SUBMITTED_AT_ONCE = 32, 512
+DEAD_AFTER_MS, DAY_MS = 600_000, 24 * 3600 * 1000
 
 P99_GROWTH, LEAST_SHARE = 1.15, 0.9
 ACCEPT_GROWTH = 1.3
@@ -39,105 +56,240 @@ CLAIM_MS, LOOK_MS = 1.0, 1.0
 # With its body of 1 KiB.
 BYTES_PER_JOB = 2_560
 
+Run = Mapping[str, float]
 
-def verdicts(
-    found: Sequence[tuple[Run, Run]], costs_us: Mapping[str, float], waiting: Sequence[Waiting]
-) -> Iterator[Verdict]:
-    """Returns each figure that has a bar."""
-    medians = median_of_pairs(found)
-    jobs = found[0][1].jobs
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdict]]:
+    tries = SHORT_TRIES if options.short else TRIES
+    record: dict[str, Any] = {
+        "measured": "what jobs cost",
+        "seconds": options.seconds,
+        "free_seats": list(pairs(options.rounds, options.jobs, options.seconds)),
+        "accept_us": accept_us(options.rounds, options.seconds / 2),
+        "waiting": [waiting(jobs, tries) for jobs in (SHORT_WAITING if options.short else WAITING)],
+    }
+    return record, verdicts(record)
+
+
+# --- the seats that requests leave free
+
+
+def pairs(rounds: int, jobs: int, seconds: float) -> Iterator[list[Run]]:
+    """Yields pairs of runs, neighbours in time: without jobs, and with so many behind."""
+    with Torchferry(handler="count") as server:
+        for number in range(rounds):
+            # Every other pair the other way round, so that a machine that slows down is fair.
+            counts = (0, jobs) if number % 2 == 0 else (jobs, 0)
+            runs = {one: _run(server, f"seats{number}x{one}", one, seconds) for one in counts}
+            yield [runs[0], runs[jobs]]
+
+
+def _run(server: Torchferry, model: str, jobs: int, seconds: float) -> Run:
+    """Measures on a model and a worker of its own.
+
+    Raises:
+        BenchmarkError: requests were not answered, or jobs were too few or too old.
+    """
+    asked = {"max_batch_delay": DELAY_MS, "response_timeout": 60, "initial_workers": 0}
+    server.register(model, batch_size=BATCH_SIZE, **asked)
+    load = Load(server.url_of(model), str(HANDLER_MS).encode(), CONNECTIONS)
+    began_s = time.monotonic()
+    asyncio.run(_submit_jobs(load, jobs))
+    server.manage("PUT", f"models/{model}", min_worker=1, synchronous="true")
+    drive(load, WARM_UP_S, RATE_PER_S, is_strict=True)
+    # Each time in this order, as jobs are done meanwhile.
+    started_s = time.monotonic()
+    batches, replied = int(server.ask(model, b"0")), _replied(server, model)
+    report = drive(load, seconds, RATE_PER_S, is_strict=True)
+    ended_s = time.monotonic()
+    batches = int(server.ask(model, b"0")) - batches
+    done = _replied(server, model) - replied - 1  # less the request that asked for the batches
+    took_s, answered = ended_s - started_s, len(report.latencies_s)
+    if jobs and ended_s - began_s > YOUNG_S:
+        raise records.BenchmarkError(
+            f"jobs became older than {YOUNG_S:.0f} s: fewer jobs, or seconds"
+        )
+    if jobs and not server.metrics(model=model)["ferry_jobs_waiting"]:
+        raise records.BenchmarkError("the jobs were done before the run had ended: more jobs")
+    server.unregister(model)
+    time.sleep(SETTLE_S)
+    return {
+        "jobs": jobs,
+        "p50_ms": report.report().p50_ms,
+        "p99_ms": report.report().p99_ms,
+        "requests_per_s": round(answered / took_s, 1),
+        "jobs_per_s": round((done - answered) / took_s, 1),
+        "batches_per_s": round(batches / took_s, 2),
+    }
+
+
+def _replied(server: Torchferry, model: str) -> float:
+    return server.metrics(model=model, event="replied").get("ferry_queue_events_total", 0.0)
+
+
+async def _submit_jobs(load: Load, count: int) -> None:
+    left = iter(range(count))
+    headers = {"content-type": BINARY, **ASYNC}
+
+    async def submit_some(session: aiohttp.ClientSession) -> None:
+        for _ in left:
+            async with session.post(load.url, data=load.body, headers=headers) as answer:
+                if not answer.ok:
+                    raise records.BenchmarkError(f"a job was refused: {answer.status}")
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(submit_some(session) for _ in range(SUBMITTERS)))
+
+
+def accept_us(rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Measures the ingress's processor time for a request and for accepting a job, in turns.
+
+    A request's includes its answer; a job's includes neither polls nor its result.
+    """
+    spent_us: dict[str, list[float]] = {"request": [], "job": []}
+    with Torchferry(handler="count") as server:
+        (ingress,) = server.processes()["ingress"]
+        for number in range(rounds + 1):
+            for kind, times in spent_us.items():
+                model = f"{kind}{number}"
+                server.register(model, batch_size=BATCH_SIZE, max_batch_delay=0)
+                headers = ASYNC if kind == "job" else {}
+                load = Load(server.url_of(model), BODY, SUBMITTERS, headers=headers)
+                before_s = processor_s(ingress)
+                answers = drive(load, seconds, is_strict=True)
+                used_s = processor_s(ingress) - before_s
+                server.unregister(model)
+                time.sleep(SETTLE_S)
+                if number:  # the first round runs much for the first time
+                    times.append(round(1e6 * used_s / len(answers.latencies_s), 1))
+    return spent_us
+
+
+# --- a store in which jobs wait
+
+
+def waiting(jobs: int, tries: int) -> dict[str, float]:
+    """Measures at a store of its own, as a worker and an ingress see it; times are medians.
+
+    `look_first_ms` and `look_last_ms` are how long it takes to look at a job and its position, of
+    the next one and of the last one that waits.
+    """
+    key = VersionKey("waiting", "1.0")
+    with (
+        EmbeddedRedis(find_server()) as redis,
+        asyncio.Runner() as runner,
+        connect(redis.url) as client,
+    ):
+        async_client = connect_async(redis.url)
+        store = JobStore(async_client, 2 * jobs)
+        worker = WorkerQueue(client, key, "worker", DEAD_AFTER_MS)
+        client.hset(VersionKeys.of(key).config, "max_queue", 1000)
+        runner.run(NodeQueue(async_client, DEAD_AFTER_MS).beat({key: ["worker"]}))
+        # What the first of each costs once: scripts, connections, the index.
+        runner.run(_store_jobs(store, key, CLAIMED))
+        claim_and_reply_ms(worker, CLAIMED)
+
+        before_bytes = client.info("memory")["used_memory"]
+        job_ids = runner.run(_store_jobs(store, key, jobs))
+        after_bytes = client.info("memory")["used_memory"]
+        looks_ms: list[float] = []
+        for job_id in (job_ids[0], job_ids[-1]):
+            times_ms = []
+            for _ in range(tries):
+                started_s = time.perf_counter()
+                runner.run(store.find(job_id))
+                times_ms.append(1000 * (time.perf_counter() - started_s))
+            looks_ms.append(round(statistics.median(times_ms), 3))
+        claims_ms = []
+        for _ in range(tries):
+            claims_ms.append(claim_and_reply_ms(worker, CLAIMED))
+            runner.run(_store_jobs(store, key, CLAIMED))
+        runner.run(async_client.aclose())
+    return {
+        "jobs": jobs,
+        "claim_ms": round(statistics.median(claims_ms), 3),
+        "worst_claim_ms": round(max(claims_ms), 3),
+        "look_first_ms": looks_ms[0],
+        "look_last_ms": looks_ms[1],
+        "bytes_per_job": round((after_bytes - before_bytes) / jobs),
+    }
+
+
+async def _store_jobs(store: JobStore, key: VersionKey, count: int) -> list[str]:
+    """Submits so many jobs; returns their ids, roughly in their order."""
+    wire = Request({}, [Part("body", "", BODY)]).to_wire()
+    job_ids = [secrets.token_hex(16) for _ in range(count)]
+    for first in range(0, count, SUBMITTED_AT_ONCE):
+        some = job_ids[first : first + SUBMITTED_AT_ONCE]
+        requests = [JobRequest(job_id, wire, DAY_MS, DAY_MS) for job_id in some]
+        answers = await asyncio.gather(*(store.submit(key, request) for request in requests))
+        if not all(isinstance(answer, Job) for answer in answers):
+            raise records.BenchmarkError(f"jobs were refused: {answers[0]}")
+    return job_ids
+
+
+# --- what it comes to
+
+
+def share_of_seats(run: Run) -> float:
+    """Returns which share of the seats that requests left free jobs had."""
+    free_per_s = BATCH_SIZE * run["batches_per_s"] - run["requests_per_s"]
+    return run["jobs_per_s"] / free_per_s
+
+
+def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
+    runs: list[list[Run]] = record["free_seats"]
+    growth = statistics.median(beside["p99_ms"] / alone["p99_ms"] for alone, beside in runs)
+    jobs = runs[0][1]["jobs"]
     text = f"{jobs} jobs behind {RATE_PER_S:.0f} requests/s: p99 of requests {{}} as long"
-    yield at_most(medians["p99_growth"], P99_GROWTH, text, "{:.2f} x")
+    yield at_most(growth, P99_GROWTH, text, "{:.2f} x")
+    share = statistics.median(share_of_seats(beside) for _, beside in runs)
     text = "free seats that jobs had: {}"
-    yield at_least(100 * medians["share"], 100 * LEAST_SHARE, text, "{:.1f} %")
-    growth = costs_us["job"] / costs_us["request"]
+    yield at_least(100 * share, 100 * LEAST_SHARE, text, "{:.1f} %")
+    request_us, job_us = map(statistics.median, record["accept_us"].values())
     text = "accepting a job: {} of the ingress's processor time for a request"
-    yield at_most(growth, ACCEPT_GROWTH, text, "{:.2f} x")
-    for one in waiting:
-        where = f"{one.jobs} jobs wait: "
-        yield at_most(one.claim_ms, CLAIM_MS, f"{where}claim of {LIMIT} {{}}", "{:.2f} ms")
-        look_ms = max(one.look_first_ms, one.look_last_ms)
+    yield at_most(job_us / request_us, ACCEPT_GROWTH, text, "{:.2f} x")
+    for one in record["waiting"]:
+        where = f"{one['jobs']} jobs wait: "
+        yield at_most(one["claim_ms"], CLAIM_MS, f"{where}claim of {CLAIMED} {{}}", "{:.2f} ms")
+        look_ms = max(one["look_first_ms"], one["look_last_ms"])
         yield at_most(look_ms, LOOK_MS, f"{where}a look at one {{}}", "{:.2f} ms")
-        yield at_most(one.bytes_per_job, BYTES_PER_JOB, f"{where}each {{}}", "{:.0f} bytes")
+        yield at_most(one["bytes_per_job"], BYTES_PER_JOB, f"{where}each {{}}", "{:.0f} bytes")
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Returns the origin and the tables."""
-    found = [(Run(**alone), Run(**beside)) for alone, beside in record["free_seats"]]
-    costs_us = record["accept_us"]
+    request_us, job_us = map(statistics.median, record["accept_us"].values())
     lines = [
-        f"`python -m benchmarks.jobs` at {told(record)}; load average before: "
+        f"`python -m benchmarks.jobs` at {records.told(record)}; load average before: "
         f"{record['load_average']}. {RATE_PER_S:.0f} requests/s, batches of {BATCH_SIZE} that take "
         f"{HANDLER_MS} ms, {record['seconds']:.0f} s each; pairs of neighbours in time:",
         "",
         "| jobs | p50 | p99 | requests/s | jobs/s | of the free seats | handler at work |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [_row(run) for pair in found for run in pair]
+    for run in (run for pair in record["free_seats"] for run in pair):
+        share = f"{100 * share_of_seats(run):.0f} %" if run["jobs"] else ""
+        lines.append(
+            f"| {run['jobs']} | {run['p50_ms']:.1f} ms | {run['p99_ms']:.1f} ms "
+            f"| {run['requests_per_s']:.0f} | {run['jobs_per_s']:.0f} | {share} "
+            f"| {run['batches_per_s'] * HANDLER_MS / 10:.0f} % |"
+        )
     lines += [
         "",
-        f"Processor time of the ingress, {BODY_BYTES} bytes: "
-        f"{statistics.median(costs_us['request']):.0f} µs for a request and its answer, "
-        f"{statistics.median(costs_us['job']):.0f} µs for accepting a job.",
+        f"Processor time of the ingress, {len(BODY)} bytes: {request_us:.0f} µs for a request and "
+        f"its answer, {job_us:.0f} µs for accepting a job.",
         "",
-        f"| jobs that wait | claim of {LIMIT}, worst | a look at the next | at the last | each |",
+        f"| jobs that wait | claim of {CLAIMED}, worst | a look at the next | at the last | each |",
         "|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {one.jobs} | {one.claim_ms:.2f} ms, {one.worst_claim_ms:.2f} ms "
-        f"| {one.look_first_ms:.2f} ms | {one.look_last_ms:.2f} ms | {one.bytes_per_job} bytes |"
-        for one in (Waiting(**waiting) for waiting in record["waiting"])
+        "| {jobs} | {claim_ms:.2f} ms, {worst_claim_ms:.2f} ms | {look_first_ms:.2f} ms "
+        "| {look_last_ms:.2f} ms | {bytes_per_job} bytes |".format(**one)
+        for one in record["waiting"]
     ]
     return "\n".join(lines)
 
 
-def _row(run: Run) -> str:
-    share = f"{100 * run.share:.0f} %" if run.jobs else ""
-    return (
-        f"| {run.jobs} | {run.p50_ms:.1f} ms | {run.p99_ms:.1f} ms | {run.requests_per_s:.0f} "
-        f"| {run.jobs_per_s:.0f} | {share} | {100 * run.busy_share:.0f} % |"
-    )
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs")
-    parser.add_argument("--rounds", type=positive, default=None, help="pairs of runs")
-    parser.add_argument("--seconds", type=positive, default=None, help="of each run")
-    parser.add_argument("--jobs", type=positive, default=None, help="behind the requests")
-    parser.add_argument("--million", action="store_true", help="let 1,000,000 jobs wait, too")
-    parser.add_argument("--short", action="store_true", help="leave the document as it is")
-    options = parser.parse_args(arguments)
-    options.rounds = options.rounds or (1 if options.short else ROUNDS)
-    options.seconds = float(options.seconds or (SHORT_SECONDS if options.short else SECONDS))
-    options.jobs = options.jobs or (SHORT_JOBS if options.short else JOBS)
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures everything, prints and writes it; returns the exit code."""
-    options = parse(arguments)
-    load_average = round(os.getloadavg()[0], 2)
-    counts = SHORT_WAITING if options.short else WAITING
-    if options.million:
-        counts = (*counts, MILLION)
-
-    def record() -> dict[str, Any]:
-        found = list(pairs(options.rounds, options.jobs, options.seconds))
-        costs_us = accept_us(options.rounds, options.seconds / 2)
-        waiting = [measure(count, 20 if options.short else TRIES) for count in counts]
-        about = {
-            "seconds": options.seconds,
-            "load_average": load_average,
-            "free_seats": [[asdict(run) for run in pair] for pair in found],
-            "accept_us": costs_us,
-            "waiting": [asdict(one) for one in waiting],
-        }
-        medians_us = {kind: statistics.median(times) for kind, times in costs_us.items()}
-        return to_record("what jobs cost", about, list(verdicts(found, medians_us, waiting)))
-
-    return finish("jobs", record, markdown, is_short=options.short)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = records.parse("jobs", rounds=(5, 1), seconds=(10, 1), jobs=(10_000, 1_500))
+    sys.exit(records.finish("jobs", lambda: measure(options), markdown, is_short=options.short))

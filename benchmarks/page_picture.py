@@ -4,28 +4,26 @@ Writes docs/images/page.png and page-dark.png.
 """
 
 import contextlib
-import json
 import math
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import requests
 from playwright.sync_api import Page, sync_playwright
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.measuring.records import ROOT
+from benchmarks.servers import child
+
 IMAGES = ROOT / "docs" / "images"
-EXAMPLE = ROOT / "examples" / "sentiment.py"
-FERRY = Path(sys.executable).parent / "ferry"
-PORT = 17_480
-URL = f"http://127.0.0.1:{PORT}"
-WIDTH, HEIGHT = 1280, 920
+MODEL = "sentiment"
+SIZE = {"width": 1280, "height": 920}
 MAX_BYTES = 300_000
 CLIENTS, LOAD_S, START_S = 40, 8.0, 120.0
 # No sandbox, as root may run this; the rest keeps Chromium from asking its maker's hosts.
@@ -41,88 +39,61 @@ TEXTS = (
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[None]:
-    """Runs a server of the example for the length of a with block."""
-    command = [str(FERRY), "serve", str(EXAMPLE), "--port", str(PORT), "--no-reload"]
-    if subprocess.run([*command[:2], "--help"], capture_output=True, check=False).returncode:
-        write_archive(folder / "sentiment")
-        command = [str(FERRY), "up", "--port-base", str(PORT), "--model-store", str(folder)]
-        command += ["--load-models", "sentiment"]
-    with subprocess.Popen(command, cwd=folder, stdout=sys.stderr) as server:
-        try:
-            wait_until_ready()
-            yield
-        finally:
-            server.terminate()
-
-
-def write_archive(folder: Path) -> None:
-    """Writes what `ferry serve` has no need of."""
-    (folder / "MAR-INF").mkdir(parents=True)
-    shutil.copy(EXAMPLE, folder)
-    (folder / "model-config.yaml").write_text(
-        "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 16\nmaxBatchDelay: 10\nbatchPolicy: adaptive\n"
-    )
-    model = {
-        "modelName": "sentiment",
-        "modelVersion": "1.0",
-        "handler": "python_model",
-        "target": "sentiment.py:Sentiment",
-        "configFile": "model-config.yaml",
-    }
-    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
-
-
-def wait_until_ready() -> None:
-    """Returns once a request would be answered."""
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s:
-        with contextlib.suppress(requests.ConnectionError):
-            models = requests.get(f"{URL}/page/models", timeout=5)
-            if models.ok and models.json() and requests.get(f"{URL}/readyz", timeout=5).ok:
-                return
-        time.sleep(0.2)
-    raise SystemExit(f"the server was not ready within {START_S:.0f} s")
-
-
-@contextlib.contextmanager
-def load() -> Iterator[None]:
-    """Sends requests in waves, for the length of a with block."""
-    is_over = threading.Event()
-
-    def ask(number: int) -> None:
-        with requests.Session() as session:
-            session.trust_env = False
-            while not is_over.is_set():
-                share = 0.5 + 0.5 * math.sin(time.monotonic() * 2.5)
-                if number < 3 + share * CLIENTS:
-                    text = random.choice(TEXTS).encode()
-                    session.post(f"{URL}/predictions/sentiment", data=text, timeout=30)
-                else:
-                    is_over.wait(0.02)
-
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
-    for client in clients:
-        client.start()
+def serving(folder: Path) -> Iterator[str]:
+    """Runs a server of the example for the length of a with block; yields its address."""
+    [port] = child.free_ports(1)
+    program = str(ROOT / "examples" / f"{MODEL}.py")
+    command = [child.ferry_command(), "serve", program, "--port", str(port), "--no-reload"]
+    server = child.Child(command, child.inherited_environment(), folder)
+    server.start()
     try:
-        yield
+        end_s = time.monotonic() + START_S
+        while not is_ready(child.local(port)):
+            if time.monotonic() > end_s or not server.is_running:
+                raise SystemExit(f"the server was not ready:\n{server.log_tail()}")
+            time.sleep(0.2)
+        yield child.local(port)
     finally:
-        is_over.set()
-        for client in clients:
-            client.join()
+        server.stop()
 
 
-def take(page: Page, path: Path) -> None:
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(requests.ConnectionError):
+        answer = requests.post(f"{url}/predictions/{MODEL}", data=TEXTS[0], timeout=30)
+        return answer.ok and requests.get(f"{url}/readyz", timeout=5).ok
+    return False
+
+
+def ask(url: str, number: int, is_over: threading.Event) -> None:
+    """Sends requests one after another, most clients only while a wave is high."""
+    with requests.Session() as session:
+        session.trust_env = False
+        while not is_over.is_set():
+            share = 0.5 + 0.5 * math.sin(time.monotonic() * 2.5)
+            if number < 3 + share * CLIENTS:
+                text = random.choice(TEXTS).encode()
+                session.post(f"{url}/predictions/{MODEL}", data=text, timeout=30)
+            else:
+                is_over.wait(0.02)
+
+
+def take(page: Page, url: str, path: Path) -> None:
     """Opens the page, asks the model something, and takes the picture under load."""
-    page.goto(URL)
+    page.goto(url)
     card = page.locator(".model").first
     card.wait_for()
-    with load():
-        time.sleep(LOAD_S)
-        card.get_by_role("button", name="Send", exact=True).click()
-        card.locator(".answer pre").wait_for()
-        page.mouse.move(0, 0)
-        page.screenshot(path=path)
+    is_over = threading.Event()
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        for number in range(CLIENTS):
+            clients.submit(ask, url, number, is_over)
+        try:
+            time.sleep(LOAD_S)
+            card.get_by_role("button", name="Send", exact=True).click()
+            card.locator(".answer pre").wait_for()
+            page.mouse.move(0, 0)
+            page.screenshot(path=path)
+        finally:
+            is_over.set()
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise SystemExit(f"{path} has {size} bytes: at most {MAX_BYTES} are wanted")
@@ -133,20 +104,18 @@ def main() -> None:
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("there is no chromium: apt-get install chromium")
-    IMAGES.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder)),
+        serving(Path(folder)) as url,
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
         for scheme, name in (("light", "page.png"), ("dark", "page-dark.png")):
-            size = {"width": WIDTH, "height": HEIGHT}
-            context = browser.new_context(viewport=size, color_scheme=scheme)
-            take(context.new_page(), IMAGES / name)
+            context = browser.new_context(viewport=SIZE, color_scheme=scheme)
+            take(context.new_page(), url, IMAGES / name)
             context.close()
         browser.close()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,25 +7,29 @@ code 0: every bar is reached; 1: one is missed; 2: one could not be judged, beca
 """
 
 import argparse
+import asyncio
 import itertools
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 
-from benchmarks.claims import claim_times_ms
-from benchmarks.measuring import driver
-from benchmarks.measuring.figures import batch_count
-from benchmarks.measuring.load import BenchmarkError, Load, drive_with_wrk, wrk_path
+from batching.models.spec import VersionKey
+from batching.protocol import Batch, Part, Reply, Request
+from batching.store.clients import connect, connect_async
+from batching.store.ingress_queue import IngressQueue, Submission
+from batching.store.keys import VersionKeys
+from batching.store.node_queue import NodeQueue
+from batching.store.submitter import SUBMIT_AT_ONCE
+from batching.store.worker_queue import WorkerQueue
+from benchmarks.measuring import records
+from benchmarks.measuring.load import Load, drive, drive_with_wrk, wrk_path
 from benchmarks.measuring.processors import Meter
-from benchmarks.measuring.records import told
-from benchmarks.measuring.reports import Verdict, at_least, at_most, finish, positive, to_record
-from benchmarks.servers.fleet import Fleet
+from benchmarks.measuring.records import Verdict, at_least, at_most
+from benchmarks.servers.running import Torchferry
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 BATCH_SIZE, NAP_MS = 8, 50
@@ -38,120 +42,146 @@ FULL_PERCENT = 90.0  # of a core by one process, or of the machine by all
 DELAY_MS, FIXED_MORE_MS, ADAPTIVE_MS = 10, 1.5, 2.0
 RATE_PER_S, IDLE_WORKERS, LEAST_BATCH_SHARE = 300.0, (1, 2, 4, 8), 0.95
 WAITING, CLAIMED, CLAIMS, CLAIM_MS = 10_000, 32, 200, 1.0
-SECONDS, SHORT_SECONDS, ROUNDS = 6.0, 2.0, 3
+ROUNDS = 3
 SETTLE_S = 1.0
 
+Point = Mapping[str, Any]
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Throughput of so many workers, and how full the machine was."""
 
-    nodes: int
-    workers: int
-    requests_per_s: float
-    errors: int
-    # Of one core, by the busiest process, and of all cores, by all processes, the load's maker too.
-    busiest: str
-    busiest_percent: float
-    machine_percent: float
-
-    @property
-    def is_full(self) -> bool:
-        """Returns whether a core, or the machine, was full."""
-        return max(self.busiest_percent, self.machine_percent) >= FULL_PERCENT
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdict]]:
+    wrk_path()
+    seconds, is_short = options.seconds, options.short
+    record = {
+        "measured": "how cost grows with workers, nodes and the queue",
+        "seconds": seconds,
+        "alone_p50_ms": alone_ms(seconds, 1 if is_short else ROUNDS),
+        "points": list(throughputs({1: (1, 2)} if is_short else LAYOUTS, seconds)),
+        "batch_sizes": batch_sizes(IDLE_WORKERS[:2] if is_short else IDLE_WORKERS, seconds),
+    }
+    with EmbeddedRedis(find_server()) as redis:
+        times = claim_times_ms(redis.url, waiting=WAITING, limit=CLAIMED, claims=CLAIMS)
+    claim = {"median": round(statistics.median(times), 3), "worst": round(max(times), 3)}
+    return record | {"claim_ms": claim}, verdicts(record | {"claim_ms": claim})
 
 
 def alone_ms(seconds: float, rounds: int) -> dict[str, float]:
     """Measures how long a single client waits, by policy: the median of its rounds' medians."""
-    found: dict[str, list[float]] = {"fixed": [], "adaptive": []}
-    with Fleet() as fleet:
-        for policy in found:
-            fleet.register(
-                policy, batch_size=BATCH_SIZE, max_batch_delay=DELAY_MS, batch_policy=policy
-            )
+    p50s_ms: dict[str, list[float]] = {"fixed": [], "adaptive": []}
+    with Torchferry(handler="nap") as server:
+        for policy in p50s_ms:
+            asked = {"max_batch_delay": DELAY_MS, "batch_policy": policy}
+            server.register(policy, batch_size=BATCH_SIZE, **asked)
         # In turns, so that a machine that slows down slows both.
-        for _, policy in itertools.product(range(rounds), found):
-            report = drive_with_wrk(_load(fleet.url(policy), b"0", 1), seconds)
+        for _, policy in itertools.product(range(rounds), p50s_ms):
+            load = Load(server.url_of(policy), b"0", 1, least_answer_bytes=1)
+            report = drive_with_wrk(load, seconds)
             if report.errors:
-                raise BenchmarkError(f"{report.errors} requests of one client were not answered")
-            found[policy].append(report.p50_ms)
-    return {policy: round(statistics.median(times), 3) for policy, times in found.items()}
+                raise records.BenchmarkError(
+                    f"{report.errors} requests of one client were not answered"
+                )
+            p50s_ms[policy].append(report.p50_ms)
+    return {policy: round(statistics.median(times), 3) for policy, times in p50s_ms.items()}
 
 
 def throughputs(layouts: Mapping[int, Sequence[int]], seconds: float) -> Iterator[Point]:
     """Measures a point per number of nodes and workers, each on servers of its own."""
     for nodes, counts in layouts.items():
-        with Fleet(nodes) as fleet:
-            fleet.register("napping", batch_size=BATCH_SIZE, max_batch_delay=0, initial_workers=0)
+        with Torchferry(handler="nap", nodes=nodes) as server:
+            server.register("nap", batch_size=BATCH_SIZE, max_batch_delay=0, initial_workers=0)
             for workers in counts:
-                fleet.scale("napping", workers // nodes)
-                time.sleep(SETTLE_S)
-                yield _point(fleet, nodes, workers, seconds)
+                scale(server, "nap", workers // nodes)
+                yield _point(server, nodes, workers, seconds)
 
 
-def _point(fleet: Fleet, nodes: int, workers: int, seconds: float) -> Point:
+def scale(server: Torchferry, model_name: str, workers: int) -> None:
+    """Scales the model to this many workers per node and waits until they are idle."""
+    server.manage("PUT", f"models/{model_name}", min_worker=workers, synchronous="true")
+    time.sleep(SETTLE_S)
+
+
+def _point(server: Torchferry, nodes: int, workers: int, seconds: float) -> Point:
+    """Measures throughput and how full the machine was.
+
+    Of one core, by the busiest process, and of all cores, by all processes, the load's maker too.
+    """
+    body = str(NAP_MS).encode()
     connections = OPEN_BATCHES * BATCH_SIZE * workers
-    meters = {
-        f"{role} {pid}": Meter({role: [pid]})
-        for role, pids in fleet.processes().items()
-        for pid in pids
-    }
+    load = Load(server.url_of("nap"), body, connections, least_answer_bytes=len(body))
+    kinds = server.processes()
+    meters = [(role, Meter({role: [pid]})) for role, pids in kinds.items() for pid in pids]
     psutil.cpu_percent()
-    report = drive_with_wrk(_load(fleet.url("napping"), str(NAP_MS).encode(), connections), seconds)
+    report = drive_with_wrk(load, seconds)
     machine_percent = psutil.cpu_percent()
-    used = {name: sum(u.percent for u in meter.read().values()) for name, meter in meters.items()}
-    busiest = max(used, key=lambda name: used[name])
-    return Point(
-        nodes=nodes,
-        workers=workers,
-        requests_per_s=report.requests_per_s,
-        errors=report.errors,
-        busiest=busiest.rpartition(" ")[0],
-        busiest_percent=round(used[busiest], 1),
-        machine_percent=machine_percent,
-    )
+    busiest_percent, busiest = max((meter.read()[role].percent, role) for role, meter in meters)
+    return {
+        "nodes": nodes,
+        "workers": workers,
+        "requests_per_s": report.requests_per_s,
+        "errors": report.errors,
+        "busiest": busiest,
+        "busiest_percent": round(busiest_percent, 1),
+        "machine_percent": machine_percent,
+    }
 
 
-def batch_sizes(workers: Sequence[int], rate_per_s: float, seconds: float) -> dict[int, float]:
+def batch_sizes(workers: Sequence[int], seconds: float) -> dict[int, float]:
     """Measures the mean batch at a load that one worker can carry, by number of workers.
 
     Raises:
-        BenchmarkError: a request was not answered, or /metrics says nothing of batches.
+        BenchmarkError: a request was not answered.
     """
-    found = {}
-    with Fleet() as fleet:
-        fleet.register("steady", batch_size=32, max_batch_delay=DELAY_MS, initial_workers=0)
+    sizes = {}
+    with Torchferry(handler="nap") as server:
+        server.register("steady", batch_size=32, max_batch_delay=DELAY_MS, initial_workers=0)
         for count in workers:
-            fleet.scale("steady", count)
-            time.sleep(SETTLE_S)
-            before = batch_count(fleet.metrics_url, "steady")
-            load = driver.Load(
-                url=fleet.url("steady"),
-                body=b"0",
-                headers={"content-type": "application/octet-stream"},
-                connections=256,
-                rate_per_s=rate_per_s,
-                duration_s=seconds,
-                warmup_s=0.0,
-            )
-            outcome = driver.drive(load)
-            after = batch_count(fleet.metrics_url, "steady")
-            if len(outcome.latencies_s) < sum(outcome.statuses.values()) or after is None:
-                raise BenchmarkError(f"not all were answered: {dict(outcome.statuses)}")
-            mean = after.batches and after.requests / after.batches
-            found[count] = round(mean if before is None else after.since(before) or 0.0, 2)
-    return found
+            scale(server, "steady", count)
+            batches, requests = server.batches("steady")
+            load = Load(server.url_of("steady"), b"0", connections=256)
+            drive(load, seconds, RATE_PER_S, is_strict=True)
+            more_batches, more_requests = server.batches("steady")
+            sizes[count] = round((more_requests - requests) / (more_batches - batches), 2)
+    return sizes
 
 
-def claim_ms(claims: int) -> dict[str, float]:
-    """Measures the median and the worst of claims while many requests wait."""
-    with EmbeddedRedis(find_server()) as redis:
-        times = claim_times_ms(redis.url, waiting=WAITING, limit=CLAIMED, claims=claims)
-    return {"median": round(statistics.median(times), 3), "worst": round(max(times), 3)}
+def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> list[float]:
+    """Measures each claim of `limit` requests, in ms, as its worker sees it, decoding included.
+
+    Before each of them exactly `waiting` wait.
+    """
+    key = VersionKey("waiting", "1.0")
+    wire = Request({}, [Part("body", "", b"x" * 1024)]).to_wire()
+    numbers = itertools.count()
+    took_ms = []
+    with asyncio.Runner() as runner, connect(redis_url) as client:
+        async_client = connect_async(redis_url)
+        ingress = IngressQueue(async_client, key, "ingress", 60_000)
+        worker = WorkerQueue(client, key, "worker", 60_000)
+        client.hset(VersionKeys.of(key).config, "max_queue", 2 * waiting)
+        runner.run(NodeQueue(async_client, 60_000).beat({key: ["worker"]}))
+
+        def submit(count: int) -> None:
+            requests = [Submission(f"r{next(numbers)}", 600_000, wire) for _ in range(count)]
+            runner.run(ingress.submit(requests))
+
+        while (missing := waiting - client.llen(VersionKeys.of(key).queue)) > 0:
+            submit(min(missing, SUBMIT_AT_ONCE))
+        for _ in range(claims):
+            took_ms.append(claim_and_reply_ms(worker, limit))
+            submit(limit)
+        runner.run(ingress.close())
+        runner.run(async_client.aclose())
+    return took_ms
 
 
-def _load(url: str, body: bytes, connections: int) -> Load:
-    return Load(url, body, "application/octet-stream", connections, least_answer_bytes=len(body))
+def claim_and_reply_ms(worker: WorkerQueue, limit: int) -> float:
+    """Claims a full batch and answers it; returns how long the claim took, in ms."""
+    started_s = time.perf_counter()
+    batch = worker.claim(limit, 0.0)
+    took_ms = 1000 * (time.perf_counter() - started_s)
+    assert isinstance(batch, Batch), batch
+    assert len(batch) == limit
+    worker.reply([item.owned for item in batch.items], [Reply(status=200, body=b"")] * limit)
+    return took_ms
 
 
 # --- what it comes to
@@ -159,21 +189,16 @@ def _load(url: str, body: bytes, connections: int) -> Load:
 
 def shares(points: Sequence[Point]) -> list[float]:
     """Returns each point's throughput per worker over that of one worker alone."""
-    one = points[0].requests_per_s / points[0].workers
-    return [point.requests_per_s / point.workers / one for point in points]
+    one = points[0]["requests_per_s"] / points[0]["workers"]
+    return [point["requests_per_s"] / point["workers"] / one for point in points]
 
 
-def verdicts(
-    alone: Mapping[str, float],
-    points: Sequence[Point],
-    sizes: Mapping[int, float],
-    claim: Mapping[str, float],
-) -> Iterator[Verdict]:
-    """Returns each figure that has a bar."""
+def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
+    alone, points, sizes = (record[name] for name in ("alone_p50_ms", "points", "batch_sizes"))
     text = f"one client, delay {DELAY_MS} ms, {{policy}}: p50 {{{{}}}}"
-    fixed, adaptive = (text.format(policy=policy) for policy in ("fixed", "adaptive"))
-    yield at_most(alone["fixed"], DELAY_MS + FIXED_MORE_MS, fixed, "{:.2f} ms")
-    yield at_most(alone["adaptive"], ADAPTIVE_MS, adaptive, "{:.2f} ms")
+    bars_ms = {"fixed": DELAY_MS + FIXED_MORE_MS, "adaptive": ADAPTIVE_MS}
+    for policy, bar_ms in bars_ms.items():
+        yield at_most(alone[policy], bar_ms, text.format(policy=policy), "{:.2f} ms")
     for point, share in zip(points, shares(points), strict=True):
         yield _judge(point, share)
     fewest = min(sizes)
@@ -182,86 +207,43 @@ def verdicts(
             text = f"workers {workers}, {RATE_PER_S:.0f} requests/s: batches of {{}}"
             yield at_least(size, LEAST_BATCH_SHARE * sizes[fewest], text, "{:.2f}")
     text = f"claim of {CLAIMED} while {WAITING} wait: {{}}"
-    yield at_most(claim["median"], CLAIM_MS, text, "{:.2f} ms")
+    yield at_most(record["claim_ms"]["median"], CLAIM_MS, text, "{:.2f} ms")
 
 
 def _judge(point: Point, share: float) -> Verdict:
-    where = f"nodes {point.nodes}, workers {point.workers}: {{}} of linear"
+    where = f"nodes {point['nodes']}, workers {point['workers']}: {{}} of linear"
     verdict = at_least(100 * share, 100 * LEAST_SHARE, where, "{:.1f} %")
-    if point.errors:
-        return Verdict(False, f"{verdict.text}, {point.errors} errors")
-    if verdict.is_reached or not point.is_full:
+    if point["errors"]:
+        return Verdict(False, f"{verdict.text}, {point['errors']} errors")
+    percents = (point["busiest_percent"], point["machine_percent"])
+    if verdict.is_reached or max(percents) < FULL_PERCENT:
         return verdict
-    full = (
-        f"a core is full: {point.busiest} {point.busiest_percent:.0f} % of one, "
-        f"the machine {point.machine_percent:.0f} %"
-    )
-    return Verdict(None, f"{verdict.text}; {full}")
+    full = "a core is full: {} {:.0f} % of one, the machine {:.0f} %"
+    return Verdict(None, f"{verdict.text}; {full.format(point['busiest'], *percents)}")
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Returns the origin and the tables."""
-    points = [Point(**point) for point in record["points"]]
     lines = [
-        f"`python -m benchmarks.scaling` at {told(record)}; load average before: "
+        f"`python -m benchmarks.scaling` at {records.told(record)}; load average before: "
         f"{record['load_average']}. Batches of {BATCH_SIZE} that nap {NAP_MS} ms, "
         f"{record['seconds']:.0f} s each:",
         "",
         "| nodes | workers | requests/s | of linear | busiest process | machine |",
         "|---|---|---|---|---|---|",
     ]
-    for point, share in zip(points, shares(points), strict=True):
+    for point, share in zip(record["points"], shares(record["points"]), strict=True):
         lines.append(
-            f"| {point.nodes} | {point.workers} | {point.requests_per_s:.0f} | {100 * share:.1f} % "
-            f"| {point.busiest} {point.busiest_percent:.0f} % | {point.machine_percent:.0f} % |"
+            f"| {point['nodes']} | {point['workers']} | {point['requests_per_s']:.0f} "
+            f"| {100 * share:.1f} % | {point['busiest']} {point['busiest_percent']:.0f} % "
+            f"| {point['machine_percent']:.0f} % |"
         )
     sizes = ", ".join(f"{size:.2f} ({workers})" for workers, size in record["batch_sizes"].items())
-    lines += [
-        "",
-        f"Mean batch at {RATE_PER_S:.0f} requests/s and a delay of {DELAY_MS} ms, by the number of "
-        f"workers, one of which would do: {sizes}.",
-    ]
-    return "\n".join(lines)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
-    parser.add_argument("--seconds", type=positive, default=None, help="of each run")
-    parser.add_argument(
-        "--short", action="store_true", help="two layouts only; leaves the document as it is"
+    return "\n".join(lines) + (
+        f"\n\nMean batch at {RATE_PER_S:.0f} requests/s and a delay of {DELAY_MS} ms, by the "
+        f"number of workers, one of which would do: {sizes}."
     )
-    options = parser.parse_args(arguments)
-    options.seconds = options.seconds or (SHORT_SECONDS if options.short else SECONDS)
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures everything, prints and writes it; returns the exit code."""
-    options = parse(arguments)
-    load_average = round(os.getloadavg()[0], 2)
-
-    def record() -> dict[str, Any]:
-        wrk_path()
-        seconds = options.seconds
-        alone = alone_ms(seconds, 1 if options.short else ROUNDS)
-        points = list(throughputs({1: (1, 2)} if options.short else LAYOUTS, seconds))
-        workers = IDLE_WORKERS[:2] if options.short else IDLE_WORKERS
-        sizes = batch_sizes(workers, RATE_PER_S, seconds)
-        claim = claim_ms(CLAIMS)
-        about = {
-            "seconds": seconds,
-            "load_average": load_average,
-            "alone_p50_ms": alone,
-            "points": [asdict(point) for point in points],
-            "batch_sizes": sizes,
-            "claim_ms": claim,
-        }
-        found = list(verdicts(alone, points, sizes, claim))
-        return to_record("how cost grows with workers, nodes and the queue", about, found)
-
-    return finish("scaling", record, markdown, is_short=options.short)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = records.parse("scaling", seconds=(6, 2))
+    sys.exit(records.finish("scaling", lambda: measure(options), markdown, is_short=options.short))

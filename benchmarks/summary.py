@@ -1,136 +1,141 @@
-"""The sentences of README.md and docs/performance.md that have figures, from benchmarks/results/.
+"""The figures and charts of README.md and docs/performance.md, from benchmarks/results/.
 
-`make charts` writes them and draws the charts, and a test holds the pages against the records.
+`make charts` writes them, and a test holds the pages against the records.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.charts import OTHER, WORKLOADS, draw_all, rates, ratios, record_of
-from benchmarks.measuring.records import OURS, ROOT, write_block
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks.measuring.records import OURS, ROOT, record_of, write_block
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-NETWORKS = ("resnet", "resnet-bf16")
+IMAGES = ROOT / "docs" / "images"
+TEAL, GREY, INK = "#0f9488", "#b8c1cc", "#56606c"
+OTHER = "TorchServe"
+# In these a request's price is that of the server; in the networks, that of the network.
+FREE = {
+    "echo": "1 KiB echo",
+    "label-110k": "110 kB in, a label out",
+    "label-1m": "1 MB in, a label out",
+    "echo-110k": "110 kB in and out",
+}
+NETWORKS = {"resnet": "ResNet-152, float32", "resnet-bf16": "ResNet-152, bfloat16 here"}
+# Text stays text, and the same record always gives the same file.
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": OURS, "font.family": "sans-serif"})
 
 
-def free_ratios() -> list[float]:
-    """Returns the ratios to TorchServe where the network costs nothing, the least first."""
-    found = ratios()
-    return sorted(found[words] for name, words in WORKLOADS.items() if name not in NETWORKS)
+def rates(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns each server's requests/s in a record of `benchmarks.compare`."""
+    if beside := record.get("beside"):  # as the older records are written
+        medians = beside[OTHER]["medians"]
+    else:
+        medians = {name: server["median"] for name, server in record["servers"].items()}
+    return {name: median["requests_per_s"] for name, median in medians.items()}
 
 
-def speed() -> str:
-    """Returns README's line about speed."""
-    least, *_, most = free_ratios()
-    network = ratios()[WORKLOADS["resnet"]]
-    return (
-        f"- **Speed**: {least:.1f} to {most:.1f} times TorchServe's requests per second where the "
-        f"network costs nothing, {network:.1f} times with ResNet-152. "
-        "[performance.md](docs/performance.md) also says where others are faster."
-    )
+def ratios() -> dict[str, float]:
+    """Returns torchferry's requests/s over TorchServe's, by the words of the chart."""
+    workloads = {words: rates(record_of(name)) for name, words in (FREE | NETWORKS).items()}
+    return {words: each[OURS] / each[OTHER] for words, each in workloads.items()}
 
 
-def batching() -> str:
-    """Returns README's line about batches."""
-    first, *_, last = record_of("batching")["points"]
-    return (
-        f"With one worker and 64 clients, they answer {first['requests_per_s']:,.0f} requests per "
-        f"second one at a time, and {last['requests_per_s']:,.0f} in batches:"
-    )
-
-
-def performance() -> str:
-    """Returns the page about performance, less its chart."""
-    lines = (_machine, _beside, _networks, _mosec, _batches, _alone, _workers, _jobs, _idle)
-    return "\n".join(f"- {line()}" for line in lines)
+def batching() -> dict[str, float]:
+    """Returns requests/s by the largest batch."""
+    points = record_of("batching")["points"]
+    return {f"batches of up to {one['batch_size']}": one["requests_per_s"] for one in points}
 
 
 def written() -> dict[tuple[str, Path], str]:
     """Returns what belongs between the marks of which page."""
+    against = ratios()
+    least, *_, most = sorted(against[words] for words in FREE.values())
+    single, *_, batched = batching().values()
+    speed = (
+        f"- **Speed**: {least:.1f} to {most:.1f} times TorchServe's requests per second where the "
+        f"network costs nothing, {against[NETWORKS['resnet']]:.1f} times with ResNet-152. "
+        "[performance.md](docs/performance.md) also says where others are faster."
+    )
+    batches = (
+        f"With one worker and 64 clients, they answer {single:,.0f} requests per "
+        f"second one at a time, and {batched:,.0f} in batches:"
+    )
+    lines = [f"- {line}" for line in performance(against, least, most, batched / single)]
     return {
-        ("speed", README): speed(),
-        ("batching", README): batching(),
-        ("summary", PERFORMANCE): performance(),
+        ("speed", README): speed,
+        ("batching", README): batches,
+        ("summary", PERFORMANCE): "\n".join(lines),
     }
 
 
-def _machine() -> str:
-    where = record_of("echo")["machine"]
-    return (
-        f"All was measured on virtual machines with {where['cpus']} cores, which clients and "
-        "servers share: only what stands in one table can be compared. Each figure is a median of "
-        "turns."
-    )
-
-
-def _beside() -> str:
-    ours, theirs = rates(record_of("echo"))
-    least, *_, most = free_ratios()
-    return (
-        f"Where the network costs nothing, torchferry answers {least:.2f} to {most:.2f} times "
-        f"TorchServe's requests/s. Echoes of 1 KiB: {ours:,.0f} to {theirs:,.0f}; the aim was "
-        "three times, and is missed."
-    )
-
-
-def _networks() -> str:
-    single, half = (ratios()[WORKLOADS[name]] for name in NETWORKS)
+def performance(
+    against: Mapping[str, float], least: float, most: float, batching_ratio: float
+) -> list[str]:
+    """Returns the sentences of the page about performance."""
+    echo, scaling = record_of("echo"), record_of("scaling")
+    servers, alone_ms = rates(echo), scaling["alone_p50_ms"]
+    full, half = (against[words] for words in NETWORKS.values())
     bare = record_of("resnet")["beside"]["bare loop"]["ratio"]
-    return (
-        f"With ResNet-152 it is {single:.2f} times, with the same answers, as networks are "
+    largest = record_of("batching")["points"][-1]["batch_size"]
+    first, last = scaling["points"][0], scaling["points"][-1]
+    jobs, idle = (
+        record_of(name)["verdicts"][0]["text"].partition(" (")[0] for name in ("jobs", "idle")
+    )
+    return [
+        f"All was measured on virtual machines with {echo['machine']['cpus']} cores, which clients "
+        "and servers share: only what stands in one table can be compared. Each figure is a median "
+        "of turns.",
+        f"Where the network costs nothing, torchferry answers {least:.2f} to {most:.2f} times "
+        f"TorchServe's requests/s. Echoes of 1 KiB: {servers[OURS]:,.0f} to {servers[OTHER]:,.0f}; "
+        "the aim was three times, and is missed.",
+        f"With ResNet-152 it is {full:.2f} times, with the same answers, as networks are "
         f"prepared for the processor. In bfloat16, for which TorchServe has no setting, it is "
-        f"{half:.2f} times. A loop without any server gives as much ({bare:.2f})."
-    )
+        f"{half:.2f} times. A loop without any server gives as much ({bare:.2f}).",
+        f"mosec is faster: {servers['mosec']:,.0f} echoes/s, "
+        f"{servers['mosec'] / servers[OURS]:.1f} times as many. Its queue is in the memory of one "
+        f"process in Rust, and is lost with it, as {OTHER}'s is.",
+        f"Batches of up to {largest} gave README's five lines {batching_ratio:.1f} times the "
+        "requests/s of one at a time.",
+        f"A client that is alone waits {alone_ms['fixed']:.1f} ms for an answer with a delay of "
+        f"10 ms, and {alone_ms['adaptive']:.2f} ms with `batch_policy=adaptive`.",
+        f"{last['workers']} workers on {last['nodes']} nodes answer "
+        f"{last['requests_per_s'] / first['requests_per_s']:.2f} times as much as one, for a model "
+        "that leaves the processor idle.",
+        f"Jobs hardly slow requests: {jobs}.",
+        f"A server that nobody asks costs little: {idle}.",
+    ]
 
 
-def _mosec() -> str:
-    servers = record_of("echo")["servers"]
-    mosec, ours = (servers[name]["median"]["requests_per_s"] for name in ("mosec", OURS))
-    return (
-        f"mosec is faster: {mosec:,.0f} echoes/s, {mosec / ours:.1f} times as many. Its queue is "
-        f"in the memory of one process in Rust, and is lost with it, as {OTHER}'s is."
-    )
-
-
-def _batches() -> str:
-    first, *_, last = record_of("batching")["points"]
-    ratio = last["requests_per_s"] / first["requests_per_s"]
-    return (
-        f"Batches of up to {last['batch_size']} gave README's five lines {ratio:.1f} times the "
-        "requests/s of one at a time."
-    )
-
-
-def _alone() -> str:
-    found: dict[str, Any] = record_of("scaling")["alone_p50_ms"]
-    return (
-        f"A client that is alone waits {found['fixed']:.1f} ms for an answer with a delay of "
-        f"10 ms, and {found['adaptive']:.2f} ms with `batch_policy=adaptive`."
-    )
-
-
-def _workers() -> str:
-    points = record_of("scaling")["points"]
-    ratio = points[-1]["requests_per_s"] / points[0]["requests_per_s"]
-    return (
-        f"{points[-1]['workers']} workers on {points[-1]['nodes']} nodes answer {ratio:.2f} times "
-        "as much as one, for a model that leaves the processor idle."
-    )
-
-
-def _jobs() -> str:
-    [line, *_] = record_of("jobs")["verdicts"]
-    return f"Jobs hardly slow requests: {line['text'].partition(' (')[0]}."
-
-
-def _idle() -> str:
-    [line, *_] = record_of("idle")["verdicts"]
-    return f"A server that nobody asks costs little: {line['text'].partition(' (')[0]}."
+def draw(name: str, title: str, bars: Mapping[str, float], form: str, base: float) -> None:
+    """Writes one chart of bars from top to bottom; those up to `base` are grey."""
+    figure = Figure(figsize=(7.2, 0.55 + 0.38 * len(bars)), layout="constrained")
+    axes: Axes = figure.subplots()
+    colors = [GREY if value <= base else TEAL for value in bars.values()]
+    drawn = axes.barh(list(bars), list(bars.values()), color=colors, height=0.65)
+    axes.bar_label(drawn, [form.format(value) for value in bars.values()], padding=4, color=INK)
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.xaxis.set_visible(False)
+    axes.tick_params(left=False, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+    # Pages are dark for some readers.
+    figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
 
 
 def main() -> int:
-    draw_all()
+    title = f"requests/s beside {OTHER} (= 1)"
+    draw("performance", title, {OTHER: 1.0, **ratios()}, "{:.2f} x", 1)
+    rising = batching()
+    single = next(iter(rising.values()))
+    draw("batching", "requests/s of one worker, 64 clients", rising, "{:,.0f}", single)
     for (name, page), text in written().items():
         write_block(name, text, page)
     return 0

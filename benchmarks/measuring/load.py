@@ -1,36 +1,43 @@
-"""Drives one URL and says what came back."""
+"""Drives one URL and says what came back: by wrk, or from this process."""
 
+import asyncio
 import json
+import math
+import random
 import shutil
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import driver
-from benchmarks.measuring.figures import figures
+import aiohttp
+
+from benchmarks.measuring.records import BenchmarkError
 
 WRK_SCRIPT = Path(__file__).with_name("requests.lua")
 REPORT_MARK = "REPORT "
 ERROR_FIELDS = ("connect_errors", "read_errors", "write_errors", "status_errors", "timeouts")
-
-
-class BenchmarkError(Exception):
-    """The measurement cannot be made; the message says what is missing and what would do."""
+# More than any server answers late; what is still open then counts as an error.
+ANSWER_TIMEOUT_S = 60.0
+BINARY = "application/octet-stream"
+_SEED = 20240117
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a server is driven: a closed loop, each connection sends when it has its answer."""
+    """What is sent, by how many connections at once."""
 
     url: str
     body: bytes
-    content_type: str
     connections: int
+    content_type: str = BINARY
     # An answer that is shorter is wrong, however fast.
     least_answer_bytes: int = 0
+    # Not with wrk.
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +49,8 @@ class LoadReport:
     p99_ms: float
     errors: int
 
-    @classmethod
-    def from_wrk(cls, output: str, least_answer_bytes: int) -> "LoadReport":
-        """Reads the report in wrk's output; counts all as errors if answers are too short.
-
-        Raises:
-            BenchmarkError: no report in the output, or not a single answer.
-        """
-        lines = [line for line in output.splitlines() if line.startswith(REPORT_MARK)]
-        if not lines:
-            raise BenchmarkError(f"wrk gave no report:\n{output}")
-        record: dict[str, Any] = json.loads(lines[-1].removeprefix(REPORT_MARK))
-        requests: int = record["requests"]
-        if requests == 0:
-            raise BenchmarkError(f"not one request was answered:\n{output}")
-        errors = sum(record[name] for name in ERROR_FIELDS)
-        if record["bytes_read"] < (requests - errors) * least_answer_bytes:
-            errors = requests
-        return cls(
-            requests_per_s=round(requests / record["duration_us"] * 1e6, 1),
-            p50_ms=record["p50_us"] / 1000,
-            p99_ms=record["p99_us"] / 1000,
-            errors=errors,
-        )
-
 
 def wrk_path() -> str:
-    """Returns the path of wrk.
-
-    Raises:
-        BenchmarkError: wrk is not on PATH.
-    """
     path = shutil.which("wrk")
     if path is None:
         raise BenchmarkError("wrk is not installed: apt-get install wrk (Debian, Ubuntu)")
@@ -80,7 +58,7 @@ def wrk_path() -> str:
 
 
 def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
-    """Drives with wrk for that many seconds, rounded up; for thousands of requests per second.
+    """Drives in a closed loop, in whole seconds; for thousands of requests per second.
 
     Raises:
         BenchmarkError: wrk is missing, failed, or got no answer at all.
@@ -92,37 +70,118 @@ def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
         command += ["--timeout", "10s", "-s", str(WRK_SCRIPT), load.url, "--"]
         command += [body.name, load.content_type]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
+    lines = [line for line in run.stdout.splitlines() if line.startswith(REPORT_MARK)]
+    if run.returncode != 0 or not lines:
         raise BenchmarkError(f"wrk failed ({run.returncode}): {run.stderr or run.stdout}")
-    return LoadReport.from_wrk(run.stdout, load.least_answer_bytes)
+    report: dict[str, Any] = json.loads(lines[-1].removeprefix(REPORT_MARK))
+    requests: int = report["requests"]
+    if requests == 0:
+        raise BenchmarkError(f"not one request was answered:\n{run.stdout}")
+    errors = sum(report[name] for name in ERROR_FIELDS)
+    if report["bytes_read"] < (requests - errors) * load.least_answer_bytes:
+        errors = requests
+    return LoadReport(
+        requests_per_s=round(requests / report["duration_us"] * 1e6, 1),
+        p50_ms=report["p50_us"] / 1000,
+        p99_ms=report["p99_us"] / 1000,
+        errors=errors,
+    )
 
 
-def drive_to_the_end(load: Load, seconds: float) -> LoadReport:
+@dataclass(slots=True)
+class Answers:
+    """The latencies of successes, and the first words of everything else."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def report(self) -> LoadReport:
+        """Returns the figures.
+
+        Raises:
+            BenchmarkError: not one request was answered.
+        """
+        if not self.latencies_s:
+            raise BenchmarkError(f"not one request was answered: {self.failures[:1]}")
+        ordered = sorted(self.latencies_s)
+        return LoadReport(
+            requests_per_s=round(len(ordered) / self.seconds, 3),
+            p50_ms=round(1000 * percentile(ordered, 0.5), 2),
+            p99_ms=round(1000 * percentile(ordered, 0.99), 2),
+            errors=len(self.failures),
+        )
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """Returns the smallest value that at least this share of the ordered values does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def drive(
+    load: Load, seconds: float, rate_per_s: float = 0.0, *, is_strict: bool = False
+) -> Answers:
     """Sends requests for that many seconds and waits for all of their answers.
 
-    For a few requests per second, each worth much: a rate over exactly `seconds` would be out by a
-    batch.
+    With a rate, requests leave on time, whether or not earlier ones have been answered (open loop).
+    Without it, each connection sends when it has its answer (closed loop); for a few requests per
+    second, each worth much: a rate over exactly `seconds` would be out by a batch.
 
     Raises:
-        BenchmarkError: not one request was answered.
+        BenchmarkError: it is strict, and not every request was answered with a success.
     """
-    driven = driver.Load(
-        url=load.url,
-        body=load.body,
-        headers={"content-type": load.content_type},
-        connections=load.connections,
-        duration_s=seconds,
-        warmup_s=0.0,
-    )
-    started_s = time.perf_counter()
-    outcome = driver.drive(driven)
-    elapsed_s = time.perf_counter() - started_s
-    found = figures(outcome)
-    if not outcome.latencies_s:
-        raise BenchmarkError(f"not one request was answered: {dict(outcome.statuses)}")
-    return LoadReport(
-        requests_per_s=round(len(outcome.latencies_s) / elapsed_s, 3),
-        p50_ms=round(found.p50_ms, 1),
-        p99_ms=round(found.p99_ms, 1),
-        errors=found.errors,
-    )
+    answers = asyncio.run(_drive(load, seconds, rate_per_s))
+    if is_strict and (answers.failures or not answers.latencies_s):
+        raise BenchmarkError(f"not all were answered: {answers.failures[:1]}")
+    return answers
+
+
+async def _drive(load: Load, seconds: float, rate_per_s: float) -> Answers:
+    answers = Answers()
+
+    async def ask_until(session: aiohttp.ClientSession, end_s: float) -> None:
+        while (now_s := time.perf_counter()) < end_s:
+            await _ask(session, load, now_s, answers)
+
+    # A session of our own: cookies would grow, and a proxy would be measured with the server.
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=load.connections),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
+        headers={"content-type": load.content_type, **load.headers},
+    ) as session:
+        started_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            if rate_per_s:
+                for due_s in _arrivals(started_s, started_s + seconds, rate_per_s):
+                    await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                    # Its time counts from when it should have left: lagging hides no waiting.
+                    group.create_task(_ask(session, load, due_s, answers))
+            else:
+                for _ in range(load.connections):
+                    group.create_task(ask_until(session, started_s + seconds))
+        answers.seconds = time.perf_counter() - started_s
+    return answers
+
+
+async def _ask(
+    session: aiohttp.ClientSession, load: Load, begun_s: float, answers: Answers
+) -> None:
+    try:
+        async with session.post(load.url, data=load.body) as response:
+            text = await response.read()
+            if response.ok:
+                answers.latencies_s.append(time.perf_counter() - begun_s)
+            else:
+                answers.failures.append(f"{response.status} {text[:300]!r}")
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        answers.failures.append(str(error) or type(error).__name__)
+        # A closed loop must not spin when no server listens.
+        await asyncio.sleep(0.01)
+
+
+def _arrivals(due_s: float, end_s: float, rate_per_s: float) -> Iterator[float]:
+    """Yields when requests leave: at random, as if from many independent clients."""
+    source = random.Random(_SEED)
+    while (due_s := due_s + source.expovariate(rate_per_s)) < end_s:
+        yield due_s

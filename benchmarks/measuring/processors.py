@@ -1,9 +1,10 @@
 """What the processes of a server use: processor time, wake-ups, memory."""
 
+import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,6 @@ ROLES = {
     "workers.control_jobs": "control jobs",
     "workers.handling.worker": "workers",
 }
-SUPERVISOR, REDIS = "supervisor", "Redis"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -54,50 +54,33 @@ def wakes(pid: int) -> int:
     return total
 
 
-def resident_bytes(pid: int) -> int:
-    """Returns the memory that the process holds, shared pages included."""
-    return int(psutil.Process(pid).memory_info().rss)
+def descendants(*pids: int) -> list[psutil.Process]:
+    """Returns these processes and all that they have started."""
+    roots = [psutil.Process(pid) for pid in pids]
+    return [member for root in roots for member in (root, *root.children(recursive=True))]
 
 
-def by_role(*pids: int) -> dict[str, list[int]]:
-    """Returns these processes of torchferry and their descendants, by their roles."""
-    return _grouped(pids, _role)
-
-
-def by_name(*pids: int) -> dict[str, list[int]]:
-    """Returns these processes and their descendants, by the names of their programs."""
-    return _grouped(pids, psutil.Process.name)
+def role_of(process: psutil.Process) -> str:
+    """Returns what a process is for in torchferry."""
+    if process.name() in REDIS_PROGRAMS:
+        return "Redis"
+    words = process.cmdline()
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    own = next((role for role in ("node", "ingress") if role in words), "supervisor")
+    return ROLES.get(module, own)
 
 
 def times_s(pids: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
     """Returns the processor time of each kind of process so far: own code, kernel."""
-    found = {}
+    spent = {}
     for kind, members in pids.items():
         times = [psutil.Process(pid).cpu_times() for pid in members]
-        found[kind] = (sum(one.user for one in times), sum(one.system for one in times))
-    return found
-
-
-def _grouped(pids: Sequence[int], kind: Callable[[psutil.Process], str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for pid in pids:
-        process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
-            found.setdefault(kind(member), []).append(member.pid)
-    return found
-
-
-def _role(process: psutil.Process) -> str:
-    if process.name() in REDIS_PROGRAMS:
-        return REDIS
-    words = process.cmdline()
-    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    own = next((role for role in ("node", "ingress") if role in words), SUPERVISOR)
-    return ROLES.get(module, own)
+        spent[kind] = (sum(one.user for one in times), sum(one.system for one in times))
+    return spent
 
 
 class Meter:
-    """Processor time and wake-ups of processes from its making on."""
+    """Processor time and wake-ups of processes from its making on, but of those that end."""
 
     def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
         self._pids = pids
@@ -106,20 +89,22 @@ class Meter:
 
     def read(self) -> dict[str, Usage]:
         """Returns the use of each role, all its processes together, in percent of one core."""
-        seconds = time.monotonic() - self._started_s
-        return {
-            role: Usage(
-                percent=100 * (now_s - self._before[role][0]) / seconds,
-                wakes_per_s=(now_wakes - self._before[role][1]) / seconds,
-            )
-            for role, (now_s, now_wakes) in self._read().items()
-        }
+        seconds, now = time.monotonic() - self._started_s, self._read()
+        usage = {}
+        for role, pids in self._pids.items():
+            both = [
+                (self._before[pid], now[pid]) for pid in pids if pid in now and pid in self._before
+            ]
+            spent_s, woken = (sum(end[i] - start[i] for start, end in both) for i in (0, 1))
+            usage[role] = Usage(100 * spent_s / seconds, woken / seconds)
+        return usage
 
-    def _read(self) -> dict[str, tuple[float, int]]:
-        return {
-            role: (sum(map(processor_s, pids)), sum(map(wakes, pids)))
-            for role, pids in self._pids.items()
-        }
+    def _read(self) -> dict[int, tuple[float, int]]:
+        spent = {}
+        for pid in (pid for pids in self._pids.values() for pid in pids):
+            with contextlib.suppress(OSError):
+                spent[pid] = processor_s(pid), wakes(pid)
+        return spent
 
 
 def total_percent(usage: Mapping[str, Usage]) -> float:

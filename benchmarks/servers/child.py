@@ -1,20 +1,26 @@
-"""Child processes: a server of which nothing is left at the end, and a module of this folder."""
+"""Child processes of which nothing is left at the end, and what they are started with."""
 
+import contextlib
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
-import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from benchmarks.measuring.load import BenchmarkError
-from benchmarks.measuring.records import ROOT
+from benchmarks.measuring.records import ROOT, BenchmarkError
 
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_CHARS = 3000
+# Below those that Linux gives to outgoing connections: one of these, made between the choice of a
+# port and its use, would take it.
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 
 
 def run_module(module: str, *words: object, environment: Mapping[str, str] = os.environ) -> str:
@@ -35,6 +41,54 @@ def run_module(module: str, *words: object, environment: Mapping[str, str] = os.
     return run.stdout.splitlines()[-1] if run.stdout else ""
 
 
+def ferry_command() -> str:
+    ferry = Path(sys.executable).with_name("ferry")
+    if not ferry.exists():
+        raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
+    return str(ferry)
+
+
+def inherited_environment() -> dict[str, str]:
+    """Returns this process's environment without what would configure a server."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
+    }
+
+
+def local(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback interface that are free now."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(ports) < count:
+            port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+def write_archive(
+    archive: Path, model: Mapping[str, str], *files: Path, is_deflated: bool = False
+) -> None:
+    """Writes an archive with these files and a manifest that says this of the model.
+
+    By default nothing is deflated: random weights take long and save little.
+    """
+    described = {"modelName": archive.stem, "modelVersion": "1.0", **model}
+    manifest = {"runtime": "python", "model": described, "archiverVersion": "0.12.0"}
+    method = zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED
+    with zipfile.ZipFile(archive, "w", method) as entries:
+        entries.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest, indent=2))
+        for file in files:
+            entries.write(file, file.name)
+
+
 class Child:
     """A command that runs between `start` and `stop`.
 
@@ -48,12 +102,12 @@ class Child:
         self._environment = environment
         self._folder = folder
         self._log = folder / "server.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Popen | None = None
 
     def start(self) -> None:
         """Starts the process in its folder, with exactly this environment."""
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = psutil.Popen(
                 self._command,
                 env=self._environment,
                 cwd=self._folder,
@@ -65,25 +119,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Returns the first process.
-
-        Raises:
-            RuntimeError: it was not started, or has been stopped.
-        """
-        if self._process is None:
-            raise RuntimeError("not running")
+        assert self._process is not None, "not running"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Returns whether the first process still runs."""
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self) -> str:
         """Returns the end of what it printed."""
         return self._log.read_text(errors="replace")[-LOG_TAIL_CHARS:] if self._log.exists() else ""
 
-    def stop(self, *, whole_group: bool) -> None:
+    def stop(self, *, whole_group: bool = False) -> None:
         """Stops all processes: SIGTERM first, to the first process or to the whole group.
 
         Blocks up to STOP_TIMEOUT_S; what is left then is killed, as it is when the wait is
@@ -91,47 +138,26 @@ class Child:
         """
         if self._process is None:
             return
-        family = self._descendants(self._process.pid)
+        family = [self._process]
+        # Asked while the parents live: a process with a session of its own, or one that its dead
+        # parent left to init, can no longer be told from a stranger's.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += self._process.children(recursive=True)
         try:
-            if whole_group:
-                self._signal_group(signal.SIGTERM)
-            elif self.is_running:
-                self._process.terminate()
-            self._wait_for(family)
+            self._signal(signal.SIGTERM, whole_group=whole_group)
+            psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
         finally:
-            self._signal_group(signal.SIGKILL)
+            self._signal(signal.SIGKILL, whole_group=True)
             for member in family:
-                self._kill(member)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
             self._process.wait()
             self._process = None
 
-    def _wait_for(self, family: Sequence[psutil.Process]) -> None:
-        give_up_at = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < give_up_at:
-            if not self.is_running and not any(member.is_running() for member in family):
-                return
-            time.sleep(0.05)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        if self._process is None:
-            return
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
-
-    @staticmethod
-    def _descendants(pid: int) -> list[psutil.Process]:
-        # Asked while the parents live: a process with a session of its own, or one that its dead
-        # parent left to init, can no longer be told from a stranger's.
-        try:
-            return psutil.Process(pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    @staticmethod
-    def _kill(member: psutil.Process) -> None:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            return
+    def _signal(self, number: signal.Signals, *, whole_group: bool) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if whole_group:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)

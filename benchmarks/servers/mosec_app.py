@@ -31,10 +31,6 @@ class Label(Echo):
 if __name__ == "__main__":
     server = Server()
     routes = {"/echo": Echo, "/label": Label}
-    server.register_runtime(
-        {
-            route: [Runtime(worker, 1, BATCH_SIZE, DELAY_MS, TIMEOUT_S)]
-            for route, worker in routes.items()
-        }
-    )
+    limits = (1, BATCH_SIZE, DELAY_MS, TIMEOUT_S)
+    server.register_runtime({path: [Runtime(one, *limits)] for path, one in routes.items()})
     server.run()

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.servers.torchserve_env import TORCHSERVE_VERSION
+from benchmarks.servers.installed import TORCHSERVE_VERSION
 from tests.conformance.archives import fill_store
 from tests.conformance.case_list import HERE, Case, load_scenes, properties_of
 from tests.conformance.driving import Seen, drive

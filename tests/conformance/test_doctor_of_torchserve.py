@@ -7,7 +7,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.servers.torchserve_env import TORCHSERVE_VERSION
+from benchmarks.servers.installed import TORCHSERVE_VERSION
 from ferry.main import main
 from tests.conformance.archives import fill_store
 from tests.conformance.torchserve import ROOT, torchserve

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.servers.child import Child
-from benchmarks.servers.server import free_ports
-from benchmarks.servers.torchserve_env import torchserve_python
+from benchmarks.servers.child import Child, free_ports
+from benchmarks.servers.installed import torchserve_python
 from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +30,7 @@ def torchserve(
     lines += [f"model_store={folder / 'store'}", ""]
     (folder / "config.properties").write_text("\n".join([config, *lines]))
     words = "-m ts.model_server --start --foreground --ncs --ts-config config.properties"
-    command = [str(torchserve_python(ROOT / ".bench")), *words.split()]
+    command = [str(torchserve_python()), *words.split()]
     places = dict.fromkeys(("TEMP", "TMPDIR", "LOG_LOCATION", "METRICS_LOCATION"), str(folder))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
     child = Child(command, {**inherited, **places, **(environment or {})}, folder)

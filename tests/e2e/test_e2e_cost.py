@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import idle, scaling
-from benchmarks.claims import claim_times_ms
 from benchmarks.measuring.processors import total_percent
-from benchmarks.servers.fleet import Fleet
+from benchmarks.servers.running import Torchferry
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.ports import free_ports
 from tests.timing import assert_within
@@ -27,17 +26,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def server() -> Iterator[Torchferry]:
     """Five models, a worker each, and no client."""
     first = free_ports(3)
-    with Fleet(ports=range(first, first + 3)) as running:
+    with Torchferry(handler="nap", ports=range(first, first + 3)) as running:
         idle.register_models(running, SETTLE_S)
         yield running
 
 
-def test_idle_server_takes_next_to_nothing(fleet: Fleet) -> None:
+def test_idle_server_takes_next_to_nothing(server: Torchferry) -> None:
     # When
-    usage = idle.watch(fleet, WATCHED_S)
+    usage = idle.watch(server, WATCHED_S)
 
     # Then: all of it, with the Redis of `ferry up`
     assert set(usage) == {"supervisor", "Redis", "node", "ingress", "control jobs", "workers"}
@@ -45,21 +44,21 @@ def test_idle_server_takes_next_to_nothing(fleet: Fleet) -> None:
     assert_within(total_percent(usage), MARGIN * idle.TOTAL_PERCENT)
 
 
-def test_ingress_is_small(fleet: Fleet) -> None:
+def test_ingress_is_small(server: Torchferry) -> None:
     # When / Then
-    assert 0 < idle.ingress_bytes(fleet) < idle.INGRESS_BYTES
+    assert 0 < idle.ingress_bytes(server) < idle.INGRESS_BYTES
 
 
-def test_hundred_models_more_cost_the_ingress_nothing(fleet: Fleet) -> None:
+def test_hundred_models_more_cost_the_ingress_nothing(server: Torchferry) -> None:
     # Given
-    usage = idle.watch(fleet, WATCHED_S / 2)["ingress"]
+    usage = idle.watch(server, WATCHED_S / 2)["ingress"]
 
     # When
-    before_bytes, after_bytes = idle.register_more(fleet, SETTLE_S)
+    before_bytes, after_bytes = idle.register_more(server, SETTLE_S)
 
     # Then
     assert after_bytes - before_bytes <= MARGIN * idle.MORE_MODELS_BYTES
-    usage_with_more = idle.watch(fleet, WATCHED_S)["ingress"]
+    usage_with_more = idle.watch(server, WATCHED_S)["ingress"]
     most_wakes_per_s = usage.wakes_per_s + MARGIN * idle.MORE_WAKES_PER_S
     assert usage_with_more.wakes_per_s <= most_wakes_per_s
     assert_within(usage_with_more.percent, usage.percent + MARGIN * MORE_PERCENT)
@@ -69,7 +68,7 @@ def test_claim_takes_no_longer_when_ten_thousand_wait() -> None:
     # Given
     with EmbeddedRedis(find_server()) as redis:
         # When
-        times_ms = claim_times_ms(redis.url, waiting=10_000, limit=32, claims=50)
+        times_ms = scaling.claim_times_ms(redis.url, waiting=10_000, limit=32, claims=50)
 
     # Then
     assert_within(statistics.median(times_ms), scaling.CLAIM_MS)

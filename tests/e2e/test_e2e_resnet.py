@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.resnet import make_network, pixels
+from benchmarks.networks import make_network, pixels
 from tests.e2e.clients import TIME_TO_FILL_MS, Clients, needs_curl
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape

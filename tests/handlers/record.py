@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.servers.torchserve_env import TORCHSERVE_VERSION, write_captum
+from benchmarks.servers.installed import TORCHSERVE_VERSION, write_captum
 from tests.conformance.torchserve import torchserve
 from tests.handlers.driving import Answers, Server, drive
 from tests.support import eventually

@@ -1,15 +1,14 @@
 """README and the pages of docs/: links lead somewhere, and figures are those of the records."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import summary
-from benchmarks.charts import batching, ratios
-from benchmarks.first_model.__main__ import NAME, table
-from benchmarks.measuring.records import RESULTS, with_block
+from benchmarks.first_model import NAME, table
+from benchmarks.measuring.records import record_of, with_block
+from benchmarks.summary import batching, ratios
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -51,8 +50,7 @@ def test_links_of_the_page_lead_somewhere(page):
 
 def test_figures_of_the_pages_are_those_of_the_records():
     # Given
-    record = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
-    blocks = {**summary.written(), (NAME, summary.README): table(record)}
+    blocks = {**summary.written(), (NAME, summary.README): table(record_of(NAME))}
     # When / Then each block is what its command would write
     for (name, page), expected in blocks.items():
         text = page.read_text(encoding="utf-8")

@@ -1,1 +1,0 @@
-"""torchferry beside other servers: workloads, turns, findings, tables."""

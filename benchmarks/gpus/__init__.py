@@ -1,1 +1,0 @@
-"""ResNets on a GPU: their archives, points, and what is measured of each."""

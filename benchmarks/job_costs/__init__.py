@@ -1,1 +1,0 @@
-"""Measures what jobs cost: the requests beside them, the ingress, and Redis."""
