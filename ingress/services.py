@@ -22,8 +22,7 @@ from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
 from ingress.http1.base_url import BaseUrls
-from ingress.jobs.job_door import JobDoor
-from ingress.jobs.job_lists import JobLists
+from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics, broker_families
@@ -81,8 +80,7 @@ class Services:
     broker: Broker
     predictor: PredictionService
     http_predictions: HttpPredictions
-    jobs: JobDoor
-    job_lists: JobLists
+    jobs: JobAnswers
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -136,9 +134,10 @@ def build_services(
         settings.job_memory_share,
         is_writing_file=settings.redis_append_only,
     )
-    jobs = JobDoor(
+    jobs = JobAnswers(
         JobService(
             job_store,
+            registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
             receivers=settings.receiver_rules(),
@@ -170,7 +169,6 @@ def build_services(
             max_form_parts=settings.max_form_parts,
         ),
         jobs=jobs,
-        job_lists=JobLists(job_store, registry),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from batching.errors import BadRequest
 from ingress.access.key_file import KeyFile, KeyScope
-from ingress.jobs.job_door import JOB_PATH
+from ingress.jobs.job_answers import JOB_PATH
 from ingress.role import Role
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH

@@ -17,8 +17,8 @@ from batching.store.background_tasks import BackgroundTasks
 from batching.store.pending_request import ClientLeft, Pieces
 from batching.store.reply_stream import ReplyStream
 from ingress.http1.exchange import Body, Content, Header
-from ingress.jobs.job_door import JobDoor
-from ingress.jobs.preferences import Preferences, preferences_of
+from ingress.jobs.job_answers import JobAnswers
+from ingress.jobs.job_service import Preferences, preferences_of
 from ingress.predictions.prediction_service import Prediction, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import (
@@ -58,7 +58,7 @@ class HttpPredictions:
         *,
         is_open_inference: bool,
         max_response_size_bytes: int,
-        jobs: JobDoor,
+        jobs: JobAnswers,
         max_form_parts: int,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:

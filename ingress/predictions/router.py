@@ -11,9 +11,9 @@ from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
 from ingress.http1.body_reader import plain_length_bytes, read_body, received_body
-from ingress.http1.exchange import Answer, Application, Exchange
+from ingress.http1.exchange import Application, Exchange
 from ingress.http1.peer import host_of
-from ingress.jobs.job_door import JOB_PATH
+from ingress.jobs.job_answers import JOB_PATH
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
@@ -104,11 +104,7 @@ class InferenceRouter:
         async def answer() -> None:
             jobs, shared = self._predictions.jobs, self._predictions
             asked = exchange.method, exchange.path, headers, _base_url(shared, exchange)
-            found = await jobs.answer(*asked)
-            if isinstance(found, Answer):
-                exchange.respond(*found)
-            else:
-                await send_answer(found, exchange, shared.max_response_size_bytes)
+            exchange.respond(*await jobs.answer(*asked))
 
         return answer()
 

@@ -7,7 +7,6 @@ from typing import Any
 from flask import Request, Response
 
 from ingress.http1.exchange import Answer
-from ingress.jobs.job_events import JobEvents
 from ingress.predictions.streamed_answer import Pieces
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
@@ -50,10 +49,7 @@ def job_response(services: Services, request: Request) -> Response:
     """Returns the answer to a request about one job."""
     headers = lower_case_headers(request)
     asked = request.method, request.path, headers, base_url(services, request)
-    answer = services.on_loop(services.jobs.answer(*asked))
-    if isinstance(answer, JobEvents):
-        return stream_response(answer, services.on_loop)
-    return to_response(answer)
+    return to_response(services.on_loop(services.jobs.answer(*asked)))
 
 
 def base_url(services: Services, request: Request) -> str:

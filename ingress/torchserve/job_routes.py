@@ -3,7 +3,7 @@
 from typing import Any
 
 from ingress.torchserve import job_schemas as jobs
-from ingress.torchserve.request_headers import LAST_EVENT, UNLESS_KNOWN, WAIT
+from ingress.torchserve.request_headers import UNLESS_KNOWN, WAIT
 from ingress.torchserve.route import Route
 from ingress.torchserve.schemas import NUMBER, TEXT, refusals
 
@@ -38,15 +38,6 @@ JOBS = (
         headers=(WAIT,),
         gives=jobs.RESULT,
         others={**jobs.UNFINISHED, **refusals("404", "410", "503")},
-    ),
-    _route(
-        "GET",
-        f"{_JOB}/events",
-        "answer_job",
-        "listenToJob",
-        headers=(LAST_EVENT,),
-        gives=jobs.EVENTS,
-        others=refusals("404", "503"),
     ),
 )
 

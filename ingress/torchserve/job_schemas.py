@@ -75,7 +75,6 @@ RESULT = {
     **HANDLERS_BYTES,
     "description": "What the synchronous prediction would have been answered with, errors too",
 }
-EVENTS = answer(TEXT, "Server-sent events: status, progress, piece", "text/event-stream")
 # Of a prediction, which is answered or becomes a job.
 _IN_TIME = "`wait=5`, where the client asked for a job only after so long"
 PREDICTED = {"Preference-Applied": {"schema": TEXT, "description": _IN_TIME}}

@@ -26,9 +26,6 @@ WAIT = RequestHeader(
 UNLESS_KNOWN = RequestHeader(
     "If-None-Match", TEXT, "The `ETag` of an earlier answer; 304 while it is still the same."
 )
-LAST_EVENT = RequestHeader(
-    "Last-Event-ID", TEXT, "The id of the last event that was heard; what comes after it is sent."
-)
 TENSOR_BYTES = RequestHeader(
     "Inference-Header-Content-Length",
     {**NUMBER, "minimum": 0},

@@ -220,12 +220,10 @@ MANAGED = [
     ("GET", "management://jobs/{id}"),
     ("DELETE", "management://jobs/{id}"),
     ("GET", "management://jobs/{id}/result"),
-    ("GET", "management://jobs/{id}/events"),
 ]
 BY_ID = [
     ("GET", "/jobs/{id}"),
     ("GET", "/jobs/{id}/result"),
-    ("GET", "/jobs/{id}/events"),
     ("DELETE", "/jobs/{id}"),
 ]
 

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batching.store.jobs.job_documents import job_document, small_reply
-from batching.store.jobs.job_records import Job
-from batching.store.jobs.webhook_records import Receiver
+from batching.store.jobs.job_records import Job, Receiver, job_document, small_reply
 from batching.store.jobs.webhook_store import Event
 from batching.webhooks import signatures
 

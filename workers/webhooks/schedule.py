@@ -4,7 +4,7 @@ import datetime
 import email.utils
 import random
 
-from batching.store.jobs.webhook_records import Outcome
+from batching.store.jobs.webhook_store import WebhookOutcome
 from workers.webhooks.delivery import Heard
 
 MINUTE_S, HOUR_S = 60, 3600
@@ -25,7 +25,7 @@ JITTER = 0.1
 _GONE = 410
 
 
-def after(heard: Heard, tries: int) -> tuple[Outcome, float]:
+def after(heard: Heard, tries: int) -> tuple[WebhookOutcome, float]:
     """Returns how a try ended, and after how many seconds to try again.
 
     Args:
@@ -33,13 +33,13 @@ def after(heard: Heard, tries: int) -> tuple[Outcome, float]:
         tries: before this one.
     """
     if 200 <= heard.status < 300:  # noqa: PLR2004 - the range is its own name
-        return Outcome.DELIVERED, 0.0
+        return WebhookOutcome.DELIVERED, 0.0
     if heard.status == _GONE:
-        return Outcome.GONE, 0.0
+        return WebhookOutcome.GONE, 0.0
     if tries >= len(WAITS_S):
-        return Outcome.FAILED, 0.0
+        return WebhookOutcome.FAILED, 0.0
     wait_s = WAITS_S[tries] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
-    return Outcome.PENDING, max(wait_s, min(_asked_s(heard.retry_after), WAITS_S[-1]))
+    return WebhookOutcome.PENDING, max(wait_s, min(_asked_s(heard.retry_after), WAITS_S[-1]))
 
 
 def words_of(heard: Heard) -> str:

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.webhook_records import Outcome
-from batching.store.jobs.webhook_store import Event, WebhookStore
+from batching.store.jobs.webhook_store import Event, WebhookOutcome, WebhookStore
 from batching.store.redis_errors import AWAY, OutageLog
 from workers.webhooks.delivery import TRY_S, Delivery
 from workers.webhooks.messages import write_message
@@ -89,13 +88,13 @@ class WebhookSender:
     async def _tell(self, event: Event) -> None:
         job = await self._jobs.find(event.job_id)
         if job is None or job.webhook is None:
-            await self._webhooks.end(event, Outcome.FAILED)
+            await self._webhooks.end(event, WebhookOutcome.FAILED)
             return
         receiver = job.webhook.receiver
         name = urlsplit(receiver.url).hostname or ""
         host = self._hosts.setdefault(name, _Host())
         if not host.has_room:
-            await self._webhooks.end(event, Outcome.BUSY, int(host.wait_s * 1000))
+            await self._webhooks.end(event, WebhookOutcome.BUSY, int(host.wait_s * 1000))
             return
         with host.trying():
             message = write_message(event, job, receiver, self._keys)

@@ -5,19 +5,19 @@ import email.utils
 
 import pytest
 
-from batching.store.jobs.webhook_records import Outcome
+from batching.store.jobs.webhook_store import WebhookOutcome
 from workers.webhooks.delivery import Heard
 from workers.webhooks.schedule import JITTER, WAITS_S, after, words_of
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
 def test_success_ends_it(status):
-    assert after(Heard(status), 3) == (Outcome.DELIVERED, 0.0)
+    assert after(Heard(status), 3) == (WebhookOutcome.DELIVERED, 0.0)
     assert words_of(Heard(status)) == ""
 
 
 def test_gone_ends_it():
-    assert after(Heard(410), 0) == (Outcome.GONE, 0.0)
+    assert after(Heard(410), 0) == (WebhookOutcome.GONE, 0.0)
 
 
 @pytest.mark.parametrize("heard", [Heard(301), Heard(404), Heard(500), Heard(0, error="refused")])
@@ -25,9 +25,9 @@ def test_all_else_is_tried_again_by_the_schedule(heard):
     assert WAITS_S == (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
     for tries, wait_s in enumerate(WAITS_S):
         outcome, again_s = after(heard, tries)
-        assert outcome is Outcome.PENDING
+        assert outcome is WebhookOutcome.PENDING
         assert wait_s * (1 - JITTER) <= again_s <= wait_s * (1 + JITTER)
-    assert after(heard, len(WAITS_S)) == (Outcome.FAILED, 0.0)
+    assert after(heard, len(WAITS_S)) == (WebhookOutcome.FAILED, 0.0)
     assert words_of(heard)
 
 
