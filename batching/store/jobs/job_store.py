@@ -14,7 +14,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.async_held_connection import AsyncHeldConnection
-from batching.store.background_tasks import BackgroundTasks
+from batching.store.background_tasks import end_tasks
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
 from batching.store.commands import Command, packed
@@ -44,6 +44,7 @@ KEY_MS = 600_000
 SLACK_MS = 60_000
 LOOK_S = 1.0  # between two questions how a server is
 REFUSED_S = 60.0  # between two tries to have it write a file
+FILE_S = 2.0  # for a file that has been begun, at the end
 _POLL_S = 0.02
 
 _CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
@@ -140,14 +141,17 @@ class JobStore:
         self._writing: asyncio.Task[None] | None = None
         self._servers: dict[str, _Server] = {}  # by hash tag
         self._looking = asyncio.Lock()
-        self._background = BackgroundTasks()
+        self._file: asyncio.Task[None] | None = None
         self._write_file_at_s = 0.0
 
     async def close(self) -> None:
         """Closes its own connection; no submit may be under way."""
         if self._writing is not None:
             await self._writing
-        await self._background.close()
+        if self._file is not None:
+            # Redis may be stopped next, and what is in the file then is what remains.
+            await asyncio.wait({self._file}, timeout=FILE_S)
+            await end_tasks([self._file])
         await self._connection.close()
 
     # --- submit
@@ -421,14 +425,14 @@ class JobStore:
             looked_s=time.monotonic(),
             has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
             # While the file is begun, it does not have all jobs.
-            is_durable=info.get("aof_enabled") == 1 and not self._background.is_busy,
+            is_durable=info.get("aof_enabled") == 1 and self._file is None,
         )
 
     def _start_file(self) -> None:
-        if self._write_file_at_s <= time.monotonic() and not self._background.is_busy:
+        if self._file is None and self._write_file_at_s <= time.monotonic():
             # A server that refuses is not asked for each job.
             self._write_file_at_s = time.monotonic() + REFUSED_S
-            self._background.start(self._write_file())
+            self._file = asyncio.create_task(self._write_file())
 
     async def _write_file(self) -> None:
         """Turns the append-only file on, beside the submits, and waits until it is whole."""
@@ -444,3 +448,4 @@ class JobStore:
                 self._write_file_at_s = 0.0
         finally:
             self._servers.clear()
+            self._file = None
