@@ -50,6 +50,7 @@ COMMANDS = (
     LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "TorchServe's command line."),
     LazyCommand("shadow", "", _COMPARE, "Compare two servers' answers."),
     LazyCommand("bench", "ferry.commands.bench", _COMPARE, "What batching does for a model."),
+    LazyCommand("check", "ferry.commands.check", "", "What a configuration comes to, as JSON."),
     LazyCommand("container", "ferry.commands.container", "", "The entry point of the image."),
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "tests" / "unit" / "ferry" / "moving" / "configs"
+EXAMPLES = ROOT / "tests" / "torchserve_configs"
 PORTS = {"inference_address": 8080, "management_address": 8081, "metrics_address": 8082}
 _IN_PAGES = re.compile("^cat > config.properties <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
 

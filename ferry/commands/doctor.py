@@ -1,35 +1,30 @@
-"""`ferry doctor`: says what of an archive, or of a TorchServe, will run here."""
+"""`ferry doctor`: says what of an archive will run here, or whether a Redis keeps jobs."""
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
 from rich.table import Column, Table
 
 from batching.settings.redis_url import RedisUrl
-from batching.settings.settings import ENV_PREFIX, SettingsError
-from ferry.api import Api, ApiError
-from ferry.commands.torchserve import DEFAULTS, completed, torchserve
+from batching.settings.settings import Settings, SettingsError
+from batching.store.server_check import SAFE_POLICY, ServerFacts, facts_of
 from ferry.console import out
-from ferry.moving.configuration import TS_PREFIX
+from ferry.lazy_commands import added_command
 from ferry.options import json_option, settings_from_flags
-
-if TYPE_CHECKING:
-    from ferry.moving.effects import Row
-    from workers.doctor.examination import Report
 
 _STYLES = {"note": "yellow", "problem": "red", "must change": "red"}
 _REDIS = ("redis://", "rediss://", "unix://", "redis+", "rediss+")
+# What the package torchferry-moving reads.
 _URLS = ("http://", "https://")
-_PROPERTIES = (".properties", ".cfg")
-_COMPOSE = (".yml", ".yaml")
-_SERVER_VARIABLES = (ENV_PREFIX, TS_PREFIX, "REDIS_URL")
-_NOT_FOUND = 404
+_CONFIGURATIONS = (".properties", ".cfg", ".yml", ".yaml")
+_PAGE = 'docs/operations.md, "Jobs and persistence"'
+
+# Part, verdict and sentence.
+Row = tuple[str, str, str]
 
 
 class CannotExamine(click.ClickException):
@@ -52,26 +47,26 @@ class CannotExamine(click.ClickException):
 def doctor(context: click.Context, target: str, config: Path | None, as_json: bool) -> None:
     """Examine a model archive, the TorchServe that you have, or a Redis: what will do, what not.
 
-    TARGET is an archive (a file or a folder), of which nothing is executed; or a TorchServe: its
-    config.properties (.properties, or a snapshot, .cfg), a compose file (.yml, .yaml), or the URL
-    of its management API, such as http://localhost:8081, to which FERRY_TOKEN is the key. Or it is
-    the URL of a Redis, redis://HOST:6379: whether it keeps jobs, and drops nothing.
+    TARGET is an archive (a file or a folder), of which nothing is executed, or the URL of a Redis,
+    redis://HOST:6379: whether it keeps jobs, and drops nothing.
 
-    A config.properties is judged for two commands, `ferry torchserve --ts-config` and `ferry up
-    --config`, on this machine: `starts`, or why not.
+    With the package torchferry-moving it is also a TorchServe: its config.properties (.properties,
+    or a snapshot, .cfg), a compose file (.yml, .yaml), or the URL of its management API, such as
+    http://localhost:8081, to which FERRY_TOKEN is the key. A config.properties is judged for two
+    commands, `ferry torchserve --ts-config` and `ferry up --config`, on this machine: `starts`, or
+    why not.
 
     Exit status: 0 it can run as it is, 1 something must change, 2 TARGET cannot be read.
     """
-    try:
-        rows = _moving_rows(target)
-    except SettingsError as error:
-        raise CannotExamine(str(error)) from error
-    if rows is not None:
-        _print_moving(context, _without_secrets(target), rows, as_json=as_json)
-    elif not Path(target).exists():
+    path = Path(target)
+    if target.startswith(_REDIS):
+        _examine_redis(context, target, as_json=as_json)
+    elif target.startswith(_URLS) or (path.is_file() and path.suffix.lower() in _CONFIGURATIONS):
+        context.invoke(added_command("doctor"), target=target, as_json=as_json)
+    elif not path.exists():
         raise CannotExamine(f"there is no {target}")
     else:
-        _examine_archive(context, Path(target), config, as_json=as_json)
+        _examine_archive(context, path, config, as_json=as_json)
 
 
 def _examine_archive(
@@ -87,93 +82,76 @@ def _examine_archive(
         envelope=settings.service_envelope,
     )
     if as_json:
-        click.echo(json.dumps(_as_json(report), indent=2))
-    else:
-        _print_table([(one.part, one.verdict, one.text) for one in report.findings])
-        verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
-        out(wraps=True).print(f"\n{escape(report.archive)} {verdict}.")
-    if not report.will_run:
-        context.exit(1)
-
-
-def _moving_rows(target: str) -> "list[Row] | None":
-    """Returns the rows of a TorchServe; None if the target is an archive.
-
-    Raises:
-        SettingsError: the target cannot be read.
-        CannotExamine: no server answers, or none of TorchServe's.
-    """
-    # Only here, as above.
-    from ferry.moving.compose_file import compose_rows  # noqa: PLC0415
-    from ferry.moving.configuration import properties_rows  # noqa: PLC0415
-    from ferry.moving.live_server import server_rows  # noqa: PLC0415
-    from ferry.moving.redis_server import redis_rows  # noqa: PLC0415
-    from ferry.moving.starts import Start  # noqa: PLC0415
-
-    if target.startswith(_REDIS):
-        return list(redis_rows(target))
-    if target.startswith(_URLS):
-        return list(_asking(target, server_rows))
-    path = Path(target)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(_SERVER_VARIABLES)}
-    as_torchserve = Start(
-        "ferry torchserve --ts-config", DEFAULTS, completed, environment, needs_model_store=True
-    )
-    if path.is_file() and path.suffix.lower() in _PROPERTIES:
-        as_up = Start("ferry up --config", environment=environment)
-        return list(properties_rows(path, [as_torchserve, as_up]))
-    if path.is_file() and path.suffix.lower() in _COMPOSE:
-        flags = {name: one.help or "" for one in torchserve.params for name in one.opts}
-        return list(compose_rows(path, dataclasses.replace(as_torchserve, is_here=False), flags))
-    return None
-
-
-def _without_secrets(target: str) -> str:
-    # A URL of Redis may hold a password, and this may end in a log.
-    return RedisUrl.parse(target).without_secrets() if target.startswith(_REDIS) else target
-
-
-def _asking(url: str, examine: Any) -> "Iterator[Row]":
-    try:
-        with Api(url) as api:
-            yield from examine(lambda *path, **query: api.call("GET", *path, **query))
-    except click.ClickException as error:
-        text = error.format_message()
-        if isinstance(error, ApiError) and error.status == _NOT_FOUND:
-            text += ". Is this the management API? TorchServe has it on port 8081"
-        raise CannotExamine(text) from error
-
-
-def _print_moving(
-    context: click.Context, target: str, rows: "Sequence[Row]", *, as_json: bool
-) -> None:
-    must_change = sum(row.effect == "must change" for row in rows)
-    if as_json:
         record = {
-            "target": target,
-            "mustChange": must_change,
-            "rows": [dataclasses.asdict(row) for row in rows],
+            "archive": report.archive,
+            "modelName": report.model_name,
+            "modelVersion": report.model_version,
+            "willRun": report.will_run,
+            "findings": [dataclasses.asdict(finding) for finding in report.findings],
         }
         click.echo(json.dumps(record, indent=2))
     else:
-        _print_table([(row.part, row.effect, row.text) for row in rows])
-        things = "nothing" if not must_change else f"{must_change} of {len(rows)} rows"
-        out(wraps=True).print(f"\n{escape(target)}: {things} must change.")
-    if must_change:
-        context.exit(1)
+        _print_table([(it.part, it.verdict, it.text) for it in report.findings])
+        verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
+        out(wraps=True).print(f"\n{escape(report.archive)} {verdict}.")
+    context.exit(0 if report.will_run else 1)
 
 
-def _as_json(report: "Report") -> dict[str, object]:
-    return {
-        "archive": report.archive,
-        "modelName": report.model_name,
-        "modelVersion": report.model_version,
-        "willRun": report.will_run,
-        "findings": [dataclasses.asdict(finding) for finding in report.findings],
-    }
+def _examine_redis(context: click.Context, url: str, *, as_json: bool) -> None:
+    try:
+        rows = list(_redis_rows(facts_of(Settings(redis_url=url))))
+    except SettingsError as error:
+        raise CannotExamine(str(error)) from error
+    except OSError as error:
+        raise CannotExamine(f"this Redis does not answer: {error}") from error
+    must_change = sum(effect == "must change" for _, effect, _ in rows)
+    name = RedisUrl.parse(url).without_secrets()
+    if as_json:
+        lines = [dict(zip(("part", "effect", "text"), row, strict=True)) for row in rows]
+        record = {"target": name, "mustChange": must_change, "rows": lines}
+        click.echo(json.dumps(record, indent=2))
+    else:
+        _print_table(rows)
+        out(wraps=True).print(f"\n{escape(name)}: {must_change or 'nothing'} must change.")
+    context.exit(1 if must_change else 0)
 
 
-def _print_table(rows: list[tuple[str, str, str]]) -> None:
+def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
+    """Yields what the server means for requests and jobs; of a cluster, one of its servers."""
+    if facts.is_too_old:
+        yield "version", "note", f"Redis {facts.version}: use 7.0 or later"
+    else:
+        yield "version", "same", f"Redis {facts.version}"
+    if facts.policy == SAFE_POLICY:
+        yield "maxmemory-policy", "same", f"{SAFE_POLICY}: nothing accepted is dropped"
+    else:
+        text = f"{facts.policy} may drop what was accepted: set it to {SAFE_POLICY}"
+        yield "maxmemory-policy", "must change", text
+    if not facts.is_writing_file:
+        text = (
+            'no append-only file: jobs end with this Redis, and say so ("durable": false). Where '
+            f"they must not, set appendonly to yes; requests do not need it: {_PAGE}"
+        )
+        yield "persistence", "note", text
+    elif facts.has_write_failed:
+        text = "the append-only file could not be written, and Redis takes no writes: a full disk?"
+        yield "persistence", "must change", text
+    else:
+        yield _fsync_row(facts)
+
+
+def _fsync_row(facts: ServerFacts) -> Row:
+    loss = {
+        "everysec": "a machine that fails loses the last second",
+        "always": "a machine that fails loses nothing, and each write waits for the disk",
+        "no": "a machine that fails loses what its system had not written: set it to everysec",
+    }.get(facts.fsync, "what a machine that fails loses is for appendfsync to say")
+    known = f", appendfsync {facts.fsync}" if facts.fsync else ""
+    text = f"append-only file{known}: jobs and models survive Redis; {loss}"
+    return "persistence", "note" if facts.fsync == "no" else "same", text
+
+
+def _print_table(rows: list[Row]) -> None:
     table = Table("part", "", Column("what was found", overflow="fold"), box=None)
     for part, verdict, text in rows:
         table.add_row(escape(part), f"[{_STYLES.get(verdict, 'green')}]{verdict}[/]", escape(text))

@@ -12,7 +12,7 @@ from ferry.main import main
 from tests.conformance.archives import fill_store
 from tests.conformance.torchserve import ROOT, torchserve
 
-RECORDED = ROOT / "tests" / "unit" / "ferry" / "moving" / "torchserve-0.12.json"
+RECORDED = ROOT / "packages" / "moving" / "tests" / "torchserve-0.12.json"
 CONFIG = "disable_token_authorization=true\nenable_model_api=true"
 
 

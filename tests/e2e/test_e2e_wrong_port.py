@@ -21,7 +21,6 @@ COMMANDS = [
     ("models set-default m 1.0", MANAGEMENT),
     ("jobs list", MANAGEMENT),
     ("jobs retry " + "0" * 32, MANAGEMENT),
-    ("doctor", MANAGEMENT),
     ("predict m FILE", INFERENCE),
     ("jobs submit m FILE", INFERENCE),
     ("status", INFERENCE),
@@ -42,7 +41,7 @@ def test_command_names_the_port_that_it_was_given_and_the_right_one(
         for words, wanted in COMMANDS[:: 5 if is_asking_for_tokens else 1]:
             for given in {INFERENCE, MANAGEMENT, METRICS} - {wanted}:
                 url, right = (f"http://127.0.0.1:{running.port + one}" for one in (given, wanted))
-                target = [url] if words == "doctor" else [f"--{NAMES[wanted]}-url", url]
+                target = [f"--{NAMES[wanted]}-url", url]
                 # When
                 done = subprocess.run(
                     [FERRY, *words.split(), *target],

@@ -1,4 +1,4 @@
-"""The wheels in an empty environment: `ferry shadow` is there once torchferry-moving is."""
+"""The wheels in an empty environment: torchferry-moving adds its commands to `ferry`."""
 
 import json
 import subprocess
@@ -26,10 +26,12 @@ def test_wheel_adds_its_commands(tmp_path: Path) -> None:
         )
 
     # When
-    missing = ferry("shadow", "--help")
-    # Then
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert missing.stderr.endswith("pip install torchferry-moving\n")
+    (tmp_path / "config.properties").write_text("keystore=a\n")
+    for words in (["shadow", "--help"], ["doctor", "config.properties"]):
+        missing = ferry(*words)
+        # Then
+        assert (missing.returncode, missing.stdout) == (2, "")
+        assert missing.stderr.endswith("pip install torchferry-moving\n")
     # When it is there
     subprocess.run([str(python), "-m", "pip", "install", "-q", str(moving)], check=True)
     with Upstream().running() as old, Upstream(b"{}").running() as new:
@@ -40,3 +42,6 @@ def test_wheel_adds_its_commands(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     [row] = json.loads(done.stdout)["rows"]
     assert (row["request"], row["body"]) == ("POST /predictions/m", 1)
+    judged = ferry("doctor", "config.properties", "--json")
+    assert judged.returncode == 1, judged.stderr
+    assert json.loads(judged.stdout)["rows"][0]["part"] == "keystore"

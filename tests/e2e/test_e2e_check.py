@@ -1,4 +1,4 @@
-"""What `ferry doctor` says of a configuration is what the two commands do that start with it."""
+"""What `ferry check` says of a configuration is what the two commands do that start with it."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_all_configurations_are_found():
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_doctor_says_what_each_start_does(name, tmp_path: Path):
+def test_check_says_what_each_start_does(name, tmp_path: Path):
     # Given
     store = tmp_path / "store"
     store.mkdir()
@@ -51,7 +51,7 @@ def test_doctor_says_what_each_start_does(name, tmp_path: Path):
     # When
     environment = {name: text for name, text in os.environ.items() if name != "REDIS_URL"}
     asked = subprocess.run(
-        [FERRY, "doctor", str(config), "--json"],
+        [FERRY, "check", str(config)],
         capture_output=True,
         check=False,
         cwd=tmp_path,

@@ -1,0 +1,291 @@
+"""`ferry check`: what the server makes of a config.properties, as JSON for other programs.
+
+`ferry doctor` of torchferry-moving asks it: how a configuration is understood, and whether a start
+succeeds with it, is known here alone. A start has two ways to fail, and so has the verdict: with
+these settings none can succeed, or a later one may, as when another server has the port.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+
+from batching.errors import ServeError
+from batching.metrics import read_metrics_config
+from batching.models.config_keys import why_not_here
+from batching.models.registration import ModelDefaults, spec_from_registration
+from batching.models.spec import PARAMETERS, ArchiveInfo
+from batching.settings.files import read_properties
+from batching.settings.loading import doubts, load_settings, switches_read_as_false
+from batching.settings.settings import (
+    BY_KEY,
+    DEFAULT_ALLOWED_URLS,
+    SETTINGS,
+    Settings,
+    SettingsError,
+    UnusableNow,
+)
+from batching.settings.snapshots import read_snapshot
+from batching.settings.torchserve_keys import (
+    BETTER,
+    ENABLE_ENVIRONMENT,
+    IGNORED,
+    REPLACED,
+    SNAPSHOT,
+    UNDERSTOOD,
+    WITHOUT_VARIABLE,
+    why_without_effect,
+)
+from batching.settings.values import model_settings
+from batching.store.server_check import check_server, why_away
+from ferry.commands.torchserve import DEFAULTS, completed, torchserve
+from ferry.options import UnusableSettings
+from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
+from ferry.process_tree.start_checks import check_free, require_store
+from ingress.access.key_file import check_keys
+from ingress.listeners import certificate_of, listener_table
+from workers.archives.model_files import is_writable, work_dir_of
+from workers.doctor.config_examination import WITHOUT_EFFECT
+
+SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"
+_NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file names none"
+_TORCHSERVE, _UP = "ferry torchserve --ts-config", "ferry up --config"
+_TS_PREFIX = "TS_"
+
+
+class Row(NamedTuple):
+    """One part, what becomes of it, and a sentence; of what must change, it says how."""
+
+    part: str
+    effect: str
+    text: str
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--container",
+    metavar="JSON",
+    help="Variables of a container that is to start with it; null: a value that is not known. "
+    "Files, ports and servers of this machine do not count then.",
+)
+def check(config: Path | None, container: str | None) -> None:
+    """Print what becomes of CONFIG's keys and models, and whether a server starts with it."""
+    variables = None if container is None else json.loads(container)
+    try:
+        rows = list(_rows(config, variables))
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+    flags = {name: option.help or "" for option in torchserve.params for name in option.opts}
+    click.echo(json.dumps({"rows": [row._asdict() for row in rows], "flags": flags}))
+
+
+def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> Iterator[Row]:
+    properties = read_properties(config) if config is not None else {}
+    yield from map(key_row, properties)
+    for key, text in switches_read_as_false(properties).items():
+        yield Row(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
+    for variable in variables or ():
+        if variable.startswith(_TS_PREFIX):
+            yield _variable_row(variable, properties)
+    if config is None:
+        return
+    if "default_workers_per_model" not in properties:
+        text = (
+            "not set: TorchServe starts a worker per GPU or core for a model of load_models, this "
+            "server one"
+        )
+        yield Row("default_workers_per_model", NOTE, text)
+    # Of another machine, and of a value that is not known, the start says nothing.
+    environment: Mapping[str, str] = os.environ
+    if variables is not None:
+        environment = {name: value for name, value in variables.items() if value is not None}
+    allowed_urls = DEFAULT_ALLOWED_URLS
+    with contextlib.suppress(SettingsError):  # which the rows of the start have
+        settings, _ = load_settings(config, environment, None, DEFAULTS)
+        settings = completed(settings)
+        yield from (Row("", NOTE, doubt) for doubt in doubts(settings))
+        allowed_urls = settings.allowed_urls
+        for archive in settings.load_models.split(","):
+            url = re.sub(r"^[\w.-]+=", "", archive.strip())
+            yield from _url_rows("load_models", url, allowed_urls)
+    yield from _model_rows(config, properties, allowed_urls)
+    yield from _start_rows(config, environment, is_here=variables is None)
+
+
+def key_row(key: str) -> Row:
+    """Returns what becomes of one key of config.properties."""
+    if key in BETTER:
+        return Row(key, BETTER_HERE, BETTER[key].replace("`", ""))
+    if key in UNDERSTOOD:
+        return Row(key, SAME, BY_KEY[key].doc if key in BY_KEY else "")
+    if key in REPLACED:
+        return Row(key, CHANGE, IGNORED[key])
+    return Row(key, NOTE, why_without_effect(key))
+
+
+def _variable_row(variable: str, properties: Mapping[str, str]) -> Row:
+    keys = {_TS_PREFIX + key.upper(): key for key in IGNORED if key not in WITHOUT_VARIABLE}
+    keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
+    if variable not in keys:
+        return Row(variable, NOTE, "is no variable of TorchServe's, and has no effect")
+    if properties.get(ENABLE_ENVIRONMENT, "").strip().lower() != "true":
+        text = f"counts only if the file says {ENABLE_ENVIRONMENT}=true, as in TorchServe"
+        return Row(variable, NOTE, text)
+    return key_row(keys[variable])._replace(part=variable)
+
+
+def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[Row]:
+    """Yields a row for an archive that comes from another machine."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        return
+    name = url.partition("?")[0]  # a query may be a secret
+    if any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(",")):
+        yield Row(part, SAME, f"{name} is in allowed_urls")
+    else:
+        text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
+        yield Row(part, CHANGE, text)
+
+
+def _model_rows(config: Path, properties: Mapping[str, str], allowed_urls: str) -> Iterator[Row]:
+    with contextlib.suppress(SettingsError):  # as above
+        for name, versions in model_settings(properties.get("models", "")).items():
+            for version, words in versions.items():
+                yield from _version_rows(name, version, words, allowed_urls)
+    try:
+        for saved in read_snapshot(config) if SNAPSHOT in properties else []:
+            name, version = saved.model_name, saved.model_version
+            yield from _version_rows(name, version, saved.record, allowed_urls)
+    except SettingsError as error:
+        # The server starts all the same, without these models.
+        yield Row(SNAPSHOT, CHANGE, str(error))
+
+
+def _version_rows(
+    model_name: str, version: str, words: Mapping[str, Any], allowed_urls: str
+) -> Iterator[Row]:
+    """Yields the rows of a version that is described in the words of model-config.yaml."""
+    part = f"model {model_name} {version}"
+    for word, value in words.items():
+        if reason := why_not_here(word, value):
+            yield Row(part, CHANGE, reason)
+        elif word in WITHOUT_EFFECT and value:
+            yield Row(part, NOTE, f"{word} has no effect: {WITHOUT_EFFECT[word]}")
+    url = str(words.get("modelUrl") or words.get("marName") or "")
+    runtime = {"runtime": str(words["runtime"])} if words.get("runtime") else {}
+    archive = ArchiveInfo(url, "", model_name, version, "", "python", None, words)
+    try:
+        spec = spec_from_registration(runtime, archive, ModelDefaults())
+    except ServeError as error:
+        yield Row(part, CHANGE, error.message)
+        return
+    named = [it.word for it in PARAMETERS if words.get(it.word) not in (None, "", ())]
+    yield Row(part, SAME, ", ".join(f"{word} {words[word]}" for word in named) or "the defaults")
+    if spec.batch_size > 1:
+        text = (
+            "maxBatchDelay counts from the oldest request's arrival; when a batch fails, each of "
+            "its requests is tried alone"
+        )
+        yield Row(part, BETTER_HERE, text)
+    if spec.min_worker:
+        text = "minWorkers are those of each node: more nodes, more workers"
+        yield Row(part, BETTER_HERE, text)
+    yield from _url_rows(part, url, allowed_urls)
+
+
+def _start_rows(config: Path, environment: Mapping[str, str], *, is_here: bool) -> Iterator[Row]:
+    """Yields what each command says to the file; what all say has one row."""
+    commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
+    findings = {
+        command: list(_findings(config, environment, command, is_here=is_here))
+        for command in commands
+    }
+    for effect, text in dict.fromkeys(it for some in findings.values() for it in some):
+        saying = [command for command in commands if (effect, text) in findings[command]]
+        for part in ["start"] if len(saying) == len(commands) else saying:
+            yield Row(part, effect, text)
+
+
+def _findings(
+    config: Path, environment: Mapping[str, str], command: str, *, is_here: bool
+) -> Iterator[tuple[str, str]]:
+    is_up = command == _UP
+    try:
+        settings, _ = load_settings(config, environment, None, {} if is_up else DEFAULTS)
+    except SettingsError as error:
+        yield CHANGE, str(error)
+        return
+    settings = settings if is_up else completed(settings)
+    checks = _checks_here(settings) if is_here else [_check_listeners_elsewhere]
+    if complaints := [it for check_start in checks for it in _complaints(check_start, settings)]:
+        yield from complaints
+    elif is_here and not is_up and settings.model_store is None:
+        yield NOTE, _NEEDS_STORE
+    else:
+        yield SAME, "starts"
+
+
+def _complaints(
+    check_start: Callable[[Settings], object], settings: Settings
+) -> Iterator[tuple[str, str]]:
+    try:
+        check_start(settings)
+    except (UnusableNow, EmbeddedRedisError) as error:
+        yield NOTE, f"not now: {error}"
+    except SettingsError as error:
+        yield CHANGE, str(error)
+    except click.ClickException as error:
+        is_final = isinstance(error, UnusableSettings) or check_start is require_store
+        text = error.format_message()
+        yield (CHANGE, text) if is_final else (NOTE, f"not now: {text}")
+
+
+def _checks_here(settings: Settings) -> list[Callable[[Settings], object]]:
+    """Returns what the start does, in its order, short of starting anything."""
+    return [
+        require_store,
+        lambda settings: check_free(settings.addresses().values()),
+        _check_redis if settings.redis_url else _check_own_redis,
+        lambda settings: read_metrics_config(settings.metrics_config),
+        work_dir_of,
+        _check_listeners,
+        _check_certificate,
+        check_keys,
+    ]
+
+
+def _check_redis(settings: Settings) -> None:
+    if why := why_away(settings, wait_s=0.0):
+        raise UnusableNow(why)
+    check_server(settings)
+
+
+def _check_own_redis(settings: Settings) -> None:
+    find_server()
+    if (folder := settings.data_dir) is not None and not is_writable(folder):
+        raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
+
+
+def _check_listeners(settings: Settings) -> None:
+    for address in listener_table(settings):
+        path = address.socket_path
+        if path is not None and not (path.parent.is_dir() and is_writable(path.parent)):
+            raise UnusableNow(f"cannot listen on {address}: its folder cannot be written")
+
+
+def _check_certificate(settings: Settings) -> None:
+    if (certificate := certificate_of(settings)) is not None:
+        certificate.open()
+
+
+def _check_listeners_elsewhere(settings: Settings) -> None:
+    with contextlib.suppress(UnusableNow):  # a host that only the other machine knows
+        listener_table(settings)
+    if settings.certificate_file is None or settings.private_key_file is None:
+        certificate_of(settings)

@@ -1,1 +1,0 @@
-"""Says what a TorchServe becomes here, row by row, for `ferry doctor`."""

@@ -1,0 +1,70 @@
+"""Asks the installed server what it makes of a configuration."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+SAME, NOTE, CHANGE = "same", "note", "must change"
+# Variables of this shell that are settings: the configuration is judged by itself.
+_SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
+
+
+class CannotExamine(click.ClickException):
+    """Tells that the target cannot be read."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One part, and one sentence about it; of what must change, the sentence says how."""
+
+    part: str
+    effect: str
+    text: str
+
+
+def configuration_rows(
+    config: Path | None, variables: Mapping[str, str | None] | None = None
+) -> Iterator[Row]:
+    """Yields what becomes of each key of the file, of its models, and of a start with it.
+
+    Args:
+        config: the file.
+        variables: those of the container that starts with it; None: it starts here.
+
+    Raises:
+        CannotExamine: the file cannot be read.
+    """
+    words = [] if variables is None else ["--container", json.dumps(variables)]
+    for row in _check(*([str(config)] if config else []), *words)["rows"]:
+        yield Row(**row)
+
+
+def torchserve_flags() -> dict[str, str]:
+    """Returns the flags of `ferry torchserve`, and their help."""
+    flags: dict[str, str] = _check()["flags"]
+    return flags
+
+
+def _check(*words: str) -> dict[str, Any]:
+    # Not as a module: this package knows the server only as a command.
+    done = subprocess.run(  # noqa: S603 - no word of it is a program
+        [sys.executable, "-P", "-m", "ferry.main", "check", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if not k.startswith(_SERVER_VARIABLES)},
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["`ferry check` failed"]
+        raise CannotExamine(lines[-1].removeprefix("Error: "))
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
