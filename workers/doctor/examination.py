@@ -11,9 +11,13 @@ from typing import Any
 from batching.errors import DependenciesFailed, ServeError
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
-from workers.archives.manifest import BUILT_IN_PACKAGE, split_handler
-from workers.archives.model_archive import inspect_archive, unpack_archive
-from workers.archives.requirements import read_requirements
+from workers.archives.installer import read_requirements
+from workers.archives.model_archive import (
+    BUILT_IN_PACKAGE,
+    inspect_archive,
+    split_handler,
+    unpack_archive,
+)
 from workers.doctor.config_examination import examine_config
 from workers.doctor.findings import Finding, Verdict, note, ok, problem
 from workers.doctor.source_examination import (
@@ -26,7 +30,7 @@ from workers.doctor.source_examination import (
 )
 from workers.doctor.target_examination import examine_target
 from workers.doctor.weights_examination import examine_other_files, examine_weights
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import require_safe_torch
 
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")

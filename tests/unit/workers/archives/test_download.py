@@ -17,8 +17,7 @@ from tests.unit.workers.archives.web import (
     served,
     web_with_archive,
 )
-from workers.archives.download import Downloader
-from workers.archives.fetch import locate_archive
+from workers.archives.fetch import Downloader, locate_archive
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import zipfile
 
 import httpx
 
-from workers.archives.download import Downloader
+from workers.archives.fetch import Downloader
 
 PUBLIC = "93.184.216.34"
 URL = "https://models.example/store/echo.mar"

@@ -1,5 +1,7 @@
 """Downloads under way, from a node to an ingress."""
 
+from batching.settings.settings import Settings
+from batching.store.clients import connect
 from batching.store.registry.downloads import Download, Downloads
 from workers.control_jobs import Progress
 
@@ -36,10 +38,10 @@ def test_b08_garbage_among_the_downloads_hides_no_other(store_backend):
     assert downloads.all() == [Download(URL, 1, 2)]
 
 
-def test_redis_is_not_told_of_each_chunk(store_backend):
+def test_redis_is_not_told_of_each_chunk(redis_server):
     # Given
-    downloads = Downloads(store_backend.client)
-    progress = Progress(lambda: downloads, URL)
+    downloads = Downloads(connect(redis_server.url))
+    progress = Progress(Settings(redis_url=redis_server.url), URL)
     # When
     for done in (1, 2, 3):
         progress.note(done, None)

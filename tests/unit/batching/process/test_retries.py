@@ -1,4 +1,4 @@
-from batching.process.backoff import DELAYS_S, Backoff
+from batching.process.retries import DELAYS_S, Backoff
 
 
 def test_backoff_retries_at_once_first_and_never_waits_longer_than_half_a_minute():

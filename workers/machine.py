@@ -1,12 +1,17 @@
-"""Devices that a model worker can be pinned to, found without loading torch."""
+"""Finds what the machine has: devices, the package `ts`, a safe torch. Never loads torch."""
 
 import contextlib
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+# CVE-2025-32434: up to 2.5.1 a checkpoint could run code in spite of weights_only=True.
+MIN_TORCH = (2, 6)
+_WORKERS = Path(__file__).resolve().parent
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 _QUERY_TIMEOUT_S = 20
 
@@ -62,11 +67,31 @@ def _count_visible(visible: str, count: int) -> int:
     Such are numbers beyond the last GPU, and by convention -1. A process gets one part of a GPU
     (MIG) at most.
     """
-    found = 0
+    known = 0
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
-            return max(found, 1)
+            return max(known, 1)
         if not (entry.startswith("GPU-") or (entry.isdecimal() and int(entry) < count)):
             break
-        found += 1
-    return min(found, count)
+        known += 1
+    return min(known, count)
+
+
+def ts_folder() -> Path:
+    """Returns the folder that holds `ts`: beside this package in a checkout, within it in a wheel.
+
+    A wheel must not put a package called `compat` into a user's site-packages.
+    """
+    installed = _WORKERS / "compat"
+    return installed if installed.is_dir() else _WORKERS.parent / "compat"
+
+
+def require_safe_torch() -> None:
+    """Raises ImportError if torch is too old; handlers may do without torch."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match and (int(match[1]), int(match[2])) < MIN_TORCH:
+        raise ImportError(f"torch {version} loads malicious checkpoints: 2.6 or later is needed")

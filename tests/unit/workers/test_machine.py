@@ -2,7 +2,7 @@ import importlib.metadata
 
 import pytest
 
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import require_safe_torch
 
 
 @pytest.mark.parametrize("version", ["2.5.1", "2.5.1+cu124", "1.13.0", "0.4"])
