@@ -1,4 +1,4 @@
-"""The child processes of a node that run control jobs and send webhooks."""
+"""The child processes of a node that run control jobs."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 RESTART_S = 1.0
 STOP_S = 2.0
 SECOND_AFTER_S = 5.0
+_MODULE = "workers.control_jobs"
 
 
 async def keep_control_workers(
@@ -36,33 +37,24 @@ async def keep_control_workers(
 
 async def keep_control_worker(settings: Settings, *, restart_s: float = RESTART_S) -> None:
     """Keeps a child process running until cancelled; starts another one when it dies."""
-    await _keep("workers.control_jobs", settings, restart_s)
-
-
-async def keep_webhook_sender(settings: Settings, *, restart_s: float = RESTART_S) -> None:
-    """Keeps the child process running that tells receivers of jobs, until cancelled."""
-    await _keep("workers.webhooks", settings, restart_s)
-
-
-async def _keep(module: str, settings: Settings, restart_s: float) -> None:
     reminder = Reminder()
     while True:
         try:
-            await _run_once(module, {**os.environ, **settings.to_environment()})
+            await _run_once({**os.environ, **settings.to_environment()})
         except OSError as error:
             # No process, descriptor or memory is left for now; the models are served all the same.
             if reminder.is_due(str(error)):
-                log.error("cannot run %s: %s", module, error.strerror)
+                log.error("cannot run %s: %s", _MODULE, error.strerror)
         await asyncio.sleep(restart_s)
 
 
-async def _run_once(module: str, environment: Mapping[str, str]) -> None:
-    process = spawn([sys.executable, "-P", "-m", module], environment)
+async def _run_once(environment: Mapping[str, str]) -> None:
+    process = spawn([sys.executable, "-P", "-m", _MODULE], environment)
     try:
         await exited(process)
     finally:
         await _stop(process)
-    log.warning("%s ended, exit=%s", module, process.returncode)
+    log.warning("%s ended, exit=%s", _MODULE, process.returncode)
 
 
 async def _stop(process: "subprocess.Popen[bytes]") -> None:

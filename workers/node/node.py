@@ -2,7 +2,7 @@
 
 Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
 what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
-one worker process alive, DiskSweeper clears the disk, two child processes run control jobs.
+one worker process alive, DiskSweeper clears the disk, two child processes run control jobs, a thread sends webhooks.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -41,7 +41,7 @@ from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine.devices import list_gpus
-from workers.node.control_process import keep_control_workers, keep_webhook_sender
+from workers.node.control_process import keep_control_workers
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
@@ -127,9 +127,6 @@ class Node:
             self._keep(self._reconcile_forever, "reconciler"),
             asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
         ]
-        if self._settings.webhook_secrets:
-            sender = keep_webhook_sender(self._settings)
-            starters.append(asyncio.create_task(sender, name="webhook sender"))
         roles = [
             *starters,
             # Without beats others take its requests: if this fails, a new node is better.
@@ -138,6 +135,11 @@ class Node:
             self._keep(self._follow_changes, "changes"),
             self._keep(sweeper.run, "sweeper"),
         ]
+        if self._settings.webhook_secrets:
+            # Only here, as most nodes need no HTTP client.
+            from workers.node.webhook_sender import send_webhooks  # noqa: PLC0415 - see above
+
+            roles.append(self._keep(partial(send_webhooks, self._settings), "webhooks"))
         if not self._settings.disable_system_metrics:
             roles.append(self._keep(self._host_meter().run, "host meter"))
         if self._settings.probe_dir is not None:
