@@ -20,7 +20,7 @@ from batching.settings.settings import Settings
 from benchmarks.measuring.load import BenchmarkError, LoadReport
 from workers.archives.model_archive import inspect_archive, unpack_archive
 from workers.handling.handlers import load_model
-from workers.machine.devices import Device
+from workers.machine import Device
 
 
 def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:

@@ -12,7 +12,7 @@ import msgspec
 from batching.errors import BadRequest
 from batching.protocol import Part
 from ferry.modeling import BadInput
-from workers.machine.ts_folder import ts_folder
+from workers.machine import ts_folder
 
 _DEFAULT_BATCH_SIZE = 32
 # Encoders read tensors as handlers do, with the package `ts`.

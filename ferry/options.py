@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from batching.process.entry_point import EXIT_UNUSABLE
+from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
 from batching.settings.loading import doubts, load_settings, switches_read_as_false
 from batching.settings.setting import Setting

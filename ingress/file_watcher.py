@@ -9,7 +9,7 @@ import logging
 import os
 import resource
 
-from batching.process.reminder import Reminder
+from batching.process.retries import Reminder
 
 log = logging.getLogger(__name__)
 

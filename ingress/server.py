@@ -16,9 +16,8 @@ import uvloop
 
 from batching.errors import Draining, StoreUnavailable
 from batching.process.daemon_thread import in_daemon_thread
-from batching.process.readiness import Launch, launch, notify_ready
+from batching.process.part import Launch, StopEvents, launch, notify_ready
 from batching.process.siblings import Siblings
-from batching.process.stop_signals import StopEvents
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server

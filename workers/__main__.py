@@ -2,7 +2,7 @@
 
 import sys
 
-from batching.process.entry_point import run_part
+from batching.process.part import run_part
 from workers.node.node import run
 
 if __name__ == "__main__":

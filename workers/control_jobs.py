@@ -1,11 +1,13 @@
-"""`python -m workers.control_jobs`: runs control jobs by RQ under a node. Never an inference."""
+"""`python -m workers.control_jobs`: runs the control jobs that wait, by RQ. Never an inference.
+
+A node starts it when a job waits, and it ends when none has come for a while. A process of its own,
+so that no archive can hurt the node.
+"""
 
 import contextlib
 import logging
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,30 +24,25 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, for_rq, store_url
-from batching.store.redis_errors import AWAY, UNHEARD, OutageLog, RedisError
+from batching.store.redis_errors import AWAY, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,
     JOB_BEAT_S,
-    QUEUE_NAME,
     wrap_error,
 )
-from batching.store.registry.downloads import Download, Downloads
 from batching.store.registry.registry import Registry
+from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
 from workers.archives import model_archive as archive
-from workers.archives.download_notes import may_share_a_file, was_downloaded
+from workers.archives.fetch import may_share_a_file, was_downloaded
 from workers.archives.model_files import work_dir_of
 
 log = logging.getLogger("workers.control_jobs")
 
-# RQ blocks for a job for WORKER_TTL_S - 15 s, and waits for the answer for 10 s more at most. After
-# RQ_SOCKET_TIMEOUT_S it gives up a server that is frozen, or was replaced.
-WORKER_TTL_S = 20
+IDLE_S = 10
 CLOCKS_DIFFER_S = 86_400
-PROGRESS_S = 0.3
-RQ_SOCKET_TIMEOUT_S = 15.0
-RETRY_S = 0.5
-AGAIN_S = 1.0
+# RQ blocks for a job for IDLE_S, and waits for the answer for 10 s more at most.
+RQ_SOCKET_TIMEOUT_S = IDLE_S + 10.0
 
 
 class ControlJob(Job):
@@ -59,6 +56,7 @@ class ControlJob(Job):
     beat_s = JOB_BEAT_S
     # Whatever the record names.
     success_callback = failure_callback = stopped_callback = None
+    webhooks = property(lambda _: [], lambda _job, _value: None)
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -84,48 +82,13 @@ class ControlJob(Job):
         while not is_over.wait(self.beat_s):
             with contextlib.suppress(*AWAY):
                 if self.connection.exists(self.key):
-                    self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
-
-    @property
-    def webhooks(self) -> list[Any]:
-        return []
-
-    @webhooks.setter
-    def webhooks(self, value: list[Any]) -> None:
-        """Ignores the webhooks that RQ reads in the record."""
+                    self.heartbeat(datetime.now(UTC), IDLE_S)
 
 
 class ControlWorker(SimpleWorker):
     """Runs jobs in this process: they are few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
-    max_connection_wait_time = 2.0
-    outage: OutageLog
-    retry_s: float
-
-    def dequeue_job_and_maintain_ttl(
-        self, timeout: int | None, max_idle_time: int | None = None
-    ) -> tuple[Job, Queue] | None:
-        """Returns the next job; RQ would end when Redis is silent for a while, or refuses."""
-        while True:
-            try:
-                job_and_queue = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
-            except RedisError as error:
-                self.outage.note("dequeue", error)
-                time.sleep(self.retry_s)
-            else:
-                self.outage.over("dequeue")
-                return job_and_queue
-
-    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Beats for this worker. After an error RQ repeats this until it succeeds."""
-        try:
-            super().heartbeat(timeout, pipeline)
-        except UNHEARD as error:
-            self.outage.note("heartbeat", error)
-            raise
-        if pipeline is None:
-            self.outage.over("heartbeat", is_for_all=True)
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Returns for how many seconds other nodes do not take the job for abandoned.
@@ -138,32 +101,9 @@ class ControlWorker(SimpleWorker):
         """Does nothing: a client that can write to Redis must not command this worker."""
 
 
-class Progress:
-    """Notes in Redis now and then, and not for each chunk, how far a download has come."""
-
-    def __init__(self, connect_downloads: Callable[[], Downloads], url: str) -> None:
-        self._connect_downloads = connect_downloads
-        self._downloads: Downloads | None = None
-        self._url = url
-        self._next_s = 0.0
-
-    def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_S
-            # Most archives are in the store already and need no connection.
-            self._downloads = self._downloads or self._connect_downloads()
-            self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
-
-    def end(self) -> None:
-        """Takes the download off the list."""
-        if self._downloads is not None:
-            self._downloads.forget(self._url)
-
-
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """Returns the verified archive's description, or the error that a client should see."""
     settings, _ = load_settings()
-    progress = Progress(lambda: Downloads(connect(store_url(settings))), url)
     try:
         path = fetch.locate_archive(
             url,
@@ -172,7 +112,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             startup_models=settings.load_models,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
             is_unused=lambda: _is_unused(url, settings),
-            on_progress=progress.note,
         )
         # Unpacked at once: this node will need the files, and large archives take seconds to read.
         return {"value": asdict(archive.inspect_archive(path, url, work_dir_of(settings)))}
@@ -181,8 +120,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
     except Exception:
         log.exception("inspecting url=%s failed", url)
         return wrap_error(InternalError(f"Failed to save model: {url}"))
-    finally:
-        progress.end()
 
 
 def _is_unused(url: str, settings: Settings) -> bool:
@@ -190,53 +127,32 @@ def _is_unused(url: str, settings: Settings) -> bool:
 
     A registration that fails after its download leaves one behind, which is to stop no further try.
     """
-    client = connect(store_url(settings))
-    try:
+    with connect(store_url(settings)) as client:
         specs = Registry(client).specs()
-    finally:
-        client.close()
     return not any(may_share_a_file(url, spec.model_url) for spec in specs if not spec.load_error)
 
 
-def make_worker(
-    client: Client, outage: OutageLog, *, ttl_s: int = WORKER_TTL_S, retry_s: float = RETRY_S
-) -> ControlWorker:
+def make_worker(client: Client) -> ControlWorker:
     client = for_rq(client)
-    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
-    worker = ControlWorker(
-        [queue],
-        connection=client,
-        serializer=JSONSerializer,
-        job_class=ControlJob,
-        worker_ttl=ttl_s,
-    )
-    worker.outage, worker.retry_s = outage, retry_s
-    # RQ logs at each try, or with a traceback, what the outage log says once.
-    worker.log.addFilter(_is_news)
-    return worker
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    is_of_redis = record.exc_info is not None and isinstance(record.exc_info[1], RedisError)
-    return not is_of_redis and "could not connect to Redis" not in str(record.msg)
+    shared: dict[str, Any] = {
+        "connection": client,
+        "serializer": JSONSerializer,
+        "job_class": ControlJob,
+    }
+    return ControlWorker([Queue(QUEUE_NAME, **shared)], **shared)
 
 
 def main() -> int:
-    """Works until SIGTERM; finishes a running job first."""
+    """Works until no job has come for IDLE_S, or SIGTERM; finishes a running job first."""
     settings, _ = load_settings()
     configure_logging(settings.log_level)
-    logging.getLogger("rq").setLevel(logging.WARNING)
-    outage = OutageLog(log, settings.redis_url)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
-    while True:
-        try:
-            make_worker(client, outage).work(logging_level="WARNING")
-            return 0
-        except RedisError as error:
-            # Redis is away, or full: a new process would fare no better, and costs far more.
-            outage.note("work", error)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # RQ's own needs a worker at work
-            time.sleep(AGAIN_S)
+    try:
+        make_worker(client).work(max_idle_time=IDLE_S, logging_level="WARNING")
+    except RedisError as error:
+        log.warning("no control jobs for now: %s", error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """Configures the log that every process writes."""
 
-import itertools
 import logging
 import re
 import sys
-import textwrap
 import time
 import traceback
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TextIO
 
 from batching.metrics import metric_log, model_metric_log
@@ -25,20 +22,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]
 # To the sorter of log files, a line that begins like this is a new event.
 _EVENT = re.compile(r"^(?=[0-9-]{10}T)", re.MULTILINE)
 _INDENT = "    "
-# Of what models raise: a runaway recursion has a million calls, and a chain or a group may have as
-# many exceptions.
+# Of what models raise: a runaway recursion has a million calls.
 _MOST_CALLS = 200
-_MOST_ERRORS = 5
-_MOST_IN_GROUP = 3
-_MOST_LINES = 200
 _MOST_CHARS = 64 * 1024
-
-# The last one changes with the first.
-_LINKS = ("__cause__", "__context__", "__suppress_context__")
-
-DIRECT = "The above exception was the direct cause of the following exception:"
-DURING = "During handling of the above exception, another exception occurred:"
-TRACEBACK_HEAD = "Traceback (most recent call last):"
+_MOST_CHARS_EACH = 8 * 1024
 
 
 class LineFormatter(logging.Formatter):
@@ -62,7 +49,8 @@ class LineFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  (logging's name)
         """Indents lines that look like an event: they may be a client's."""
-        text = "NoneType: None" if ei[1] is None else _error_text(ei[1], _MOST_ERRORS)
+        lines = traceback.format_exception(ei[1], limit=-_MOST_CALLS)
+        text = "".join(line[:_MOST_CHARS_EACH] for line in lines)[-_MOST_CHARS:].rstrip("\n")
         return _EVENT.sub(_INDENT, _escaped(text))
 
 
@@ -83,30 +71,6 @@ def configure_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def tail_of(tb: TracebackType | None, most: int) -> TracebackType | None:
-    """Returns the innermost calls of a traceback, as fast as it can be walked."""
-    ahead = tb
-    for _ in range(most):
-        if ahead is None:
-            return tb
-        ahead = ahead.tb_next
-    while ahead is not None and tb is not None:
-        ahead, tb = ahead.tb_next, tb.tb_next
-    return tb
-
-
-def chain_of(error: BaseException, most: int) -> list[BaseException]:
-    """Returns the exception and the nearest of those that led to it."""
-    chain = [error]
-    while len(chain) < most:
-        last = chain[-1]
-        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if cause is None or any(cause is known for known in chain):
-            break
-        chain.append(cause)
-    return chain
-
-
 def text_of(error: BaseException) -> str:
     """Returns `str(error)`, which is the code of whoever raises it, and may fail itself."""
     try:
@@ -115,51 +79,6 @@ def text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def own_lines(error: BaseException, file_name: str | None = None) -> str:
-    """Returns what stands below a traceback, of this exception alone.
-
-    Args:
-        error: as caught.
-        file_name: what to call the file of a syntax error; by default as it is called.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        return f"{type(error).__name__}: {text_of(error)}"[:_MOST_CHARS]
-    # TracebackException would format all that it can reach.
-    linked = {name: getattr(error, name) for name in _LINKS}
-    _link(error, dict.fromkeys(_LINKS[:2]))
-    try:
-        made = traceback.TracebackException(type(error), error, None, lookup_lines=False)
-        if file_name is not None:
-            made.filename = file_name
-        lines = itertools.islice(made.format_exception_only(), _MOST_LINES)
-        return "".join(line[:_MOST_CHARS] for line in lines)[:_MOST_CHARS].rstrip("\n")
-    finally:
-        _link(error, linked)
-
-
-def _link(error: BaseException, linked: Mapping[str, Any]) -> None:
-    for name, value in linked.items():
-        # Not by the exception's own way, which may refuse: a frozen dataclass does.
-        BaseException.__setattr__(error, name, value)
-
-
-def _error_text(error: BaseException, most_errors: int) -> str:
-    parts: list[str] = []
-    chain = chain_of(error, most_errors)
-    for nearer, one in zip([None, *chain], chain, strict=False):
-        if nearer is not None:
-            parts.insert(0, f"\n{DIRECT if one is nearer.__cause__ else DURING}\n")
-        lines = [own_lines(one)]
-        if one.__traceback__ is not None:
-            calls = traceback.extract_tb(tail_of(one.__traceback__, _MOST_CALLS)).format()
-            lines = [TRACEBACK_HEAD, "".join(calls).rstrip("\n"), *lines]
-        if isinstance(one, BaseExceptionGroup) and (most_inner := most_errors // _MOST_IN_GROUP):
-            for inner in one.exceptions[:_MOST_IN_GROUP]:
-                lines.append(textwrap.indent(_error_text(inner, most_inner), "  | "))
-        parts[:0] = lines
-    return "\n".join(parts)
-
-
 def _escaped(text: str) -> str:
     """Escapes each control character but tabs and ends of lines, as Python writes it."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

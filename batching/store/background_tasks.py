@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from batching.errors import ServeError
-from batching.process.reminder import Reminder
+from batching.process.retries import Reminder
 
 log = logging.getLogger(__name__)
 

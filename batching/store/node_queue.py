@@ -13,6 +13,7 @@ from batching.store.client_types import AsyncClient
 from batching.store.clients import at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
+from batching.store.rq_names import waiting_jobs
 from batching.store.scripts.loader import ordered_keys, script
 
 CALL_S = 1.0
@@ -74,6 +75,10 @@ class NodeQueue:
     async def describe(self, node: NodeStatus) -> None:
         """Publishes the record of a node that has joined."""
         await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
+
+    async def count_control_jobs(self) -> int:
+        """Returns how many control jobs wait for a node."""
+        return int(await self._client.llen(waiting_jobs(is_cluster=is_cluster(self._client))))
 
     async def leave(self, node_id: str) -> None:
         async with self._client.pipeline(transaction=False) as pipe:

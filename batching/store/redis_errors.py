@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from batching import errors
-from batching.process.reminder import REMIND_S
+from batching.process.retries import REMIND_S
 from batching.settings.redis_url import RedisUrl
 
 

@@ -23,7 +23,7 @@ from batching.settings.settings import Settings
 from workers.archives.model_archive import find_unpacked, inspect_archive
 from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.handlers import load_model
-from workers.machine.devices import Device
+from workers.machine import Device
 
 Timed = Callable[[str, Callable[[], Any]], Any]
 STAGES = ("unpack", "interpreter", "torch", "torchvision", "load", "prepare", "first answer")

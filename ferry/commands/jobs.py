@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ferry.api import Api, token_hint
+from ferry.api import ELSEWHERE, Api, token_hint
 from ferry.commands.predict import Prediction, answer_value, prediction_record, print_predictions
 from ferry.console import age_text, err, out
 from ferry.options import (
@@ -27,7 +27,6 @@ from ferry.options import (
     management_option,
     version_option,
 )
-from ferry.wrong_address import ELSEWHERE
 from ferry_client import jobs as client_jobs
 from ferry_client.async_client import AsyncClient
 from ferry_client.calls import Options, guessed_type
@@ -245,7 +244,9 @@ class FileSender:
         with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
             task_id = progress.add_task("", total=len(files))
 
-            async def send_one(client: AsyncClient, room: asyncio.Semaphore, file: Path) -> SentFile:
+            async def send_one(
+                client: AsyncClient, room: asyncio.Semaphore, file: Path
+            ) -> SentFile:
                 nonlocal ended
                 async with room:
                     sent = await self._send(client, file)

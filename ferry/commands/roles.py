@@ -9,7 +9,7 @@ from functools import partial
 
 import click
 
-from batching.process.entry_point import run_part
+from batching.process.part import run_part
 from batching.settings.setting import INGRESS, NODE, WHOLE_SERVER
 from batching.settings.settings import Settings
 from ferry.options import ServerCommand, settings_options

@@ -22,7 +22,7 @@ from typing import Any
 import click
 import psutil
 
-from batching.process.readiness import READY_VARIABLE
+from batching.process.part import READY_VARIABLE
 from batching.settings.loading import load_settings
 from batching.settings.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot

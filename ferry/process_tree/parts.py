@@ -9,7 +9,7 @@ from pathlib import Path
 
 from batching.process.child_process import spawn
 from batching.process.cores import usable_cores
-from batching.process.readiness import LAUNCH_VARIABLE, READY_VARIABLE, Launch
+from batching.process.part import LAUNCH_VARIABLE, READY_VARIABLE, Launch
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from ferry.process_tree.log_files import LogFiles

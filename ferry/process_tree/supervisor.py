@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
-from batching.process.backoff import Backoff
 from batching.process.child_process import has_exited, kill_group
-from batching.process.readiness import READY_LINE
-from batching.process.stop_signals import StopSignals, ends_with_terminal
+from batching.process.part import READY_LINE, StopSignals, ends_with_terminal
+from batching.process.retries import Backoff
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0
@@ -43,7 +42,7 @@ class StartFailed(Exception):
 
 
 class ReadyPipe:
-    """Hears from a child, by `batching.process.readiness`, that it is ready and what failed."""
+    """Hears from a child, by `batching.process.part`, that it is ready and what failed."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()

@@ -13,9 +13,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from batching.process.entry_point import EXIT_UNUSABLE
 from batching.process.outputs import outlet
-from batching.process.readiness import Launch, notify_ready
+from batching.process.part import EXIT_UNUSABLE, Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot, read_snapshot

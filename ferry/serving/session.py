@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batching.errors import ServeError
-from batching.process.readiness import notify_ready
+from batching.process.part import notify_ready
 from batching.settings.settings import Settings
 from ferry.console import spinner
 from ferry.process_tree.supervisor import Supervisor

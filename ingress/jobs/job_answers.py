@@ -15,7 +15,6 @@ from ingress.jobs.job_service import JobService, Preferences, no_job, read_prefe
 from ingress.torchserve.answers import (
     error_answer,
     json_answer,
-    quick_json_answer,
     reply_answer,
     with_error_key,
 )
@@ -107,7 +106,7 @@ class JobAnswers:
             if is_asked:
                 answer.headers.append(("preference-applied", f"wait={wait_s:g}"))
             return answer
-        answer = quick_json_answer(job_document(job, base_url), 202)
+        answer = json_answer(job_document(job, base_url), 202)
         answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
         if is_asked:
             answer.headers.append(("preference-applied", "respond-async"))

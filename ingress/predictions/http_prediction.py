@@ -14,8 +14,7 @@ from batching.errors import BadRequest, InternalError, NoWorker, ServeError, Ver
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.pending_request import ClientLeft, Pieces
-from batching.store.reply_stream import ReplyStream
+from batching.store.pending_request import ClientLeft, ReplyStream
 from ingress.http1.exchange import Body, Content, Header
 from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import Preferences, preferences_of
@@ -38,7 +37,7 @@ from ingress.torchserve.payload import (
     read_undecoded,
     speaks_of_binary,
 )
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +242,7 @@ class HttpPrediction(Prediction):
 
     # --- the outcome
 
-    def on_reply(self, reply: Reply | Pieces) -> None:
+    def on_reply(self, reply: Reply | ReplyStream) -> None:
         """Answers with the worker's reply."""
         if not isinstance(reply, Reply):
             assert isinstance(reply, ReplyStream)

@@ -11,7 +11,7 @@ import pytest
 from batching.batcher import Batcher, Nothing
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.policy import FixedPolicy
-from batching.process.backoff import Backoff
+from batching.process.retries import Backoff
 from batching.protocol import Batch
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import IDLE_S, connect_async

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from batching.process.stop_signals import REPEAT_WINDOW_S
+from batching.process.part import REPEAT_WINDOW_S
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig

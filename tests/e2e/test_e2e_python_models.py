@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
-from workers.machine.devices import list_gpus
+from workers.machine import list_gpus
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,15 @@ import redis
 from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import deployments
+from batching.store import cluster as deployments
 from batching.store.broker import Broker
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.ingress_queue import Patience
 from batching.store.node_queue import NodeQueue
-from batching.store.patience import Patience
 from batching.store.registry.changes import changed_models
-from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
+from batching.store.registry.control_queue import INSPECT_ARCHIVE, ControlQueue
 from batching.store.registry.registry import Registry
+from batching.store.rq_names import QUEUE_NAME
 from tests.ports import free_ports
 from tests.redis_users import PASSWORD, add_user
 from tests.support import (
@@ -395,7 +396,7 @@ def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster: Cluster) 
     # When an ingress has a job and a node's control worker does it
     queue = ControlQueue(ingress)._queue
     job = queue.enqueue(INSPECT_ARCHIVE, args=("../nothing.mar", False))
-    make_worker(worker, make_outage()).work(burst=True, logging_level="CRITICAL")
+    make_worker(worker).work(burst=True, logging_level="CRITICAL")
     # Then its result comes back, and all of RQ's keys are in one slot
     assert job.latest_result().return_value["error"] == "ModelNotFound"
     assert queue.count == 0

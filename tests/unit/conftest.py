@@ -8,7 +8,7 @@ import pytest
 from batching.models.spec import ModelSpec
 from batching.settings.settings import Settings
 from workers.handling.handlers import load_model
-from workers.machine.devices import Device
+from workers.machine import Device
 
 CPU = Device("cpu")
 

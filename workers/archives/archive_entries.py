@@ -46,16 +46,21 @@ class Entry:
     size_bytes: int
     open: Callable[[], IO[bytes]]
 
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the content, whose length must be the one in the archive's header."""
+        left_bytes = self.size_bytes
+        with self.open() as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise InvalidModel(f"Archive entry {self.path} is larger than it claims to be.")
+                yield chunk
+        if left_bytes:
+            raise InvalidModel(f"Archive entry {self.path} is cut short.")
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """An entry as the archive states it, before any check."""
 
-    name: str
-    is_folder: bool
-    is_plain: bool
-    size_bytes: int
-    open: Callable[[], IO[bytes]]
+# An entry as the archive states it, and whether it is a plain file or folder.
+_Stated = tuple[str, Entry, bool]
 
 
 @contextmanager
@@ -76,7 +81,9 @@ def read_entries(
             with zipfile.ZipFile(path) as bundle:
                 yield _checked(_zip_entries(bundle), path.name, max_unpacked_bytes)
         else:
-            with tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as tar:
+            with path.open("rb") as stream:
+                is_gzip = stream.read(2) == b"\x1f\x8b"
+            with tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
                 yield _checked(_tar_entries(tar), path.name, max_unpacked_bytes)
     except _BROKEN as error:
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
@@ -86,100 +93,68 @@ def read_entries(
         ) from error
 
 
-def read_chunks(entry: Entry) -> Iterator[bytes]:
-    """Yields the content of an entry, whose length must be the one in the archive's header."""
-    left_bytes = entry.size_bytes
-    with entry.open() as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            left_bytes -= len(chunk)
-            if left_bytes < 0:
-                raise InvalidModel(f"Archive entry {entry.path} is larger than it claims to be.")
-            yield chunk
-    if left_bytes:
-        raise InvalidModel(f"Archive entry {entry.path} is cut short.")
-
-
 def _checked(
-    raw_entries: Iterator[_Raw], archive_name: str, max_unpacked_bytes: int
+    stated_entries: Iterator[_Stated], archive_name: str, max_unpacked_bytes: int
 ) -> Iterator[Entry]:
     seen: dict[PurePosixPath, bool] = {}
     total_bytes = 0
-    for count, raw in enumerate(raw_entries, start=1):
+    for count, (name, entry, is_plain) in enumerate(stated_entries, start=1):
         if count > MAX_ENTRIES:
             raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
-        path = _inside(raw.name, archive_name)
-        if not raw.is_plain:
+        # A tool of Windows may have written backslashes, where they lead out.
+        if entry.path.is_absolute() or ".." in re.split(r"[/\\]", name) or "\0" in name:
+            raise InternalError(f"Failed to save model: {archive_name}")
+        if not is_plain:
             raise InvalidModel(
-                f"{archive_name} holds a link, device or other special file: {raw.name!r}."
+                f"{archive_name} holds a link, device or other special file: {name!r}."
             )
-        if not path.parts:  # "./", the root itself
+        if not entry.path.parts:  # "./", the root itself
             continue
-        _refuse_clash(path, raw.is_folder, seen)
-        if raw.size_bytes < 0:  # it would make room for others in the total
-            raise InvalidModel(f"Archive entry {path} claims a negative size.")
-        total_bytes += raw.size_bytes
+        _refuse_clash(entry, seen)
+        if entry.size_bytes < 0:  # it would make room for others in the total
+            raise InvalidModel(f"Archive entry {entry.path} claims a negative size.")
+        total_bytes += entry.size_bytes
         if total_bytes > max_unpacked_bytes:
             limit = f"{max_unpacked_bytes // 1024**3} GiB"
             raise InvalidModel(f"{archive_name} unpacks to more than {limit}.")
-        yield Entry(path, raw.is_folder, raw.size_bytes, raw.open)
+        yield entry
 
 
-def _inside(name: str, archive_name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    # A tool of Windows may have written backslashes, where they lead out.
-    if path.is_absolute() or ".." in re.split(r"[/\\]", name) or "\0" in name:
-        raise InternalError(f"Failed to save model: {archive_name}")
-    return path
-
-
-def _refuse_clash(path: PurePosixPath, is_folder: bool, seen: dict[PurePosixPath, bool]) -> None:
+def _refuse_clash(entry: Entry, seen: dict[PurePosixPath, bool]) -> None:
     """Refuses a path that is there twice, or is a file and a folder.
 
     Adds the path and the folders around it to `seen`. Whether names that differ in case are one is
     seen when they are unpacked.
     """
-    if not is_folder and seen.get(path) is False:
-        raise InvalidModel(f"Archive entry {path} is there twice.")
-    for one, is_a_folder in ((path, is_folder), *((parent, True) for parent in path.parents)):
-        if seen.setdefault(one, is_a_folder) != is_a_folder:
-            raise InvalidModel(f"Archive entry {one} clashes with another entry's name.")
+    if not entry.is_folder and seen.get(entry.path) is False:
+        raise InvalidModel(f"Archive entry {entry.path} is there twice.")
+    parents = ((parent, True) for parent in entry.path.parents)
+    for path, is_folder in ((entry.path, entry.is_folder), *parents):
+        if seen.setdefault(path, is_folder) != is_folder:
+            raise InvalidModel(f"Archive entry {path} clashes with another entry's name.")
 
 
-def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:
+def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Stated]:
     for info in bundle.infolist():
+        name = info.filename
         if info.compress_type not in _ZIP_METHODS:
-            raise InvalidModel(
-                f"Archive entry {info.filename!r} is packed by another method than deflate."
-            )
+            raise InvalidModel(f"Archive entry {name!r} is packed by another method than deflate.")
         # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
         file_type = stat.S_IFMT(info.external_attr >> 16)
-        yield _Raw(
-            info.filename,
-            info.is_dir(),
-            file_type in (0, stat.S_IFREG, stat.S_IFDIR),
-            info.file_size,
-            partial(bundle.open, info),
-        )
+        is_plain = file_type in (0, stat.S_IFREG, stat.S_IFDIR)
+        opening = partial(bundle.open, info)
+        yield name, Entry(PurePosixPath(name), info.is_dir(), info.file_size, opening), is_plain
 
 
-def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Raw]:
+def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Stated]:
     for member in tar:
-        yield _Raw(
-            member.name,
-            member.isdir(),
-            # A sparse file is regular to tarfile, yet unpacks to any size that it likes.
-            (member.isreg() and not member.issparse()) or member.isdir(),
-            member.size,
-            partial(_open_member, tar, member),
-        )
+        # A sparse file is regular to tarfile, yet unpacks to any size that it likes.
+        is_plain = (member.isreg() and not member.issparse()) or member.isdir()
+        path, opening = PurePosixPath(member.name), partial(_open_member, tar, member)
+        yield member.name, Entry(path, member.isdir(), member.size, opening), is_plain
 
 
 def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     stream = tar.extractfile(member)
     assert stream is not None  # only of what is neither file nor link, which _checked refuses
     return stream
-
-
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(2) == b"\x1f\x8b"

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import hashlib
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -23,7 +25,7 @@ import sysconfig
 import time
 import venv
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +33,8 @@ from batching.errors import DependenciesFailed
 from batching.models.spec import INSTALL_TIMEOUT_S, ModelSpec
 from batching.process.child_process import exited, kill_group, spawn
 from batching.process.daemon_thread import in_daemon_thread
-from workers.archives.requirements import environment_name, read_requirements
+from batching.process.outputs import read_lines
 from workers.archives.staging import ABANDONED_AFTER_S, mark_used, remove_unused
-from workers.machine.allowed_environment import allowed_environment
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,38 @@ FOLDER = "environments"
 READY = "ready"
 REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
-MAX_LINE_BYTES = 1024**2
 # The workers of a model do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
 # What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
 _NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUOT)}
 _PTH = "shared_with_the_server.pth"
+
+MAX_REQUIREMENTS_BYTES = 1024**2
+# Options that change where packages come from are the operator's to give, not the archive's.
+_HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
+# Of one requirement, on its line.
+_REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
+_OPTION = re.compile(r"(?:^|\s)(-\S+)")
+_QUOTES = re.compile(r"[\"'\\]")
+# pip would read the file in that encoding.
+_CODING = re.compile(r"#.*?coding[:=]\s*([-\w.]+)")
+# pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
+_COMMENT = re.compile(r"(^|\s)#.*$")
+# A file of the archive: in another archive the same text may mean another file.
+_LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
+
+
+def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[str, str]:
+    """Returns the variables that handlers and pip may see.
+
+    Those are all whose names do not match the pattern as a whole; all when it is empty.
+
+    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
+    """
+    if not forbidden:
+        return dict(environment)
+    pattern = re.compile(forbidden)
+    return {name: text for name, text in environment.items() if not pattern.fullmatch(name)}
 
 
 class Installer:
@@ -106,12 +133,10 @@ class Installer:
             ) from error
 
     def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
-        file_name = spec.requirements_file
-        if not file_name or not self._is_allowed:
-            return
-        with contextlib.suppress(DependenciesFailed, OSError):
-            text = read_requirements(model_dir, file_name)
-            mark_used(self._folder / environment_name(text, spec.archive_sha256))
+        if spec.requirements_file and self._is_allowed:
+            with contextlib.suppress(DependenciesFailed, OSError):
+                text = read_requirements(model_dir, spec.requirements_file)
+                mark_used(self._folder / environment_name(text, spec.archive_sha256))
 
     def remove_unused(self, *, older_than_s: float) -> None:
         """Removes the environments that were not marked for so long; pip works on none of them."""
@@ -119,23 +144,27 @@ class Installer:
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
     async def _prepared(self, spec: ModelSpec, name: str, text: str, cwd: Path) -> Path:
-        place = self._folder / name
-        python = _python_in(place)
-        if _is_ready(place) and mark_used(place):
+        folder = self._folder / name
+        python = _python_in(folder)
+
+        def is_ready() -> bool:
+            return (folder / READY).exists() and python.exists()
+
+        if is_ready() and mark_used(folder):
             return python
         failed_s, failure = self._failures.get(name, (0.0, None))
         if failure is not None and time.monotonic() - failed_s < FAILURE_LASTS_S:
             raise DependenciesFailed(failure.message) from failure.__cause__
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            async with asyncio.timeout(self._timeout_s), _locked(place.with_suffix(".lock")):
-                if not _is_ready(place):  # otherwise another node made it meanwhile
-                    log.info("installing model=%s version=%s into=%s", *spec.key, place)
-                    await in_daemon_thread(partial(_make, place))
+            async with asyncio.timeout(self._timeout_s), _locked(folder.with_suffix(".lock")):
+                if not is_ready():  # otherwise another node made it meanwhile
+                    log.info("installing model=%s version=%s into=%s", *spec.key, folder)
+                    await in_daemon_thread(partial(_make, folder))
                     # With a BOM, or pip would take it to be in the locale's encoding.
-                    place.joinpath(REQUIREMENTS).write_text(text, encoding="utf-8-sig")
-                    await self._install(spec, python, place / REQUIREMENTS, cwd)
-                    (place / READY).touch()
+                    (folder / REQUIREMENTS).write_text(text, encoding="utf-8-sig")
+                    await self._install(spec, python, folder / REQUIREMENTS, cwd)
+                    (folder / READY).touch()
                     log.info("installed model=%s version=%s", *spec.key)
         except TimeoutError:
             failure = DependenciesFailed(f"not done within {self._timeout_s:.0f} s.")
@@ -154,90 +183,59 @@ class Installer:
             *("--requirement", str(requirements)),
         ]
         reason = ""
+
+        def hear(content: bytes) -> None:
+            nonlocal reason
+            characters = content.decode(errors="replace").strip()
+            line = "".join(char if char.isprintable() else "?" for char in characters)
+            if not line:
+                return
+            log.info("pip model=%s: %s", spec.model_name, line)
+            # The last error, else the last line: behind "Exception:" the end of a traceback.
+            is_error = line.startswith("ERROR:") and line != "ERROR: Exception:"
+            if is_error or not reason.startswith("ERROR:"):
+                reason = line
+
         environment = allowed_environment(os.environ, self._forbidden)
-        async with _output(argv, environment, cwd) as (child, lines):
-            async for line in lines:
-                log.info("pip model=%s: %s", spec.model_name, line)
-                # The last error, else the last line: behind "Exception:" the end of a traceback.
-                is_error = line.startswith("ERROR:") and line != "ERROR: Exception:"
-                if is_error or not reason.startswith("ERROR:"):
-                    reason = line
+        pipe, same = subprocess.PIPE, subprocess.STDOUT
+        child = spawn(argv, environment, stdout=pipe, stderr=same, cwd=cwd)
+        try:
+            assert child.stdout is not None
+            await asyncio.wrap_future(read_lines(child.stdout, hear))
             await exited(child)
+        finally:
+            kill_group(child)  # and its own children
         if child.returncode != 0:
             reason = reason.removeprefix("ERROR:").strip(" .")
             text = f"{reason}. The node's log has all that pip said."
             raise DependenciesFailed(text) from _no_room(reason)
 
 
+def _python_in(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
 def _no_room(reason: str) -> OSError | None:
     """Returns the error of a full disk, if pip has met one."""
-    found = (number for words, number in _NO_ROOM.items() if words in reason)
-    return next((OSError(number, os.strerror(number)) for number in found), None)
+    numbers = (number for words, number in _NO_ROOM.items() if words in reason)
+    return next((OSError(number, os.strerror(number)) for number in numbers), None)
 
 
-@contextlib.asynccontextmanager
-async def _output(
-    argv: list[str], environment: Mapping[str, str], cwd: Path
-) -> AsyncIterator[tuple["subprocess.Popen[bytes]", AsyncIterator[str]]]:
-    """Yields a running child and its lines; kills it afterwards, with its own children."""
-    reader_fd, writer_fd = os.pipe()
-    try:
-        child = spawn(argv, environment, stdout=writer_fd, stderr=writer_fd, cwd=cwd)
-    except BaseException:
-        os.close(reader_fd)
-        raise
-    finally:
-        os.close(writer_fd)
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb")
-    )
-    try:
-        yield child, _lines(reader)
-    finally:
-        kill_group(child)
-        transport.close()
-
-
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    while True:
-        try:
-            line = await reader.readline()
-        except ValueError:  # longer than any that pip writes
-            continue
-        if not line:
-            return
-        text = line.decode(errors="replace").strip()
-        if text:
-            yield "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _make(place: Path) -> None:
+def _make(folder: Path) -> None:
     """Makes an environment that sees the packages of this one, in place of one left half made."""
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     # Not by find_spec: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))
     try:
-        venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
+        venv.create(folder, system_site_packages=True, symlinks=True, with_pip=not has_pip)
     except subprocess.CalledProcessError as error:
         said = error.output.decode(errors="replace").strip().rpartition("\n")[2]
         text = f"the node's Python has no pip, and none can be had from ensurepip: {said}"
         raise DependenciesFailed(text) from _no_room(said)
     # An environment made from another one sees the packages of the Python behind both only.
-    lines = [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
-    _site_packages(place).joinpath(_PTH).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _is_ready(place: Path) -> bool:
-    return (place / READY).exists() and _python_in(place).exists()
-
-
-def _python_in(place: Path) -> Path:
-    return place / "bin" / "python"
-
-
-def _site_packages(place: Path) -> Path:
-    return Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+    lines = [f"import site; site.addsitedir({packages!r})\n" for packages in site.getsitepackages()]
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    (site_packages / _PTH).write_text("".join(lines), encoding="utf-8")
 
 
 @contextlib.asynccontextmanager
@@ -251,3 +249,74 @@ async def _locked(path: Path) -> AsyncIterator[None]:
             except BlockingIOError:
                 await asyncio.sleep(LOCK_POLL_S)
         yield
+
+
+# --- requirements.txt, as pip reads it. Source: pip 23.2 `_internal/req/req_file.py`
+
+
+def read_requirements(model_dir: Path, file_name: str) -> str:
+    """Returns the requirements for pip, written anew from the parsed lines.
+
+    Not the file itself: if pip joins lines in another way, it may find an option that we do not.
+
+    Raises:
+        DependenciesFailed: the file is missing, or says where pip shall look for packages.
+    """
+    path = model_dir / file_name
+    is_inside = path.resolve().is_relative_to(model_dir.resolve())
+    if not is_inside or not path.is_file() or path.stat().st_size > MAX_REQUIREMENTS_BYTES:
+        raise DependenciesFailed(f"{file_name} is missing in the archive, or too large.")
+    try:
+        lines = list(_logical_lines(path.read_text(encoding="utf-8-sig")))
+    except ValueError as error:  # UnicodeDecodeError among them
+        raise DependenciesFailed(
+            f"{file_name} is not UTF-8, or cannot be read: {error}."
+        ) from error
+    for line in lines:
+        allowed = _HARMLESS_OPTIONS + (() if line.startswith("-") else _REQUIREMENT_OPTIONS)
+        for word in _OPTION.findall(line):
+            option = word.partition("=")[0] if word.startswith("--") else word[:2]
+            if option not in allowed:
+                raise DependenciesFailed(
+                    f"{file_name} has the option {option}. Where packages come from is set on the "
+                    "node (pip's configuration, PIP_INDEX_URL and the like); list all packages in "
+                    "one file."
+                )
+    return "\n".join(lines)
+
+
+def environment_name(text: str, archive_sha256: str) -> str:
+    """Returns the name of the environment for these requirements, under this Python.
+
+    Models with the same requirements share one, unless they name files of their archives.
+    """
+    parts = [text, sys.version, sys.prefix]
+    if _LOCAL_FILE.search(text):
+        parts.append(archive_sha256)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yields the lines without comments, unless empty. A backslash continues all but comments.
+
+    Raises:
+        ValueError: the file says that it is in another encoding, or a quoted word may be an option
+            to pip and none to us.
+    """
+    for line in text.split("\n")[:2]:
+        coding = _CODING.match(line)
+        if coding and coding[1].lower() not in ("utf-8", "utf8"):
+            raise ValueError(f"it says that it is {coding[1]}")
+    begun = ""
+    for line in (*text.splitlines(), ""):
+        is_comment = line.lstrip().startswith("#")
+        if line.endswith("\\") and not is_comment:
+            begun += line.strip("\\")
+            continue
+        whole = _COMMENT.sub("", begun + (f" {line}" if is_comment else line)).strip()
+        begun = ""
+        option = _OPTION.search(whole)
+        if whole.endswith("\\") or (option and _QUOTES.search(whole, option.start())):
+            raise ValueError(f"quotes or backslashes among options, in {whole!r}")
+        if whole:
+            yield whole

@@ -19,13 +19,8 @@ from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings, SettingsError
 from workers.archives import fetch
 from workers.archives import model_archive as archive
-from workers.archives.download_notes import (
-    may_share_a_file,
-    remove_download,
-    remove_unused_downloads,
-)
 from workers.archives.installer import Installer
-from workers.archives.staging import folder_to_unpack_in, mark_used, remove_abandoned, remove_unused
+from workers.archives.staging import mark_used, remove_abandoned, remove_unused, unmarked_s
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +37,14 @@ class ModelFiles:
     """The model store and the work folder of one node."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._model_store = settings.model_store
-        self._allowed_urls = settings.allowed_urls
-        self._startup_models = settings.load_models
         self._work_dir = work_dir_of(settings)
-        self._unused_kept_s = settings.unused_files_kept_s
         # Weak: a lock lives for as long as a task holds it or waits for it.
         self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self._has_swept = False
-        # SHA-256 of registered archives whose URLs lead to other ones now.
-        self._lost: set[str] = set()
         self._installer = Installer(
             self._work_dir,
             is_allowed=settings.install_py_dep_per_model,
@@ -62,6 +53,9 @@ class ModelFiles:
 
     async def prepare(self, spec: ModelSpec, *, is_exact: bool = False) -> Prepared:
         """Unpacks the archive and installs its requirements, unless this host has them already.
+
+        An archive is unpacked once for all workers of this node that need it. Others do not wait,
+        as one may take many minutes, except downloads with the same file name in the store.
 
         Args:
             spec: of the model.
@@ -73,7 +67,10 @@ class ModelFiles:
         """
         model_dir = await in_daemon_thread(partial(self._find_unpacked, spec, is_exact=is_exact))
         if model_dir is None:
-            model_dir = await self._unpack_alone(spec, is_exact=is_exact)
+            name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
+            lock = self._unpacking.setdefault(name, asyncio.Lock())
+            async with lock:
+                model_dir = await in_daemon_thread(partial(self._unpack, spec, is_exact=is_exact))
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
@@ -83,16 +80,17 @@ class ModelFiles:
         `unused_files_kept`. Nodes may share a work folder: each marks what it needs, far more often
         than that.
         """
+        kept_s = self._settings.unused_files_kept_s
         for spec in specs:
             with contextlib.suppress(ServeError):  # its SHA-256 is none
                 if (unpacked := self._find_unpacked(spec)) is not None:
                     self._installer.mark_used(spec, unpacked)
-        remove_unused(self._work_dir, self._work_dir, older_than_s=self._unused_kept_s)
-        self._installer.remove_unused(older_than_s=self._unused_kept_s)
+        remove_unused(self._work_dir, self._work_dir, older_than_s=kept_s)
+        self._installer.remove_unused(older_than_s=kept_s)
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
                 remove_abandoned(folder)
-        if self._model_store is not None and self._model_store.is_dir():
+        if self._model_store is not None:
             self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
     def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
@@ -106,54 +104,44 @@ class ModelFiles:
             if _is_meant(url, kept):
                 continue
             try:
-                if self._model_store is not None and remove_download(url, self._model_store):
+                if self._model_store is not None and fetch.remove_download(url, self._model_store):
                     log.info("removed download url=%s", url)
             except OSError as error:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
-    def _sweep_downloads(self, model_store: Path, kept: Collection[str]) -> None:
+    def _sweep_downloads(self, store: Path, kept: Collection[str]) -> None:
+        """Marks the downloads that are needed and removes those that were not marked for so long.
+
+        A registration that fails after its download leaves one behind.
+        """
         # The first time all are kept: models of before the last stop may be registered again soon.
         is_first, self._has_swept = not self._has_swept, True
-        remove_unused_downloads(
-            model_store,
-            lambda url: is_first or _is_meant(url, kept),
-            older_than_s=self._unused_kept_s,
-        )
-
-    async def _unpack_alone(self, spec: ModelSpec, *, is_exact: bool) -> Path:
-        """Unpacks the archive once for all workers of this node that need it.
-
-        Other archives do not wait, as one may take many minutes, except downloads with the same
-        file name in the store: one would replace the file that another is unpacking.
-        """
-        name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
-        lock = self._unpacking.setdefault(name, asyncio.Lock())
-        async with lock:
-            return await in_daemon_thread(partial(self._unpack, spec, is_exact=is_exact))
+        kept_s = self._settings.unused_files_kept_s
+        for note in store.glob(".*.url"):
+            with contextlib.suppress(OSError, ValueError):  # another node was faster, or no note
+                url = note.read_text(encoding="utf-8")
+                if is_first or _is_meant(url, kept):
+                    mark_used(note)
+                elif unmarked_s(note) > kept_s and fetch.remove_download(url, store):
+                    log.info("removed unused download url=%s", url)
 
     def _unpack(self, spec: ModelSpec, *, is_exact: bool) -> Path:
         if (unpacked := self._find_unpacked(spec, is_exact=is_exact)) is not None:
             return unpacked
-        try:
-            return archive.unpack_archive(
-                self._locate(spec),
-                spec.archive_sha256,
-                self._work_dir,
-                self._owner(spec),
-                is_exact=is_exact,
-            )
-        except archive.ArchiveChanged:
-            is_remote = bool(fetch.name_of_download(spec.model_url))
-            if not is_remote or spec.archive_sha256 in self._lost:
-                raise
-        return self._unpack_anew(spec)
+        return archive.unpack_archive(
+            self._locate(spec),
+            spec.archive_sha256,
+            self._work_dir,
+            self._owner(spec),
+            is_exact=is_exact,
+        )
 
     def _locate(self, spec: ModelSpec) -> Path:
         return fetch.locate_archive(
             spec.model_url,
             self._model_store,
-            allowed_urls=self._allowed_urls,
-            startup_models=self._startup_models,
+            allowed_urls=self._settings.allowed_urls,
+            startup_models=self._settings.load_models,
             is_registered=True,
         )
 
@@ -169,24 +157,6 @@ class ModelFiles:
                 folder = str(path.resolve()) if path.is_dir() else ""
         return hashlib.sha256("\0".join((*spec.key, folder)).encode()).hexdigest()[:16]
 
-    def _unpack_anew(self, spec: ModelSpec) -> Path:
-        """Downloads the archive once more, as this node's store has another one of that name.
-
-        That one stays: a version may need it that was registered before, or by its name.
-        """
-        try:
-            self._work_dir.mkdir(parents=True, exist_ok=True)
-            with folder_to_unpack_in(self._work_dir) as folder:
-                path = fetch.locate_archive(spec.model_url, folder, allowed_urls=self._allowed_urls)
-                return archive.unpack_archive(
-                    path, spec.archive_sha256, self._work_dir, self._owner(spec)
-                )
-        except archive.ArchiveChanged:
-            self._lost.add(spec.archive_sha256)  # each further try would be a download
-            raise
-        except OSError as error:
-            raise archive.not_saved(spec.model_url, self._work_dir, error) from error
-
     def _find_unpacked(self, spec: ModelSpec, *, is_exact: bool = False) -> Path | None:
         """Returns the folder that was unpacked for the model, if it is there, and marks it."""
         unpacked = archive.find_unpacked(
@@ -197,7 +167,7 @@ class ModelFiles:
 
 def _is_meant(url: str, others: Collection[str]) -> bool:
     """Returns whether one of these may mean the file that was downloaded from the URL."""
-    return any(may_share_a_file(url, other) for other in others)
+    return any(fetch.may_share_a_file(url, other) for other in others)
 
 
 def work_dir_of(settings: Settings) -> Path:
@@ -210,8 +180,8 @@ def work_dir_of(settings: Settings) -> Path:
     folders = [*_default_work_dirs()] if named is None else [named]
     if (folder := next(filter(is_writable, folders), None)) is not None:
         return folder
-    places = " or ".join(map(str, folders)) or tempfile.gettempdir()
-    raise SettingsError(f"archives cannot be unpacked in {places}: set work_dir to another folder")
+    tried = " or ".join(map(str, folders)) or tempfile.gettempdir()
+    raise SettingsError(f"archives cannot be unpacked in {tried}: set work_dir to another folder")
 
 
 def home_cache() -> Path | None:
@@ -230,11 +200,11 @@ def _default_work_dirs() -> Iterator[Path]:
         own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
         with contextlib.suppress(FileExistsError):
             own.mkdir(mode=0o700)
-        if (found := own.lstat()).st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700:
+        if (status := own.lstat()).st_uid == os.getuid() and status.st_mode == stat.S_IFDIR | 0o700:
             yield own / "models"
 
 
 def is_writable(folder: Path) -> bool:
     """Returns whether files can be written there, or the folder can be made."""
-    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 DOWNLOAD_PREFIX = ".download-"
 UNPACK_PREFIX = ".unpack-"
-
 # Longer than any download or unpacking takes: other nodes may be at work in the same folder.
 ABANDONED_AFTER_S = 6 * 3600.0
 
@@ -52,20 +51,20 @@ def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def mark_used(place: Path) -> bool:
+def mark_used(path: Path) -> bool:
     """Marks the folder as used just now; returns false if it is gone."""
     try:
-        os.utime(place, follow_symlinks=False)
+        os.utime(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
     except OSError:
-        log.debug("cannot be marked folder=%s", place)  # read-only: it cannot be removed either
+        log.debug("cannot be marked folder=%s", path)  # read-only: it cannot be removed either
     return True
 
 
-def unmarked_s(place: Path) -> float:
+def unmarked_s(path: Path) -> float:
     """Returns the seconds since it was marked."""
-    return _now_s() - place.lstat().st_mtime
+    return _now_s() - path.lstat().st_mtime
 
 
 def write_stamp(copy: Path) -> None:
@@ -95,10 +94,10 @@ def is_as_made(copy: Path, *, is_exact: bool = False) -> bool:
 
 
 def _state(path: Path) -> list[int]:
-    found = path.lstat()
-    if stat.S_ISDIR(found.st_mode):
-        return [found.st_ino]
-    return [found.st_ino, found.st_size, found.st_mtime_ns]
+    status = path.lstat()
+    if stat.S_ISDIR(status.st_mode):
+        return [status.st_ino]
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
@@ -108,11 +107,11 @@ def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
     shared with the workers that hold it.
     """
     for number in itertools.count():
-        place = work_dir / f"{name}.{number}"
-        is_good = partial(is_as_made, place, is_exact=is_exact)
-        if is_good() or _remove_unheld(place, work_dir, is_good) or is_as_made(place):
+        copy = work_dir / f"{name}.{number}"
+        is_good = partial(is_as_made, copy, is_exact=is_exact)
+        if is_good() or _remove_unheld(copy, work_dir, is_good) or is_as_made(copy):
             break
-    return place
+    return copy
 
 
 def hold(model_dir: Path) -> None:
@@ -126,20 +125,19 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
 
     A worker that needs one at this very moment fails to start; its next try makes it anew.
     """
-    for place in folder.iterdir() if folder.is_dir() else ():
-        if not _CONTENT_HASH.fullmatch(place.name):
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not _CONTENT_HASH.fullmatch(path.name):
             continue
+
+        def is_young(path: Path = path) -> bool:
+            return unmarked_s(path) <= older_than_s
+
         with contextlib.suppress(OSError):  # another node was faster
-            is_young = partial(_is_young, place, older_than_s)
-            if not is_young() and _remove_unheld(place, work_dir, is_young):
-                log.info("removed unused folder=%s", place)
+            if not is_young() and _remove_unheld(path, work_dir, is_young):
+                log.info("removed unused folder=%s", path)
 
 
-def _is_young(place: Path, age_s: float) -> bool:
-    return unmarked_s(place) <= age_s
-
-
-def _remove_unheld(place: Path, work_dir: Path, is_needed: Callable[[], bool]) -> bool:
+def _remove_unheld(path: Path, work_dir: Path, is_needed: Callable[[], bool]) -> bool:
     """Deletes the entry, which is moved into a staging folder first; returns whether it is gone.
 
     It stays where a worker holds it, or where it is needed after all.
@@ -147,9 +145,9 @@ def _remove_unheld(place: Path, work_dir: Path, is_needed: Callable[[], bool]) -
     try:
         with contextlib.ExitStack() as cleanup:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                stamp = cleanup.enter_context((place / _STAMP).open("r+b"))
+                stamp = cleanup.enter_context((path / _STAMP).open("r+b"))
                 fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.lexists(place):
+            if not os.path.lexists(path):
                 return True
             if is_needed():
                 return False
@@ -157,27 +155,22 @@ def _remove_unheld(place: Path, work_dir: Path, is_needed: Callable[[], bool]) -
                 prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
             )
             # Of a link, only the link goes.
-            place.rename(Path(cleanup.enter_context(staging)) / place.name)
+            path.rename(Path(cleanup.enter_context(staging)) / path.name)
     except OSError:
         pass
-    return not os.path.lexists(place)
+    return not os.path.lexists(path)
 
 
 def remove_abandoned(folder: Path) -> None:
     """Deletes the staging folders that were not written to for ABANDONED_AFTER_S."""
-    for prefix in (DOWNLOAD_PREFIX, UNPACK_PREFIX):
-        for place in folder.glob(f"{prefix}*"):
-            if place.is_dir() and not place.is_symlink() and _age_s(place) > ABANDONED_AFTER_S:
-                shutil.rmtree(place, ignore_errors=True)
-                log.info("removed abandoned folder=%s", place)
-
-
-def _age_s(place: Path) -> float:
-    """Returns the seconds since a write in it; 0 if its owner tidies up, or has closed it."""
-    try:
-        return _now_s() - max(path.stat().st_mtime for path in (place, *place.iterdir()))
-    except OSError:
-        return 0.0
+    for path in (*folder.glob(f"{DOWNLOAD_PREFIX}*"), *folder.glob(f"{UNPACK_PREFIX}*")):
+        with contextlib.suppress(OSError):  # its owner tidies up, or has closed it
+            if not path.is_dir() or path.is_symlink():
+                continue
+            written_s = max(part.stat().st_mtime for part in (path, *path.iterdir()))
+            if _now_s() - written_s > ABANDONED_AFTER_S:
+                shutil.rmtree(path, ignore_errors=True)
+                log.info("removed abandoned folder=%s", path)
 
 
 def _now_s() -> float:

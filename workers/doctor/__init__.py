@@ -2,7 +2,7 @@
 
 import sys
 
-from workers.machine.ts_folder import ts_folder
+from workers.machine import ts_folder
 
 # As in a worker process, where handlers find the package `ts`.
 _COMPAT_DIR = str(ts_folder())

@@ -22,12 +22,15 @@ from ts.utils.util import list_classes_from_module
 from batching.metrics import read_metrics_config
 from batching.models.spec import ModelSpec
 from batching.settings.settings import Settings
-from workers.archives.manifest import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
-from workers.archives.model_archive import read_model_config
+from workers.archives.model_archive import (
+    BUILT_IN_PACKAGE,
+    DEFAULT_FUNCTION,
+    read_model_config,
+    split_handler,
+)
 from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
-from workers.machine.devices import Device
-from workers.machine.torch_version import require_safe_torch
+from workers.machine import Device, require_safe_torch
 from workers.python_models.target_handler import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"

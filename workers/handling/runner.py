@@ -29,10 +29,9 @@ from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.records import error_reply
 from ferry.modeling import Answer, BadInput
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
-from workers.handling.failure_log import FailureLog, sentence, short_ids
+from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
-from workers.handling.tracebacks import user_traceback
 from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)

@@ -35,19 +35,16 @@ from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
-from workers.handling.failure_log import sentence
-from workers.handling.fork_guard import ForkGuard
-from workers.handling.handler_call import HandlerCall
+from workers.handling.failures import sentence, user_traceback
+from workers.handling.handler_call import ForkGuard, HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
 from workers.handling.spare_memory import SpareMemory
-from workers.handling.tracebacks import user_traceback
-from workers.slots.assignment import Assignment
+from workers.slots.assignment import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED, Assignment
 from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
-from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
 log = logging.getLogger("workers.handling.worker")
 

@@ -1,67 +1,98 @@
-"""The child processes of a node that run control jobs."""
+"""Starts the processes that run control jobs, when jobs wait."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 
 from batching.process.child_process import exited, has_exited, kill_group, spawn
-from batching.process.reminder import Reminder
+from batching.process.retries import Reminder
 from batching.settings.settings import Settings
+from batching.store.redis_errors import AWAY, OutageLog
 
 log = logging.getLogger(__name__)
 
-RESTART_S = 1.0
+LOOK_S = 5.0  # jobs are announced; this is for an announcement that was lost
+# A job that waits for longer than a process takes to begin has found the others busy: one may be at
+# a download for many minutes.
+PATIENCE_S = 2.0
+MOST_PROCESSES = 2
 STOP_S = 2.0
-SECOND_AFTER_S = 5.0
-_MODULE = "workers.control_jobs"
 
 
-async def keep_control_workers(
-    settings: Settings, *, second_after_s: float = SECOND_AFTER_S
-) -> None:
-    """Keeps two child processes running until cancelled.
+class ControlProcesses:
+    """Keeps no process while no job waits, and two at most.
 
-    One may be at a download for many minutes; the other one takes the jobs that come meanwhile. It
-    begins later, to leave the processor to a node that starts.
+    Args:
+        settings: of the node.
+        count_waiting: asks Redis how many jobs wait.
+        outage: knows what was logged of Redis.
     """
-    async with asyncio.TaskGroup() as group:
-        group.create_task(keep_control_worker(settings), name="control worker")
-        await asyncio.sleep(second_after_s)
-        group.create_task(keep_control_worker(settings), name="second control worker")
 
+    def __init__(
+        self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog
+    ) -> None:
+        self.must_look = asyncio.Event()
+        self._settings = settings
+        self._count_waiting = count_waiting
+        self._outage = outage
+        self._reminder = Reminder()
+        self._running: set[asyncio.Task[None]] = set()
 
-async def keep_control_worker(settings: Settings, *, restart_s: float = RESTART_S) -> None:
-    """Keeps a child process running until cancelled; starts another one when it dies."""
-    reminder = Reminder()
-    while True:
+    async def run(self) -> None:
+        """Starts processes until cancelled; they end then."""
         try:
-            await _run_once({**os.environ, **settings.to_environment()})
-        except OSError as error:
-            # No process, descriptor or memory is left for now; the models are served all the same.
-            if reminder.is_due(str(error)):
-                log.error("cannot run %s: %s", _MODULE, error.strerror)
-        await asyncio.sleep(restart_s)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.must_look.wait(), LOOK_S)
+                self.must_look.clear()
+                try:
+                    await self._look()
+                except AWAY as error:
+                    self._outage.note("control jobs", error)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while await self._count_waiting() and len(self._running) < MOST_PROCESSES:
+            if self._running:
+                await asyncio.sleep(PATIENCE_S)
+                if not await self._count_waiting():
+                    break
+            task = asyncio.create_task(
+                run_process("workers.control_jobs", self._settings, self._reminder),
+                name="control jobs",
+            )
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            await asyncio.sleep(PATIENCE_S)
+        self._outage.over("control jobs")
 
 
-async def _run_once(environment: Mapping[str, str]) -> None:
-    process = spawn([sys.executable, "-P", "-m", _MODULE], environment)
+async def run_process(module: str, settings: Settings, reminder: Reminder) -> None:
+    """Runs a Python module in a process of its own, which ends with this call."""
+    environment = {**os.environ, **settings.to_environment()}
+    try:
+        process = spawn([sys.executable, "-P", "-m", module], environment)
+    except OSError as error:
+        # No process, descriptor or memory is left for now; the models are served all the same.
+        if reminder.is_due(str(error)):
+            log.error("cannot run %s: %s", module, error.strerror)
+        return
     try:
         await exited(process)
     finally:
-        await _stop(process)
-    log.warning("%s ended, exit=%s", _MODULE, process.returncode)
-
-
-async def _stop(process: "subprocess.Popen[bytes]") -> None:
-    try:
-        if not has_exited(process):
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(exited(process), STOP_S)
-    finally:
-        kill_group(process)
+        try:
+            if not has_exited(process):
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(exited(process), STOP_S)
+        finally:
+            kill_group(process)
+    if process.returncode:
+        log.warning("%s ended, exit=%s", module, process.returncode)

@@ -17,7 +17,7 @@ from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines
 from batching.store.node_queue import NodeQueue
 from batching.store.redis_errors import OutageLog, RedisError
-from workers.machine.devices import ask_nvidia_smi
+from workers.machine import ask_nvidia_smi
 from workers.slots.slot import Slot
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
 what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
-one worker process alive, DiskSweeper clears the disk, two child processes run control jobs, a thread sends webhooks.
+one worker process alive, DiskSweeper clears the disk, ControlProcesses run control jobs, and a
+thread tells receivers of webhooks.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -28,8 +29,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread
 from batching.process.outputs import reader
-from batching.process.readiness import notify_ready
-from batching.process.stop_signals import StopEvents
+from batching.process.part import StopEvents, notify_ready
 from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks, keep_going
@@ -40,8 +40,8 @@ from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
-from workers.machine.devices import list_gpus
-from workers.node.control_process import keep_control_workers
+from workers.machine import list_gpus
+from workers.node.control_process import ControlProcesses
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
@@ -89,6 +89,7 @@ class Node:
         self._files = ModelFiles(settings)
         self._unregistered_versions = UnregisteredVersions(self._queue)
         self._signals = StopEvents()
+        self._control = ControlProcesses(settings, self._queue.count_control_jobs, self._outage)
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
@@ -125,7 +126,7 @@ class Node:
         )
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
-            asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
+            self._keep(self._control.run, "control jobs"),
         ]
         roles = [
             *starters,
@@ -136,10 +137,7 @@ class Node:
             self._keep(sweeper.run, "sweeper"),
         ]
         if self._settings.webhook_secrets:
-            # Only here, as most nodes need no HTTP client.
-            from workers.node.webhook_sender import send_webhooks  # noqa: PLC0415 - see above
-
-            roles.append(self._keep(partial(send_webhooks, self._settings), "webhooks"))
+            roles.append(self._keep(self._send_webhooks, "webhooks"))
         if not self._settings.disable_system_metrics:
             roles.append(self._keep(self._host_meter().run, "host meter"))
         if self._settings.probe_dir is not None:
@@ -169,6 +167,12 @@ class Node:
     def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
         """Starts a role, again after each error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
+
+    async def _send_webhooks(self) -> None:
+        # Only where they are wanted: the other nodes need no HTTP client.
+        from workers.node.webhook_sender import send_webhooks  # noqa: PLC0415 - see above
+
+        await send_webhooks(self._settings)
 
     def _host_meter(self) -> HostMeter:
         return HostMeter(
@@ -231,6 +235,7 @@ class Node:
                     async for _ in changes:
                         self._outage.over("listen")
                         self._must_look.set()
+                        self._control.must_look.set()
             except AWAY as error:
                 # An outage between two beats, which have noticed nothing.
                 self._heartbeat.doubt()

@@ -299,7 +299,9 @@ async def resolve(host: str, port: int) -> list[str]:
         OSError, UnicodeError: it has none.
     """
     # Not by the loop, whose threads a stopping node would wait for.
-    entries = await in_daemon_thread(partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
+    entries = await in_daemon_thread(
+        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    )
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 

@@ -1,20 +1,37 @@
-"""What a node tells a worker process before it starts, as one JSON value in its environment."""
+"""What a node tells a worker process before it starts, and how the process ends."""
 
 import json
 import os
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from batching.models.spec import ModelSpec
-from workers.machine.devices import Device
+from workers.machine import Device
 
 ENV_NAME = "FERRY_ASSIGNMENT"
+
+EXIT_DRAINED = 0
+EXIT_LOAD_FAILED = 3
+EXIT_DEVICE_BROKEN = 4
+EXIT_NOT_STARTED = os.EX_OSERR
+
+_CAUSES = {
+    EXIT_LOAD_FAILED: "it could not load the model",
+    EXIT_DEVICE_BROKEN: "the device is broken in that process",
+    -signal.SIGKILL: "killed, perhaps for memory",
+    -signal.SIGSEGV: "crashed in native code: SIGSEGV",
+    -signal.SIGBUS: "crashed in native code: SIGBUS",
+    -signal.SIGABRT: "crashed in native code: SIGABRT",
+    -signal.SIGFPE: "crashed in native code: SIGFPE",
+    -signal.SIGILL: "the processor does not know an instruction of its native code: SIGILL",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One worker's model, device and name."""
+    """One worker's model, device and name; one JSON value in its environment."""
 
     spec: ModelSpec
     worker_id: str
@@ -24,7 +41,6 @@ class Assignment:
     deadline_fd: int
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the variable that `from_environment` reads."""
         record = {**asdict(self), "spec": self.spec.to_record(), "model_dir": str(self.model_dir)}
         return {ENV_NAME: json.dumps(record)}
 
@@ -35,3 +51,23 @@ class Assignment:
         record["model_dir"] = Path(record["model_dir"])
         record["device"] = Device(**record["device"])
         return cls(**record)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """A return code as `subprocess` has it, and why the node ended the process, if it did."""
+
+    code: int
+    ended_for: str = ""
+
+    @property
+    def cause(self) -> str:
+        return self.ended_for or _CAUSES.get(self.code, "")
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Returns whether the system killed it, probably for memory."""
+        return self.code == -signal.SIGKILL and not self.ended_for
+
+    def __str__(self) -> str:
+        return f'{self.code} cause="{self.cause}"' if self.cause else str(self.code)

@@ -18,14 +18,13 @@ from batching.errors import DependenciesFailed, ServeError
 from batching.metrics import log_load_time
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
-from batching.process.backoff import Backoff
+from batching.process.retries import Backoff
 from batching.settings.settings import Settings
 from batching.store.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import OutageLog
 from workers.archives.model_files import Prepared
-from workers.machine.devices import Device
-from workers.slots.assignment import Assignment
-from workers.slots.exit_status import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, ExitStatus
+from workers.machine import Device
+from workers.slots.assignment import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, Assignment, ExitStatus
 from workers.slots.slot_record import SlotRecord
 from workers.slots.worker_environment import worker_environment
 from workers.slots.worker_process import Report, WorkerProcess

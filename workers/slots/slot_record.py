@@ -7,7 +7,7 @@ from typing import Any
 
 from batching.models.spec import VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
-from batching.process.backoff import Backoff
+from batching.process.retries import Backoff
 from batching.store.node_queue import NodeQueue
 from batching.store.redis_errors import AWAY, OutageLog
 

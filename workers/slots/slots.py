@@ -9,7 +9,7 @@ from typing import Any
 
 from batching.models.spec import ModelSpec, VersionKey
 from batching.process.cores import usable_cores
-from workers.machine.devices import Device
+from workers.machine import Device
 from workers.slots.slot import Slot, SlotContext
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from batching.settings.settings import Settings
+from workers.archives.installer import allowed_environment
 from workers.archives.model_files import home_cache, is_writable
-from workers.machine.allowed_environment import allowed_environment
-from workers.machine.ts_folder import ts_folder
+from workers.machine import ts_folder
 from workers.slots.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory

@@ -19,8 +19,8 @@ import psutil
 from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.outputs import outlet, read_lines
+from workers.slots.assignment import ExitStatus
 from workers.slots.deadline import SIGNAL_OF_LATE, Deadline, shared_memory
-from workers.slots.exit_status import ExitStatus
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,12 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.models.spec import ArchiveInfo
+from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.clients import for_rq
 from batching.store.redis_errors import AWAY, FORBIDDEN, store_unavailable
+from batching.store.rq_names import QUEUE_NAME
 
-QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
 
@@ -43,6 +44,7 @@ class ControlQueue:
 
     def __init__(self, client: Client, *, lost_after_s: float = LOST_AFTER_S) -> None:
         self._lost_after_s = lost_after_s
+        self._client = client
         self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
     def inspect_archive(
@@ -86,6 +88,7 @@ class ControlQueue:
                 result_ttl=RESULT_TTL_S,
                 failure_ttl=RESULT_TTL_S,
             )
+            self._client.publish(keys.CHANGES, QUEUE_NAME)
             result = self._result(job, timeout_s)
         except AWAY as error:
             raise store_unavailable(error) from error

@@ -12,7 +12,7 @@ from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.text_classifier import TextClassifier
 
 from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
-from workers.machine.devices import Device
+from workers.machine import Device
 
 
 def test_log_says_what_to_do_when_torch_does_not_see_the_gpu(load_handler, monkeypatch, caplog):

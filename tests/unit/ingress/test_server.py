@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from batching.models.spec import ModelSpec
-from batching.process.stop_signals import REPEAT_WINDOW_S
+from batching.process.part import REPEAT_WINDOW_S
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
 from tests.ports import free_ports

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from batching.process.stop_signals import StopEvents
+from batching.process.part import StopEvents
 
 
 def after(*steps):

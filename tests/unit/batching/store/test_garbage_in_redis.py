@@ -24,9 +24,10 @@ from batching.protocol import Batch
 from batching.store import keys
 from batching.store.clients import for_rq
 from batching.store.records import decode_reply
-from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
+from batching.store.registry.control_queue import INSPECT_ARCHIVE
 from batching.store.registry.registry import Registry
-from tests.support import KEY, ids_of, items_of, make_outage, make_reply, make_spec
+from batching.store.rq_names import QUEUE_NAME
+from tests.support import KEY, ids_of, items_of, make_reply, make_spec
 from workers.control_jobs import make_worker
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
@@ -250,7 +251,7 @@ def control(real_backend):
     client = for_rq(real_backend.connect())
 
     def work():
-        worker = make_worker(client, make_outage())
+        worker = make_worker(client)
         with contextlib.suppress(DeserializationError, ValueError, TypeError):
             worker.work(burst=True, logging_level="CRITICAL")
 

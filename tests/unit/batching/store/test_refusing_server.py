@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import threading
 
 import pytest
-from rq import Queue
-from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.store import keys
@@ -22,7 +19,6 @@ from tests.support import (
     make_spec,
     wire_of,
 )
-from workers import control_jobs
 
 
 @pytest.fixture(scope="module")
@@ -104,43 +100,3 @@ async def test_refused_ping_is_no_silence(server, url):
             # Then
             assert await change == "digits"
         await listening.aclose()
-
-
-@contextlib.contextmanager
-def no_blmove(server):
-    """The user may not wait for control jobs."""
-    server.client.execute_command("ACL", "SETUSER", "default", "-blmove")
-    try:
-        yield
-    finally:
-        server.client.execute_command("ACL", "SETUSER", "default", "+blmove")
-
-
-@pytest.mark.parametrize("refusing", [disk_lost, no_blmove])
-def test_control_worker_that_is_refused_says_so_in_one_line_and_goes_on(
-    server, url, refusing, caplog
-):
-    # Given one that looks for jobs every second
-    client = connect(url, socket_timeout_s=15.0)
-    worker = control_jobs.make_worker(client, make_outage(), ttl_s=16, retry_s=0.05)
-
-    def spoil():
-        # It waits for a job: what is refused before, as it signs on, ends it.
-        eventually(lambda: server.client.info("clients")["blocked_clients"], 20)
-        with refusing(server):
-            eventually(lambda: caplog.messages)
-        queue = Queue(control_jobs.QUEUE_NAME, connection=server.client, serializer=JSONSerializer)
-        queue.enqueue(control_jobs.INSPECT_ARCHIVE, "none.mar")
-
-    spoiling = threading.Thread(target=spoil)
-    spoiling.start()
-    # When
-    has_worked = worker.work(logging_level="WARNING", max_jobs=1)
-    spoiling.join()
-    client.close()
-    # Then
-    assert has_worked
-    refused, again = caplog.messages
-    assert refused.startswith("Redis refuses")
-    assert {disk_lost: "MISCONF", no_blmove: "'blmove'"}[refusing] in refused
-    assert again.startswith("Redis answers again")

@@ -16,7 +16,8 @@ from batching.protocol import WIRE_VERSION, BatchTiming, ClosedBy, Reply, ReplyC
 from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.records import decode_reply
-from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
+from batching.store.registry.control_queue import INSPECT_ARCHIVE
+from batching.store.rq_names import QUEUE_NAME
 from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
 TAG = "{model2:digits:1.0}"

@@ -10,7 +10,7 @@ from ts.torch_handler.image_classifier import ImageClassifier
 from batching.protocol import Part, Request
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
 from tests.unit.workers.handling.batches import batch, runner_of
-from workers.machine.devices import Device
+from workers.machine import Device
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from batching.process.child_process import spawn
-from batching.process.readiness import (
+from batching.process.part import (
     LAUNCH_VARIABLE,
     READY_VARIABLE,
+    REPEAT_WINDOW_S,
     Launch,
     launch,
     notify_ready,
 )
-from batching.process.stop_signals import REPEAT_WINDOW_S
 from ferry.process_tree.supervisor import (
     Interrupted,
     Part,

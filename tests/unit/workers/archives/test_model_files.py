@@ -25,7 +25,7 @@ from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.model_archive import hash_archive
 from workers.archives.model_files import ModelFiles, work_dir_of
-from workers.machine.devices import Device
+from workers.machine import Device
 from workers.node.node import run
 from workers.slots.assignment import Assignment
 from workers.slots.worker_environment import worker_environment
@@ -162,31 +162,6 @@ NEWER = archive_bytes(handler=b"def handle(data, context): return []")
 
 def remote_spec(content):
     return make_spec(model_url=URL, archive_sha256=hashlib.sha256(content).hexdigest())
-
-
-async def test_archive_is_downloaded_anew_where_the_store_has_an_older_one(files, store, stale):
-    # When
-    prepared = await files.prepare(remote_spec(NEWER))
-
-    # Then: what was there may be needed by others
-    assert (prepared.model_dir / "echo.py").read_bytes().endswith(b"[]")
-    assert (store / "echo.mar").read_bytes() == archive_bytes()
-
-
-async def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(
-    files, store, stale
-):
-    # Given
-    spec = remote_spec(b"what it was when it was registered")
-
-    # When
-    for _ in range(3):
-        with pytest.raises(InvalidModel, match="has changed since it was registered"):
-            await files.prepare(spec)
-
-    # Then
-    assert len(stale.requests) == 1
-    assert sorted(path.name for path in store.iterdir()) == [".echo.mar.url", "echo.mar"]
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from batching.settings.settings import Settings
 from tests.support import make_spec
 from tests.unit.workers.archives.web import URL, web_with_archive
-from workers.archives.download_notes import remove_download
-from workers.archives.fetch import locate_archive
+from workers.archives.fetch import locate_archive, remove_download
 from workers.archives.model_files import ModelFiles
 
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.support import SimulatedClock
-from workers.handling.failure_log import QUIET_S, FailureLog
+from workers.handling.failures import QUIET_S, FailureLog
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batching.settings.settings import Settings
-from workers.machine.devices import Device, list_gpus
+from workers.machine import Device, list_gpus
 
 FUNCTION = "calls = []\ndef handle(data, context):\n    calls.append(data)\n    return data\n"
 

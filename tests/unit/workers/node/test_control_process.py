@@ -1,19 +1,31 @@
-"""A node's control process: a node without one must keep its workers."""
+"""The processes of a node that run control jobs: none while no job waits."""
 
 import asyncio
+import contextlib
 import errno
 import os
-import signal
-import subprocess
-import sys
 
 import psutil
 
+from batching.errors import ModelNotFound
 from batching.settings.settings import Settings
-from batching.store.clients import connect
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
-from tests.support import eventually, eventually_async
+from batching.store.clients import connect, connect_async
+from batching.store.node_queue import NodeQueue
+from batching.store.registry.control_queue import ControlQueue
+from tests.support import eventually_async, make_outage
 from workers.node import control_process
+from workers.node.control_process import ControlProcesses
+
+
+@contextlib.asynccontextmanager
+async def running(settings, count_waiting):
+    processes = ControlProcesses(settings, count_waiting, make_outage())
+    task = asyncio.create_task(processes.run())
+    try:
+        yield processes
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
@@ -24,68 +36,57 @@ async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, capl
         starts.append(len(starts))
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    async def count_waiting():
+        return 1
+
     monkeypatch.setattr(control_process, "spawn", spawn)
+    monkeypatch.setattr(control_process, "PATIENCE_S", 0.01)
 
     # When
-    keeping = asyncio.create_task(control_process.keep_control_worker(Settings(), restart_s=0.01))
-    await eventually_async(lambda: len(starts) > 5)
-    # Then it is tried again
-    assert not keeping.done()
-    keeping.cancel()
+    async with running(Settings(), count_waiting) as processes:
+        processes.must_look.set()
+        # Then it is tried again
+        await eventually_async(lambda: len(starts) > 5)
     # And said once
     [line] = [one for one in caplog.messages if one.startswith("cannot run workers.control_jobs: ")]
     assert line.endswith(os.strerror(errno.EAGAIN))
 
 
-async def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(redis_server):
+async def test_jobs_have_a_process_and_a_second_one_while_the_first_is_at_a_long_one(
+    redis_server, monkeypatch
+):
     # Given
+    monkeypatch.setattr(control_process, "LOOK_S", 0.1)
     client = connect(redis_server.url)
     client.flushall()
+    others = set(psutil.Process().children())
 
-    before = set(psutil.Process().children())
+    def own():
+        return set(psutil.Process().children()) - others
 
-    def workers():
-        return client.scard("rq:workers")
-
-    # When
-    settings = Settings(redis_url=redis_server.url)
-    keeping = asyncio.create_task(
-        control_process.keep_control_workers(settings, second_after_s=0.1)
-    )
-    await eventually_async(lambda: workers() == 2, 20)
-    children = set(psutil.Process().children()) - before
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
-    # Then both end with the node
-    assert len(children) == 2
-    assert not any(child.is_running() for child in children)
+    async with connect_async(redis_server.url) as async_client:
+        queue = NodeQueue(async_client, 3000)
+        settings = Settings(redis_url=redis_server.url)
+        async with running(settings, queue.count_control_jobs):
+            assert not own()
+            # When a job comes
+            inspecting = asyncio.to_thread(
+                ControlQueue(client).inspect_archive, "none.mar", timeout_s=30
+            )
+            [outcome] = await asyncio.gather(inspecting, return_exceptions=True)
+            # Then
+            assert isinstance(outcome, ModelNotFound)
+            [first] = own()
+            # When it is busy
+            first.suspend()
+            inspecting = asyncio.to_thread(
+                ControlQueue(client).inspect_archive, "none.mar", timeout_s=30
+            )
+            [outcome] = await asyncio.gather(inspecting, return_exceptions=True)
+            # Then
+            assert isinstance(outcome, ModelNotFound)
+            assert len(children := own()) == 2
+        # And both end with the node
+        assert not any(child.is_running() for child in children)
     client.flushall()
     client.close()
-
-
-def test_control_worker_waits_for_a_redis_that_starts_later(tmp_path):
-    # Given
-    log = tmp_path / "log"
-    server = EmbeddedRedis(find_server())
-    environment = {**os.environ, **Settings(redis_url=server.url).to_environment()}
-    with log.open("wb") as stream:
-        words = [sys.executable, "-P", "-m", "workers.control_jobs"]
-        worker = subprocess.Popen(words, env=environment, stderr=stream)
-    try:
-        eventually(lambda: "Redis does not answer" in log.read_text(), 20)
-        # When
-        with server, connect(server.url) as client:
-            # Then it is the same process, and the node does not start another every second
-            eventually(lambda: _listens_for_jobs(client), 20)
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(20) == 0
-    finally:
-        worker.kill()
-        worker.wait()
-        server.remove_folder()
-    assert log.read_text().count("Redis does not answer") == 1
-
-
-def _listens_for_jobs(client) -> bool:
-    """Whether a worker waits for jobs. RQ registers it before it listens to signals."""
-    return any(client.hget(key, "state") == b"idle" for key in client.scan_iter("rq:worker:*"))

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from batching.process.backoff import Backoff
+from batching.process.retries import Backoff
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.keys import VersionKeys

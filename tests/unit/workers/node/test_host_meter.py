@@ -9,7 +9,7 @@ from batching.metrics import GAUGES
 from batching.models.spec import ModelSpec
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
-from workers.machine.devices import Device
+from workers.machine import Device
 from workers.node.host_meter import gpu_samples, measure
 from workers.slots.assignment import Assignment
 from workers.slots.worker_environment import allowed_environment, worker_environment

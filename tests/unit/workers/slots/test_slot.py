@@ -23,7 +23,7 @@ from batching.store.registry.registry import Registry
 from batching.store.scripts import loader
 from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
 from workers.archives.model_files import Prepared
-from workers.machine.devices import Device
+from workers.machine import Device
 from workers.slots import worker_process
 from workers.slots.assignment import ENV_NAME
 from workers.slots.slot import Slot, SlotContext

@@ -1,0 +1,97 @@
+"""Finds what the machine has: devices, the package `ts`, a safe torch. Never loads torch."""
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+# CVE-2025-32434: up to 2.5.1 a checkpoint could run code in spite of weights_only=True.
+MIN_TORCH = (2, 6)
+_WORKERS = Path(__file__).resolve().parent
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+_QUERY_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`kind` is `cpu` or `cuda`; `index` counts the GPUs that this process may see, else None."""
+
+    kind: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+def list_gpus(limit: int) -> list[int]:
+    """Returns the indexes of usable GPUs, at most `limit` of them (-1: all); [] without any.
+
+    CUDA counts only the devices in CUDA_VISIBLE_DEVICES, beginning at 0; so does this.
+    """
+    count = _count_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count and visible is not None:
+        count = _count_visible(visible, count)
+    return list(range(count if limit < 0 else min(count, limit)))
+
+
+def ask_nvidia_smi(*arguments: str) -> list[str] | None:
+    """Returns the lines that nvidia-smi prints; None where it is not installed.
+
+    Raises:
+        OSError, SubprocessError: the driver does not answer.
+    """
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    answer = subprocess.run(  # noqa: S603 - a fixed argument list
+        [program, *arguments], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
+    )
+    return answer.stdout.splitlines()
+
+
+def _count_gpus() -> int:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if (listing := ask_nvidia_smi("-L")) is not None:
+            return sum(line.startswith("GPU ") for line in listing)
+    # Without an answer of the driver: what the kernel knows.
+    return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
+
+
+def _count_visible(visible: str, count: int) -> int:
+    """Returns how many of `count` GPUs CUDA takes: all before the first entry that is unknown.
+
+    Such are numbers beyond the last GPU, and by convention -1. A process gets one part of a GPU
+    (MIG) at most.
+    """
+    known = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):
+            return max(known, 1)
+        if not (entry.startswith("GPU-") or (entry.isdecimal() and int(entry) < count)):
+            break
+        known += 1
+    return min(known, count)
+
+
+def ts_folder() -> Path:
+    """Returns the folder that holds `ts`: beside this package in a checkout, within it in a wheel.
+
+    A wheel must not put a package called `compat` into a user's site-packages.
+    """
+    installed = _WORKERS / "compat"
+    return installed if installed.is_dir() else _WORKERS.parent / "compat"
+
+
+def require_safe_torch() -> None:
+    """Raises ImportError if torch is too old; handlers may do without torch."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match and (int(match[1]), int(match[2])) < MIN_TORCH:
+        raise ImportError(f"torch {version} loads malicious checkpoints: 2.6 or later is needed")

@@ -1,1 +1,0 @@
-"""Finds what the machine has: devices, a torch that is safe."""
