@@ -49,6 +49,7 @@ from workers.node.host_meter import HostMeter
 from workers.node.probe_files import ProbeFiles
 from workers.node.registry_memory import RegistryMemory
 from workers.node.unregistered_versions import UnregisteredVersions
+from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
 from workers.slots.slots import Slots
@@ -169,9 +170,6 @@ class Node:
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     async def _send_webhooks(self) -> None:
-        # Only where they are wanted: the other nodes need no HTTP client.
-        from workers.node.webhook_sender import send_webhooks  # noqa: PLC0415 - see above
-
         await send_webhooks(self._settings)
 
     def _host_meter(self) -> HostMeter:
