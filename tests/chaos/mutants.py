@@ -467,10 +467,10 @@ MUTANTS = (
     ),
     Mutant(
         "the connection goes to an address that was checked",
-        "workers/webhooks/delivery.py",
+        "workers/node/webhook_sender.py",
         "        self._rules.check_addresses(host, addresses)\n",
         "",
-        "tests/unit/workers/webhooks/test_delivery.py::test_name_that_leads_inside_is_not_connected_to",
+        "tests/unit/workers/node/test_webhook_delivery.py::test_name_that_leads_inside_is_not_connected_to",
     ),
 )
 
