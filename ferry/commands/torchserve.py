@@ -182,7 +182,6 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
 
 
 def completed(settings: Settings) -> Settings:
-    """Returns the settings with what TorchServe's flags and files leave unsaid."""
     if settings.disable_token_authorization and not settings.enable_model_api:
         # The operator wants no tokens, and no client can bring code: TorchServe's container, which
         # listens on all addresses, works as it is.
@@ -258,7 +257,6 @@ def _wait_for_the_end_of(process: psutil.Process) -> None:
 
 
 def pid_file() -> Path:
-    """Returns the file's path; there is one per temporary folder."""
     return Path(tempfile.gettempdir()) / ".model_server.pid"
 
 
