@@ -19,9 +19,12 @@ _DEFAULT_BATCH_SIZE = 32
 if str(ts_folder()) not in sys.path:
     sys.path.append(str(ts_folder()))
 
-from workers.python_models.encoding import encode  # noqa: E402 - needs the path
-from workers.python_models.python_model import PythonModel, nobody  # noqa: E402
-from workers.python_models.row import Row  # noqa: E402
+from workers.python_models.decoding import Row  # noqa: E402
+from workers.python_models.python_model import (  # noqa: E402
+    PythonModel,
+    encode,
+    nobody,
+)
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
 

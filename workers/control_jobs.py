@@ -146,7 +146,6 @@ class Progress:
             self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
 
     def end(self) -> None:
-        """Takes the download off the list."""
         if self._downloads is not None:
             self._downloads.forget(self._url)
 

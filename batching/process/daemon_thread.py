@@ -40,11 +40,7 @@ class DaemonThread:
         self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread.
-
-        Raises:
-            NoThread: it cannot be started.
-        """
+        """Starts the thread."""
         _start(self._work, "blocking pieces")
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -70,7 +66,6 @@ def _start(run: Callable[[], None], name: str) -> None:
 
 
 def _piece(work: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
-    """Returns a future for the outcome of the work, and the function to run in a thread."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     outcome.set_running_or_notify_cancel()  # the work is done even if its caller is cancelled
 

@@ -16,7 +16,6 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """Returns how long to wait before the next start."""
         return DELAYS_S[min(self.failures, len(DELAYS_S) - 1)]
 
     @property
@@ -34,13 +33,10 @@ class Backoff:
         self._failing_since_s = None
 
     def has_failed_for(self, limit_s: float, now_s: float) -> bool:
-        """Returns whether the first failure in this row is longer ago than `limit_s`."""
         return self._failing_since_s is not None and now_s - self._failing_since_s > limit_s
 
 
 class Reminder:
-    """Remembers the last words in the log, and when they were written."""
-
     def __init__(self) -> None:
         self._said = ""
         self._silent_until_s = 0.0

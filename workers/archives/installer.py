@@ -77,8 +77,6 @@ def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[
 
 
 class Installer:
-    """The environments of one node."""
-
     def __init__(
         self,
         work_dir: Path,
@@ -216,7 +214,6 @@ def _python_in(folder: Path) -> Path:
 
 
 def _no_room(reason: str) -> OSError | None:
-    """Returns the error of a full disk, if pip has met one."""
     numbers = (number for words, number in _NO_ROOM.items() if words in reason)
     return next((OSError(number, os.strerror(number)) for number in numbers), None)
 

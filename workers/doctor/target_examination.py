@@ -11,7 +11,7 @@ from typing import Any
 from workers.doctor.findings import Finding, note, ok, problem
 from workers.doctor.source_examination import names_of, parse_source
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
-from workers.python_models.tensor_files import (
+from workers.python_models.tensor_model import (
     DYNAMIC,
     Port,
     how_to_export,

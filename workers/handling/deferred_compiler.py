@@ -22,8 +22,6 @@ def defer_compiler() -> None:
 
 
 class _Finder:
-    """Finds the one module that takes the function."""
-
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _IMPORTER else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):

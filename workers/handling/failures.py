@@ -85,13 +85,11 @@ class FailureLog:
 
 
 def short_ids(items: Sequence[Claimed]) -> str:
-    """Returns the ids of the first few of these requests."""
     ids = [item.request_id for item in items[:MAX_IDS]]
     return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
 
 
 def sentence(error: BaseException, most_chars: int) -> str:
-    """Returns the exception's kind and the beginning of its text."""
     return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
 
 
@@ -147,7 +145,6 @@ class _Files:
         self._roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
 
     def own_name(self, path: str) -> str:
-        """Returns the model's file relative to its folder; "" for any other file."""
         root = next(filter(path.startswith, self._roots), "")
         name = path[len(root) :]
         is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
@@ -163,14 +160,12 @@ class _Files:
         return self.own_name(path) or shortened
 
     def with_names(self, text: str) -> str:
-        """Returns the text with the model's files named relative to its folder."""
         for root in self._roots:
             text = text.replace(root, "")
         return text
 
 
 def _library_calls(stack: StackSummary) -> list[FrameSummary]:
-    """Returns the innermost call that is not of this server, if there is one."""
     for call in reversed(stack):
         if call.filename.startswith(_COMPATIBLE) or not call.filename.startswith(("<", *_OWN)):
             return [call]

@@ -123,7 +123,6 @@ def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Dev
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:
-    """Puts the model's paths in front of the inherited ones, as in TorchServe's PYTHONPATH."""
     root = model_dir.resolve()
     os.chdir(model_dir)
     handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()

@@ -68,8 +68,6 @@ def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
 
 
 class Worker:
-    """The loop of a worker process: gather, run, reply."""
-
     def __init__(
         self,
         batcher: Batcher,
@@ -173,7 +171,6 @@ class Worker:
                     self._queue.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
-        """Returns a batch; None when it is time to stop, or to look again at the lease."""
         now_s = time.monotonic()
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
@@ -191,7 +188,6 @@ class Worker:
 
 
 def main(assignment: Assignment, deadline: Deadline) -> int:
-    """Runs the worker of this assignment; returns the exit status."""
     settings, _ = load_settings()
     spec = assignment.spec
     configure_logging(

@@ -31,8 +31,6 @@ _GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
 
 
 class HostMeter:
-    """Reports every `interval_s` what `measure` finds, and lets each slot look at its memory."""
-
     def __init__(
         self,
         queue: NodeQueue,
@@ -51,7 +49,6 @@ class HostMeter:
         self._outage = outage
 
     async def run(self) -> None:
-        """Measures until cancelled."""
         await asyncio.sleep(FIRST_S)
         while True:
             try:

@@ -63,8 +63,6 @@ Role = asyncio.Task[None]
 
 
 class Node:
-    """Reconciles the registry's wishes with its slots."""
-
     def __init__(self, settings: Settings, gpus: Sequence[int], *, beat_s: float = BEAT_S) -> None:
         self._settings = settings
         self._node = NodeStatus(
@@ -112,7 +110,6 @@ class Node:
         )
 
     async def run(self) -> None:
-        """Serves until a signal, then drains."""
         self._signals.listen()
         self._thread.start()
         reader()  # while the system still starts threads
@@ -185,7 +182,6 @@ class Node:
         self._must_look.set()
 
     def _is_ready(self) -> bool:
-        """Returns whether every worker that can be counted on serves."""
         if self._signals.stop.is_set() or not self._has_reconciled.is_set():
             return False
         records = self._records()
@@ -198,7 +194,6 @@ class Node:
         return specs_of(self._wanted.values())
 
     def _versions(self) -> list[VersionKey]:
-        """Returns the versions that may have workers somewhere."""
         wanted = [spec.key for spec in self._specs()]
         return list(dict.fromkeys([*wanted, *self._unregistered_versions.ended]))
 
@@ -237,7 +232,6 @@ class Node:
                 await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self) -> None:
-        """Opens and stops slots until there are as many as the registry wants."""
         before, specs = await self._follow_registry()
         kept = _urls(specs.values())
         if gone := _urls(before) - kept:

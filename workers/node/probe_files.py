@@ -19,8 +19,6 @@ ALIVE, READY = "alive", "ready"
 
 
 class ProbeFiles:
-    """Keeps the two files up to date."""
-
     def __init__(
         self, folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
     ) -> None:

@@ -29,8 +29,6 @@ _BINARY_SIZE = "binary_data_size"
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One request: its JSON, and its tensors by name."""
-
     document: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
 
@@ -59,7 +57,6 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        """Returns the request as it would be in JSON alone, for handlers in an envelope."""
         inputs = [
             {
                 "name": name,

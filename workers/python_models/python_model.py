@@ -5,8 +5,10 @@ A row that cannot be decoded, or whose output is an exception, fails alone.
 
 import contextlib
 import inspect
+import io
 import itertools
 import math
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,10 +18,10 @@ from ts.torch_handler.request_envelope.tensors import tensor_of
 
 from batching.errors import PredictionFailed
 from ferry.modeling import Answer, Model, Requests
-from workers.python_models.decoding import Decoder, decoder_of, described_output, row_type
-from workers.python_models.encoding import encode, encoded, rows_of
-from workers.python_models.row import Row
+from workers.python_models.decoding import Decoder, Row, decoder_of, described_output, row_type
 
+JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
+_BYTES_TYPE = "application/octet-stream"
 # Sends the next piece of answers, by the places of their rows: bodies with content types.
 Send = Callable[[Mapping[int, tuple[bytes, str]]], None]
 # Returns what came with the rows in these places.
@@ -62,7 +64,6 @@ class PythonModel:
 
     @property
     def interface(self) -> dict[str, Any]:
-        """Returns what the model takes and gives, as JSON, for people and for API documents."""
         of_class = inspect.getdoc(self.model) if self.model.__doc__ != Model.__doc__ else ""
         interface: dict[str, Any] = {
             "summary": " ".join((of_class or "").partition("\n\n")[0].split()),
@@ -79,11 +80,7 @@ class PythonModel:
         return interface | (self.model.interface if isinstance(self.model, FileModel) else {})
 
     def answer(self, rows: Sequence[Row], told: Told, send: Send) -> list[Outcome]:
-        """Returns an answer or an error for each row; `send` takes pieces of streamed answers.
-
-        Raises:
-            Exception: whatever `predict` raises, for the whole batch.
-        """
+        """Returns an answer or an error for each row; `send` takes pieces of streamed answers."""
         outcomes: list[Any] = [self._decoder.decode(row) for row in rows]
         places = [i for i, value in enumerate(outcomes) if not isinstance(value, Exception)]
         if places:
@@ -128,17 +125,12 @@ class PythonModel:
 
 
 def nobody(places: Sequence[int]) -> Requests:
-    """Returns what comes with rows that no client has sent."""
     size = len(places)
     return Requests([""] * size, [{}] * size, [{}] * size, [math.inf] * size)
 
 
 def _signature(predict: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
-    """Returns the names of the parameters, and the annotations.
-
-    Raises:
-        TypeError: there are more than the batch and `ferry.Requests`.
-    """
+    """Returns the names of the parameters, and the annotations."""
     parameters = list(inspect.signature(predict).parameters.values())
     names = [one.name for one in parameters if one.default is inspect.Parameter.empty]
     try:
@@ -177,3 +169,64 @@ def _with_batch_axis(output: Any) -> Any:
     if hasattr(output, "dtype") and hasattr(output, "reshape"):
         return output.reshape(1, *output.shape)
     return [output] if tensor_of([output]) is not None else output
+
+
+# --- answers
+
+
+def encode(value: Any) -> tuple[bytes, str]:
+    """Returns body and content type; NaN and infinity become null in JSON."""
+    if isinstance(value, str):
+        return value.encode(errors="replace"), TEXT_TYPE
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value), _BYTES_TYPE
+    pillow = sys.modules.get("PIL.Image")
+    try:
+        if pillow is not None and isinstance(value, pillow.Image):
+            buffer = io.BytesIO()
+            value.save(buffer, "PNG")
+            return buffer.getvalue(), "image/png"
+        return _ENCODER.encode(value), JSON_TYPE
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        raise PredictionFailed(
+            f"predict returned what no answer can be made of: {error}."
+        ) from error
+
+
+def encoded(output: Any) -> Answer:
+    """Returns the whole answer to a row."""
+    if not isinstance(output, Answer):
+        body, kind = encode(output)
+        return Answer(body, headers={"content-type": kind})
+    body, kind = encode(output.body)
+    headers = {"content-type": output.content_type or kind, **output.headers}
+    return Answer(body, headers=headers, status=output.status)
+
+
+def rows_of(outputs: Any, size: int) -> list[Any]:
+    """Returns the outputs of a batch one by one; of an array or tensor, along its first axis."""
+    if hasattr(outputs, "detach"):
+        tensor = outputs.detach().cpu()
+        is_known = str(tensor.dtype) != "torch.bfloat16"  # which numpy is not
+        outputs = (tensor if is_known else tensor.float()).numpy()
+    if not isinstance(outputs, list | tuple) and not getattr(outputs, "shape", ()):
+        raise PredictionFailed(
+            f"predict returned {type(outputs).__name__}: a list, array or tensor is wanted, with "
+            "one output for each row."
+        )
+    if len(outputs) != size:
+        raise PredictionFailed(
+            f"predict returned {len(outputs)} outputs for {size} rows: one for each is wanted."
+        )
+    return list(outputs)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)

@@ -15,10 +15,9 @@ from batching.errors import BadRequest
 from batching.models.spec import URL_QUERY, ModelSpec
 from batching.protocol import Claimed
 from ferry.modeling import Model, Requests
-from workers.python_models.encoding import encoded
+from workers.python_models.decoding import Row
 from workers.python_models.hf_pipeline import Pipeline
-from workers.python_models.python_model import Outcome, PythonModel
-from workers.python_models.row import Row
+from workers.python_models.python_model import Outcome, PythonModel, encoded
 from workers.python_models.targets import Target, find_model, load_module
 from workers.python_models.tensor_model import TensorModel
 
@@ -28,11 +27,7 @@ _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 
 
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
-    """Returns what the version's manifest names.
-
-    Raises:
-        ValueError: it names nothing.
-    """
+    """Returns what the version's manifest names."""
     section = (spec.manifest or {}).get("model") or {}
     text = section.get("target") or section.get("serializedFile")
     if not isinstance(text, str) or not text:
@@ -57,7 +52,6 @@ class LoadedTarget:
         self.interface = self._model.interface
 
     def run(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
-        """Returns an answer or an error for each claimed request."""
         headers = items[0].request.headers  # such requests come alone
         if headers.get("explain") == "True":
             return [BadRequest("This model does not explain its predictions.")]

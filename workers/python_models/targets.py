@@ -37,7 +37,6 @@ class Target:
 
     @property
     def folder(self) -> Path | None:
-        """Returns the folder whose modules the file imports."""
         return None if self.path is None else self.path.parent
 
 
@@ -69,12 +68,7 @@ def load_module(target: Target, model_dir: Path) -> ModuleType:
 
 
 def find_model(module: ModuleType, name: str) -> Model:
-    """Returns the model of this name: the class' object, or one around the function.
-
-    Raises:
-        LookupError: the module has none of that name.
-        TypeError: it can be no model.
-    """
+    """Returns the model of this name: the class' object, or one around the function."""
     found = getattr(module, name or "predict", None)
     if inspect.isclass(found) and issubclass(found, Model):
         model: Model = found()
@@ -91,7 +85,6 @@ def find_model(module: ModuleType, name: str) -> Model:
 
 
 def settings_of(model: Model) -> Mapping[str, Any]:
-    """Returns the settings that the model's class or decorator has set."""
     if isinstance(model, _OfFunction):
         return model.settings
     return {
@@ -102,8 +95,6 @@ def settings_of(model: Model) -> Mapping[str, Any]:
 
 
 class _OfFunction(Model):
-    """A model that is only a function."""
-
     def __init__(self, function: Any) -> None:
         self.settings: Mapping[str, Any] = getattr(function, MARK, {})
         self.predict = function  # type: ignore[method-assign]

@@ -36,8 +36,6 @@ PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its 
 
 @dataclass(frozen=True, slots=True)
 class SlotContext:
-    """What the slots of a node share."""
-
     node_id: str
     settings: Settings
     queue: NodeQueue
@@ -47,8 +45,6 @@ class SlotContext:
 
 
 class Slot:
-    """Runs, watches, restarts and stops one worker process."""
-
     def __init__(
         self, context: SlotContext, spec: ModelSpec, number: int, device: Device, threads: int
     ) -> None:
@@ -73,13 +69,11 @@ class Slot:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills the process and releases its requests."""
         self._should_stop.set()
         if self._process is not None:
             self._process.kill()
 
     async def measure(self) -> None:
-        """Publishes how much memory the process holds now."""
         if self.record.state is WorkerState.READY and self._process is not None:
             await self.record.report_again(memory_bytes=self._process.resident_bytes)
 
@@ -180,11 +174,7 @@ class Slot:
         return None
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
-        """Starts a worker process and returns how it ended.
-
-        Raises:
-            OSError: the system could not start or watch it; it is gone.
-        """
+        """Starts a worker process and returns how it ended."""
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,

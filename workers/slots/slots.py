@@ -21,8 +21,6 @@ Place = tuple[VersionKey, int]
 
 
 class Slots:
-    """Runs each slot in a task of its own until it has ended."""
-
     def __init__(
         self, context: SlotContext, gpus: Sequence[int], on_ended: Callable[[], None]
     ) -> None:
@@ -35,7 +33,6 @@ class Slots:
         self._is_draining = False
 
     def all(self) -> list[Slot]:
-        """Returns the slots that have not ended."""
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:

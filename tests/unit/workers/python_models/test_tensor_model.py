@@ -11,8 +11,8 @@ from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput
 from tests import nets
 from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
+from workers.python_models.decoding import Row
 from workers.python_models.python_model import PythonModel, nobody
-from workers.python_models.row import Row
 from workers.python_models.tensor_model import TensorModel
 
 
