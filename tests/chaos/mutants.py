@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "nodes take back what a dead node held",
-        "workers/node/dead_workers.py",
+        "workers/node/heartbeat.py",
         "                await self.reap()\n",
         "                await asyncio.sleep(0)\n",
         f"{CHAOS}workers.py::test_f02_killed_node_costs_its_batch_only_time",

@@ -158,11 +158,14 @@ class Runner:
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, self._as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
-            wanted = f"a list of {len(items)}, one answer for each request,"
-            shape, what = _shape(outputs), self._what(items)
-            log.error("handler returned %s for %s: %s was wanted", shape, what, wanted)
-            self._why_failed = f"it returned {shape}, not {wanted.rstrip(',')}"
-            return self._all_or_none(items, _misshapen(outputs))
+            is_list, wanted = isinstance(outputs, list), f"a list of {len(items)}, one answer each"
+            shape = f"list of {len(outputs)}" if is_list else type(outputs).__name__
+            log.error("handler returned %s for %s, not %s", shape, self._what(items), wanted)
+            self._why_failed = f"it returned {shape}, not {wanted}"
+            text = "number of batch response mismatched"
+            if not is_list:
+                text = "Invalid model predict output"
+            return self._all_or_none(items, PredictionFailed(text))
         return [
             self._reply(index, item, output)
             for index, (item, output) in enumerate(zip(items, outputs, strict=True))
@@ -280,16 +283,6 @@ def _has_broken_device(error: Exception) -> bool:
     # Another library's device: by the text.
     text = text_of(error)
     return "CUDA error:" in text and "out of memory" not in text
-
-
-def _misshapen(outputs: Any) -> ServeError:
-    if isinstance(outputs, list):
-        return PredictionFailed("number of batch response mismatched")
-    return PredictionFailed("Invalid model predict output")
-
-
-def _shape(outputs: Any) -> str:
-    return f"list of {len(outputs)}" if isinstance(outputs, list) else type(outputs).__name__
 
 
 def _error_reply(error: ServeError | PredictionException) -> Reply:

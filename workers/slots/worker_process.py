@@ -144,7 +144,9 @@ class WorkerProcess:
             return await self._watch(on_heard, on_report)
         except asyncio.CancelledError:
             # The node leaves, and does not wait for a device that takes long to give memory back.
-            self._kill_group_soon()
+            if self._child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
             raise
         except Exception:
             kill_group(self._child)
@@ -160,7 +162,12 @@ class WorkerProcess:
         unhandled: asyncio.Queue[Report | None] = asyncio.Queue(MOST_UNHANDLED)
         unhandled.put_nowait(Report(WorkerState.STARTING))
         hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
-        reports = asyncio.create_task(_pass_on(unhandled, on_report))
+
+        async def pass_on() -> None:
+            while (report := await unhandled.get()) is not None:
+                await on_report(report)
+
+        reports = asyncio.create_task(pass_on())
         ending = asyncio.create_task(self._end_when_late())
         outputs = [asyncio.wrap_future(one) for one in self._outputs]
         try:
@@ -177,23 +184,20 @@ class WorkerProcess:
 
     async def _end_when_late(self) -> None:
         """Ends a process that is late, whatever its handler has done to its threads and signals."""
-        await self._late()
+        while self._deadline.turns <= self._last_turn:
+            now_s = time.monotonic()
+            if (left_s := self._deadline.ends_at - now_s) <= 0:
+                break
+            woken_at = now_s + min(left_s, LOOK_S)
+            await asyncio.sleep(woken_at - now_s)
+            if time.monotonic() - woken_at > STILL_S:
+                await asyncio.sleep(RECOVERY_S)
         log.error("worker is late pid=%d", self.pid)
         self._ended_for = LATE
         self._send(SIGNAL_OF_LATE)
         self._send(signal.SIGCONT)  # in case that it was stopped
         await asyncio.sleep(STACKS_S)
         self.kill(LATE)
-
-    async def _late(self) -> None:
-        while self._deadline.turns <= self._last_turn:
-            now_s = time.monotonic()
-            if (left_s := self._deadline.ends_at - now_s) <= 0:
-                return
-            woken_at = now_s + min(left_s, LOOK_S)
-            await asyncio.sleep(woken_at - now_s)
-            if time.monotonic() - woken_at > STILL_S:
-                await asyncio.sleep(RECOVERY_S)
 
     def _send(self, number: int) -> None:
         # Popen would reap a process that has just ended, and the rest of its group were lost then.
@@ -207,11 +211,6 @@ class WorkerProcess:
             while time.monotonic() < end:
                 if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
                     await asyncio.sleep(ORPHANS_POLL_S)
-
-    def _kill_group_soon(self) -> None:
-        if self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
 
 
 async def _hear(
@@ -233,13 +232,6 @@ async def _hear(
         await unhandled.put(report)
         if report is None:
             return
-
-
-async def _pass_on(
-    unhandled: "asyncio.Queue[Report | None]", on_report: Callable[[Report], Awaitable[None]]
-) -> None:
-    while (report := await unhandled.get()) is not None:
-        await on_report(report)
 
 
 def _parse(line: bytes) -> Report:
