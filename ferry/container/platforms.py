@@ -14,7 +14,7 @@ from typing import Any
 
 from batching.errors import ServeError
 from batching.settings.settings import SettingsError
-from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import parse_prediction_path
 from workers.archives.model_archive import inspect_archive
 
 Variables = Mapping[str, str]

@@ -8,14 +8,10 @@ from collections.abc import Collection
 
 from batching.errors import BadRequest
 from ingress.access.key_file import KeyFile, KeyScope
-from ingress.jobs.job_door import JOB_PATH
 from ingress.role import Role
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
+from ingress.torchserve.routes import key_for
 
 _SCHEME = "Bearer"
-# Orchestrators have no key, and the answers hold nothing worth one.
-_PROBES = frozenset({LIVE_PATH, "/readyz"})
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 
@@ -51,27 +47,9 @@ class Authorizer:
         """
         if self._keys is None:
             return
-        scope = self._scope(method, path.rstrip("/") or "/")
-        if scope is not None and not self._keys.accepts(scope, bearer_token(authorization)):
+        role = key_for(method, path, self._roles)
+        if role and not self._keys.accepts(KeyScope(role), bearer_token(authorization)):
             raise InvalidKey(_REFUSED.format("Authorization"))
-
-    def _scope(self, method: str, path: str) -> KeyScope | None:
-        """Returns the scope whose key this path needs; None if it needs none."""
-        is_document = (method, path) == ("OPTIONS", "/") or path == "/api-description"
-        if is_document or self._is_public(path):
-            return None
-        if Role.MANAGEMENT not in self._roles:
-            return KeyScope.INFERENCE if Role.INFERENCE in self._roles else None
-        if path == TOKEN_PATH:
-            return None  # that route asks for the API key by itself
-        if Role.INFERENCE in self._roles and _is_inference(path):
-            return KeyScope.INFERENCE
-        return KeyScope.MANAGEMENT
-
-    def _is_public(self, path: str) -> bool:
-        if path == "/metrics":
-            return Role.METRICS in self._roles
-        return path in _PROBES and Role.INFERENCE in self._roles
 
 
 def require_api_key(keys: KeyFile, authorization: str) -> None:
@@ -93,8 +71,3 @@ def bearer_token(authorization: str) -> str:
     """Returns the token of an Authorization header; without one, an empty text, which is no key."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme == _SCHEME else ""
-
-
-def _is_inference(path: str) -> bool:
-    is_of_job = JOB_PATH.fullmatch(path) is not None
-    return path == "/ping" or is_of_job or parse_prediction_path(path) is not None

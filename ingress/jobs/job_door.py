@@ -19,7 +19,6 @@ from ingress.jobs.preferences import Preferences, read_preferences
 from ingress.torchserve.answers import (
     error_answer,
     json_answer,
-    quick_json_answer,
     reply_answer,
     with_error_key,
 )
@@ -136,7 +135,7 @@ class JobDoor:
 
 def _accepted(job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool) -> Answer:
     """Returns the answer to a request that has become a job."""
-    answer = quick_json_answer(job_document(job, base_url), 202)
+    answer = json_answer(job_document(job, base_url), 202)
     answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
     if preferences.is_asked:
         answer.headers.append(("preference-applied", "respond-async"))

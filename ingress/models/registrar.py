@@ -66,19 +66,17 @@ class Registrar:
             ServeError: nothing is registered then.
         """
         spec = self.create(parameters)
+        text = (
+            f'Model "{spec.model_name}" Version: {spec.model_version} registered with '
+            f"{spec.min_worker} initial workers"
+        )
         if spec.min_worker == 0:
-            return 200, (
-                f'Model "{spec.model_name}" Version: {spec.model_version} registered with 0 '
-                "initial workers. Use scale workers API to add workers for the model."
-            )
+            return 200, f"{text}. Use scale workers API to add workers for the model."
         if not bool_parameter(parameters, "synchronous", default=True):
             return 202, PROCESSING
         if self._first_workers(spec) is Progress.PARTIAL:
             return 206, IN_PROGRESS
-        return 200, (
-            f'Model "{spec.model_name}" Version: {spec.model_version} registered with '
-            f"{spec.min_worker} initial workers"
-        )
+        return 200, text
 
     def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
         """Registers the version; nodes begin to start its workers.
@@ -100,12 +98,15 @@ class Registrar:
         archive = self._control.inspect_archive(
             str(url), timeout_s=self._patience.archive_s, may_be_downloaded=at_startup
         )
-        if not at_startup:
-            _require_name(parameters, archive)
+        if not at_startup and archive.manifest is None and not parameters.get("model_name"):
+            # As in TorchServe, only models of the start are named after their files.
+            raise InvalidModel("Model name is not defined.")
         require_served(archive.config)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
-        if at_startup:
-            _require_handler(spec)
+        if at_startup and spec.min_worker > 0 and not spec.handler:
+            # load_models=all names all that a folder has, even lost+found. If that were registered,
+            # the server would never be ready.
+            raise InvalidModel("It names no handler, and default_service_handler is not set.")
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
         self._remove_stand_ins(spec)
@@ -144,11 +145,7 @@ class Registrar:
     def scale(
         self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
     ) -> tuple[int, str]:
-        """Returns HTTP status and text of `PUT /models/M[/V]` with these parameters.
-
-        Raises:
-            ServeError: a wrong parameter, an unknown version, or workers that do not start.
-        """
+        """Returns HTTP status and text of `PUT /models/M[/V]` with these parameters."""
         min_worker = int_parameter(parameters, "min_worker", 1)
         max_worker = int_parameter(parameters, "max_worker", min_worker)
         if max_worker < min_worker:
@@ -175,11 +172,7 @@ class Registrar:
         return 200, f"Workers scaled to {min_worker} for model: {model_name}{version}"
 
     def set_default(self, model_name: str, model_version: str) -> str:
-        """Returns the status text of `PUT /models/M/V/set-default`.
-
-        Raises:
-            ModelNotFound, VersionNotFound: unknown.
-        """
+        """Returns the status text of `PUT /models/M/V/set-default`."""
         check_names(model_name)
         self._registry.set_default(model_name, model_version)
         self._forget(model_name)
@@ -206,11 +199,7 @@ class Registrar:
         return f'Model "{model_name}" unregistered'
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """Returns the version that a management path names.
-
-        Raises:
-            ModelNotFound, VersionNotFound: unknown, or not a valid name.
-        """
+        """Returns the version that a management path names."""
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 
@@ -258,16 +247,3 @@ class Registrar:
 
     def _forget(self, model_name: str) -> None:
         self._loop.call_soon_threadsafe(self._predictor.forget, model_name)
-
-
-def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
-    # As in TorchServe, only models of the start are named after their files.
-    if archive.manifest is None and not parameters.get("model_name"):
-        raise InvalidModel("Model name is not defined.")
-
-
-def _require_handler(spec: ModelSpec) -> None:
-    # load_models=all names all that a folder has, even lost+found. If that were registered, the
-    # server would never be ready.
-    if spec.min_worker > 0 and not spec.handler:
-        raise InvalidModel("It names no handler, and default_service_handler is not set.")

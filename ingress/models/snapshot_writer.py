@@ -90,7 +90,8 @@ class SnapshotWriter:
                 if kind == STARTUP and not self._is_whole:
                     self._saved = state
                     return
-                if kind != STARTUP and self._is_lost(state):
+                # The nodes will fill an emptied Redis again. No operator has emptied it.
+                if kind != STARTUP and not state and self._registry.is_lost():
                     return
                 properties = self._settings.to_properties()
                 path = write_snapshot(self._folder, kind, properties, models)
@@ -104,7 +105,3 @@ class SnapshotWriter:
                 if self._reminder.is_due(str(words)):
                     text = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
                     log.error(text, self._folder, words)
-
-    def _is_lost(self, state: Mapping[str, Any]) -> bool:
-        # The nodes will fill an emptied Redis again. No operator has emptied it.
-        return not state and self._registry.is_lost()

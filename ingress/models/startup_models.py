@@ -61,23 +61,25 @@ class StartupLoader:
         registered model need not be ready.
         """
         with contextlib.suppress(Draining):
-            path = self._snapshot_to_restore()
-            is_configured_anew = path is not None and self._is_configured_anew(path)
-            if is_configured_anew:
-                self._load_configured()
+            path = self._services.settings.snapshot_file
+            if path is not None and not self._may_restore(str(path)):
+                path = None
+            steps = [self._load_configured]
             if path is not None:
-                self._restore_snapshot(path)
-            if not is_configured_anew:
-                self._load_configured()
+                position = 1 if self._is_configured_anew(path) else 0
+                steps.insert(position, partial(self._restore_snapshot, path))
+            for step in steps:
+                step()
         return self._failures
 
     def _load_configured(self) -> None:
         for parameters in startup_parameters(self._services.settings):
-            self._load(parameters)
-
-    def _snapshot_to_restore(self) -> Path | None:
-        path = self._services.settings.snapshot_file
-        return path if path is not None and self._may_restore(str(path)) else None
+            url, name = str(parameters["url"]), parameters.get("model_name")
+            entry = f"{name}={url}" if name else url
+            if not self._is_asked_for(entry):
+                log.info("left out model=%s: it was loaded at an earlier start", name or url)
+            elif self._register(str(name or url), parameters, self._make_default):
+                self._persist(entry, partial(self._registry.note_started, entry))
 
     def _is_configured_anew(self, path: Path) -> bool:
         with contextlib.suppress(SettingsError):  # which `_restore_snapshot` says
@@ -118,14 +120,6 @@ class StartupLoader:
             self._registry.scale(spec.key, saved.min_worker, saved.max_worker)
         if saved.is_default:
             self._registrar.set_default(*spec.key)
-
-    def _load(self, parameters: dict[str, Any]) -> None:
-        url, name = str(parameters["url"]), parameters.get("model_name")
-        entry = f"{name}={url}" if name else url
-        if not self._is_asked_for(entry):
-            log.info("left out model=%s: it was loaded at an earlier start", name or url)
-        elif self._register(str(name or url), parameters, self._make_default):
-            self._persist(entry, lambda: self._registry.note_started(entry))
 
     def _make_default(self, spec: ModelSpec) -> None:
         models = self._services.settings.model_defaults().model_settings
@@ -194,21 +188,16 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
     workers = settings.default_workers_per_model or 1
     text = settings.load_models.strip()
     if text.lower() == "all":
-        entries = [("", name) for name in _archives_of(settings)]
-    else:
-        entries = [_named_archive(entry) for entry in text.split(",") if entry.strip()]
-    return [
-        {"url": url, "initial_workers": workers, **({"model_name": name} if name else {})}
-        for name, url in entries
-    ]
-
-
-def _named_archive(entry: str) -> tuple[str, str]:
-    name, equals, url = entry.strip().partition("=")
-    # A URL may contain an equals sign, too, but only after characters that no name has.
-    if equals and NAME_PATTERN.fullmatch(name.strip()):
-        return name.strip(), url.strip()
-    return "", entry.strip()
+        return [{"url": name, "initial_workers": workers} for name in _archives_of(settings)]
+    models: list[dict[str, Any]] = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, equals, url = (part.strip() for part in entry.partition("="))
+        # A URL may contain an equals sign, too, but only after characters that no name has.
+        if equals and NAME_PATTERN.fullmatch(name):
+            models.append({"url": url, "initial_workers": workers, "model_name": name})
+        else:
+            models.append({"url": entry, "initial_workers": workers})
+    return models
 
 
 def _archives_of(settings: Settings) -> Iterator[str]:

@@ -46,7 +46,6 @@ class Progress(Enum):
 
 
 def failed_text(model_name: str, version_text: str) -> str:
-    """Returns TorchServe's message about a version that no worker could load."""
     return f"Failed to start workers for model {model_name} version: {version_text}"
 
 
@@ -138,7 +137,8 @@ class WorkerWait:
             while True:
                 spec = self._as_registered(spec)
                 workers = self._registry.workers(spec.key)
-                if _is_preparing(workers):
+                # A node still unpacks the archive and has not started a process.
+                if any(one.state is WorkerState.STARTING and not one.pid for one in workers):
                     deadline.begin_anew()
                 failed = _failed(workers, spec, failures_before)
                 whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
@@ -212,11 +212,6 @@ class _Deadline:
 
     def begin_anew(self) -> None:
         self._deadline_s = min(time.monotonic(), self._latest_start_s) + self._seconds
-
-
-def _is_preparing(workers: Sequence[WorkerStatus]) -> bool:
-    """Returns whether a node still unpacks the archive and has not started a process."""
-    return any(worker.state is WorkerState.STARTING and not worker.pid for worker in workers)
 
 
 def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> Progress:

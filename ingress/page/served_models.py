@@ -14,7 +14,6 @@ from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
 from batching.store.registry.registry import Registry
 from ingress.page.json_schemas import openapi_schema
-from ingress.torchserve import schemas
 
 _KEPT_S = 1.0  # for all who look
 
@@ -98,14 +97,18 @@ class ServedModel:
         kinds = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
         bodies = {one: {"schema": _schema(one, wanted), **example} for one in kinds}
         kind = _ANSWERS.get(given.type, _JSON)
+        answer, error = _schema(kind, given), {"$ref": "#/components/schemas/Error"}
         return {
             "tags": ["models"],
             "operationId": f"predict_{self.spec.model_name}",
             "summary": interface.summary,
             "requestBody": {"content": bodies},
             "responses": {
-                "200": schemas.answer(_schema(kind, given), "The model's answer", kind),
-                "default": schemas.ERROR,
+                "200": {"description": "The model's answer", "content": {kind: {"schema": answer}}},
+                "default": {
+                    "description": "Refused or failed",
+                    "content": {_JSON: {"schema": error}},
+                },
             },
         }
 
@@ -148,4 +151,4 @@ class ServedModels:
 def _schema(content_type: str, side: Side) -> dict[str, Any]:
     if content_type in (_JSON, "multipart/form-data"):
         return openapi_schema(side.schema)
-    return schemas.TEXT if content_type == _TEXT else schemas.BYTES
+    return {"type": "string"} if content_type == _TEXT else {"type": "string", "format": "binary"}

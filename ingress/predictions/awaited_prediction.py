@@ -5,7 +5,7 @@ import asyncio
 from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 
 async def answer_prediction(

@@ -38,7 +38,7 @@ from ingress.torchserve.payload import (
     read_undecoded,
     speaks_of_binary,
 )
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 log = logging.getLogger(__name__)
 

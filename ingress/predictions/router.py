@@ -17,8 +17,7 @@ from ingress.jobs.job_door import JOB_PATH
 from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.routes import LIVE_PATH
+from ingress.torchserve.routes import LIVE_PATH, parse_prediction_path
 
 Going = Coroutine[Any, Any, None]
 

@@ -1,34 +1,178 @@
 """Builds the Flask application of one listener, complete under any WSGI server."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import SimpleNamespace
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from flask import Flask, request
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException
 
+from batching.errors import (
+    BadRequest,
+    InternalError,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    ServeError,
+    StoreUnavailable,
+)
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import refuse_encoded
+from ingress.http1.exchange import Answer
 from ingress.page.page_switch import has_page
-from ingress.rest.error_handlers import install_error_handlers
-from ingress.rest.inference_api import inference_blueprint
-from ingress.rest.management_api import management_blueprint
-from ingress.rest.metrics_api import metrics_blueprint
-from ingress.rest.open_inference_api import open_inference_blueprint
-from ingress.rest.page_api import page_blueprint
-from ingress.rest.responses import PlainResponse, json_response
-from ingress.rest.rules import add_routes
-from ingress.rest.token_api import token_blueprint
+from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
+from ingress.rest.inference_api import InferenceView, OpenInferenceView
+from ingress.rest.management_api import ManagementView, TokenView
+from ingress.rest.metrics_api import MetricsView
+from ingress.rest.page_api import PageView
+from ingress.rest.responses import PlainResponse, answer_job, to_response
 from ingress.role import Role
 from ingress.services import Services
+from ingress.torchserve.answers import (
+    error_answer,
+    json_answer,
+    not_found,
+    with_error_key,
+    wrong_method,
+)
 from ingress.torchserve.openapi import api_document
-from ingress.torchserve.routes import EVERYWHERE
+from ingress.torchserve.routes import ANY, ROUTES, Route
 
-_BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
-    Role.INFERENCE: inference_blueprint,
-    Role.MANAGEMENT: management_blueprint,
-    Role.METRICS: metrics_blueprint,
-}
+log = logging.getLogger(__name__)
+
+_ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+_HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Paths that only look like those of predictions.
+_NO_PREDICTIONS = (
+    "/predictions/<path:_>",
+    "/explanations/<path:_>",
+    "/v1/models/<path:_>",
+    "/v2/models/<path:_>",
+    "/models/<path:_>/invoke",
+)
+# The verb of outages of Redis.
+_VERB = "manage"
+
+
+class CrossOrigin(ServeError):
+    """Refuses a web page that would change models."""
+
+    status = 403
+    type = "IllegalArgumentException"
+    reason = "cross_origin"
+
+
+class _App(Flask):
+    """Serves the rows of the table that have a view; errors are answers in TorchServe's shape."""
+
+    response_class = PlainResponse
+
+    def __init__(self, services: Services, roles: Collection[Role], *, is_private: bool) -> None:
+        super().__init__(__name__, static_folder=None)
+        self._services = services
+        self._roles = roles
+        self._is_private = is_private
+        self._authorizer = Authorizer(services.keys, roles)
+        self._failed = FailedRequests()
+        self._routes: dict[str, Route] = {}
+        self.before_request(self._admit)
+        self.after_request(self._note)
+        handlers: dict[type[Exception], Any] = {
+            ServeError: self._answer_refused,
+            HTTPException: self._answer_http,
+            Exception: self._answer_unforeseen,
+        }
+        for kind, handler in handlers.items():
+            self.register_error_handler(kind, handler)
+
+    def make_response(self, rv: Any) -> Response:
+        return to_response(rv) if isinstance(rv, Answer) else super().make_response(rv)
+
+    def add_routes(self, views: Mapping[str, Any]) -> None:
+        """Makes the methods that the rows name answer their requests, as far as there are views.
+
+        Raises:
+            AttributeError: a view has no such method.
+        """
+        for route in ROUTES:
+            view, _, method_name = route.view.partition(".")
+            endpoint = f"{route.method} {route.path}"
+            # Of two rows of one path, the first counts.
+            if view in views and route.port_on(self._roles) and endpoint not in self._routes:
+                rule = re.sub(r"{(\w+)}", r"<\1>", route.path.replace("{tail}", "<path:tail>"))
+                methods = _ANY_METHOD if route.method == ANY else (route.method,)
+                function = getattr(views[view], method_name)
+                self.add_url_rule(rule, endpoint, function, methods=methods)
+                self._routes[endpoint] = route
+
+    def refuse_web_pages(self) -> None:
+        """Keeps web pages from changing what only operators may.
+
+        Raises:
+            CrossOrigin: the request is such a page's.
+        """
+        # Loopback needs no token, but any page in a browser on this machine can post to it (and,
+        # with a name that resolves to 127.0.0.1, look like this server's own). Registering a model
+        # runs its code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin
+        # that the operator allows by name is trusted; `*` names no page.
+        known_origins = {None, self._services.settings.cors_allowed_origin}
+        is_harmless = request.method in _HARMLESS_METHODS or self._port is not Role.MANAGEMENT
+        if not is_harmless and request.headers.get("Origin") not in known_origins:
+            raise CrossOrigin("Web pages may not change models or files.")
+
+    @property
+    def _port(self) -> Role | None:
+        """Returns the port whose route is asked."""
+        route = self._route
+        return route.port_on(self._roles) if route else None
+
+    @property
+    def _route(self) -> Route | None:
+        return self._routes.get(request.endpoint or "")
+
+    def _admit(self) -> None:
+        authorization = request.headers.get("Authorization", "")
+        self._authorizer.admit(request.method, request.path, authorization)
+        refuse_encoded(request.headers.get("Content-Encoding", ""))
+
+    def _note(self, response: Response) -> Response:
+        """Logs that the management API is answered again, and what has failed."""
+        # A probe's answer may be an old one, so it does not end an outage.
+        status, reason = response.status_code, response.headers.get("x-ferry-reason")
+        if self._port is Role.MANAGEMENT and status < BadRequest.status:
+            self._services.outage.over(_VERB)
+        # Predictions are noted where they are answered.
+        if reason and status >= LOWEST_STATUS and "is_prediction" not in g:
+            asked = {"method": request.method, "path": quote(request.path)}
+            noted = response.headers["x-request-id"], status, reason, asked
+            self._services.loop.call_soon_threadsafe(self._failed.note, *noted)
+        return response
+
+    def _answer_refused(self, error: ServeError) -> Answer:
+        if self._route and self._route.view.startswith("open_inference."):
+            return with_error_key(error_answer(error))
+        if isinstance(error, StoreUnavailable):
+            self._services.outage.note(_VERB, error)
+        elif self._is_private and error.operators_text:
+            error.message += f"\n{error.operators_text}"
+        return error_answer(error)
+
+    def _answer_http(self, error: HTTPException) -> Answer:
+        # Not found includes Flask's redirects: TorchServe has none.
+        refusal: ServeError = not_found()
+        if error.code == MethodNotAllowed.status:
+            refusal = wrong_method()
+        elif error.code == PayloadTooLarge.status:
+            refusal = PayloadTooLarge("")
+        elif error.code == BadRequest.status:
+            refusal = BadRequest("Invalid HTTP message.")
+        return error_answer(refusal)
+
+    def _answer_unforeseen(self, error: Exception) -> Answer:
+        log.error("request failed", exc_info=error)
+        return error_answer(InternalError("Internal server error."))
 
 
 def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:
@@ -37,39 +181,61 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
     Args:
         services: what it answers with.
         roles: of the address.
-        is_private: only this machine's own users can connect to it.
+        is_private: only this machine's own users can connect to it. They are operators, who see
+            what their handlers raised.
     """
-    app = Flask(__name__, static_folder=None)
-    app.response_class = PlainResponse
+    app = _App(services, roles, is_private=is_private)
     app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     # TorchServe splits paths at each slash and never redirects.
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
-    authorizer = Authorizer(services.keys, roles)
-
-    @app.before_request
-    def admit() -> None:
-        authorizer.admit(request.method, request.path, request.headers.get("Authorization", ""))
-        refuse_encoded(request.headers.get("Content-Encoding", ""))
-
-    document = api_document(roles)
-    description = SimpleNamespace(describe_api=lambda: json_response(document))
-    add_routes(app, description, EVERYWHERE)
-    for role in Role:
-        if role in roles:
-            app.register_blueprint(_BLUEPRINTS[role](services))
+    views = _views(services, roles)
     if Role.INFERENCE in roles:
-        app.register_blueprint(open_inference_blueprint(services))
-        if has_page(services.settings):
-            app.register_blueprint(page_blueprint(services, document))
-    if services.keys is not None and Role.MANAGEMENT in roles:
-        app.register_blueprint(token_blueprint(services.keys))
-    install_error_handlers(app, services, is_private=is_private)
+        # Before any rule, since both HTTP doors share one parser of these paths.
+        app.before_request(views["inference"].predict)
+        for rule in _NO_PREDICTIONS:
+            app.add_url_rule(rule, f"no {rule}", _refuse_path, methods=_ANY_METHOD)
+    app.before_request(app.refuse_web_pages)
+    app.add_routes(views)
     aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
     app.wsgi_app = _PlainPaths(app.wsgi_app, aliases)  # type: ignore[method-assign]
     return app
+
+
+def _views(services: Services, roles: Collection[Role]) -> dict[str, Any]:
+    """Returns the views that these roles, the settings and the keys ask for, by their name."""
+    document = api_document(roles)
+    views: dict[str, Any] = {"shared": _SharedView(services, document)}
+    if Role.INFERENCE in roles:
+        views["inference"] = InferenceView(services)
+        views["open_inference"] = OpenInferenceView(services)
+        if has_page(services.settings):
+            views["page"] = PageView(services, document)
+    if Role.MANAGEMENT in roles:
+        views["management"] = ManagementView(services)
+        if services.keys is not None:
+            views["token"] = TokenView(services.keys)
+    if Role.METRICS in roles:
+        views["metrics"] = MetricsView(services)
+    return views
+
+
+def _refuse_path(_: str) -> Response:
+    raise not_found()
+
+
+class _SharedView:
+    def __init__(self, services: Services, document: dict[str, Any]) -> None:
+        self._services = services
+        self._document = document
+
+    def describe_api(self) -> Answer:
+        return json_answer(self._document)
+
+    def answer_job(self, **_: str) -> Answer | Response:
+        return answer_job(self._services)
 
 
 class _PlainPaths:

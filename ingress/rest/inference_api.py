@@ -1,39 +1,28 @@
 """Answers the inference port's routes, predictions included, so that any WSGI server can run them.
 
-Source: TorchServe 0.12 inference API.
+Source: TorchServe 0.12 inference API, `OpenInferenceProtocolRequestHandler`; KServe Open Inference
+Protocol v2, REST.
 """
 
-from flask import Blueprint, Response, request
+import msgspec
+from flask import Response, g, request
 
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
+from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
+from ingress.http1.exchange import Answer
+from ingress.page.served_models import interface_of
 from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.streamed_answer import StreamedAnswer
-from ingress.rest.responses import (
-    base_url,
-    job_response,
-    json_response,
-    lower_case_headers,
-    status_response,
-    stream_response,
-    to_response,
-)
-from ingress.rest.rules import ANY_METHOD, add_routes
+from ingress.rest.responses import base_url, lower_case_headers, stream_response
 from ingress.services import Services
-from ingress.torchserve.answers import not_found
-from ingress.torchserve.openapi import model_prediction_document
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.routes import INFERENCE
+from ingress.torchserve.answers import json_answer, status_answer
+from ingress.torchserve.openapi import VERSION, model_prediction_document
+from ingress.torchserve.routes import parse_prediction_path
 
-# Paths that only look like those of predictions.
-_NO_PREDICTIONS = (
-    "/predictions/<path:_>",
-    "/explanations/<path:_>",
-    "/v1/models/<path:_>",
-    "/v2/models/<path:_>",
-    "/models/<path:_>/invoke",
-)
+_EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data"]
+_NOT_READY = 503
 
 
 class WorkflowNotFound(NotFound):
@@ -43,70 +32,105 @@ class WorkflowNotFound(NotFound):
     reason = "workflow_not_found"
 
 
-def inference_blueprint(services: Services) -> Blueprint:
-    """Returns the routes of predictions and probes."""
-    blueprint = Blueprint("inference", __name__)
-    view = _InferenceView(services)
-    # Before any rule, since both HTTP doors share one parser of these paths.
-    blueprint.before_app_request(view.predict)
-    for rule in _NO_PREDICTIONS:
-        blueprint.add_url_rule(rule, f"no {rule}", view.deny, methods=ANY_METHOD)
-    add_routes(blueprint, view, INFERENCE)
-    return blueprint
+class InferenceView:
+    """Answers predictions and probes."""
 
-
-class _InferenceView:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._health = services.health
 
-    def predict(self) -> Response | None:
+    def predict(self) -> Answer | Response | None:
+        """Returns the answer to a prediction; None to any other request."""
         # The path as it was sent: Flask makes one slash of several at the beginning.
         is_plain = not request.environ["PATH_INFO"].startswith("//")
         target = parse_prediction_path(request.path) if is_plain else None
         if target is None or request.method == "OPTIONS":
             return None
+        g.is_prediction = True
         # As in the router, the body is read, or refused as too large, before anything else.
         body = request.get_data(cache=False)
-        headers = lower_case_headers(request)
-        if self._services.keys is not None:
+        services, headers = self._services, lower_case_headers()
+        if services.keys is not None:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace")
-        services = self._services
-        url = base_url(services, request)
-        answering = answer_prediction(
-            services.http_predictions, target, headers, body, query=query, base_url=url
+        answer = services.on_loop(
+            answer_prediction(
+                services.http_predictions,
+                target,
+                headers,
+                body,
+                query=query,
+                base_url=base_url(services),
+            )
         )
-        answer = services.on_loop(answering)
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)
-        return to_response(answer)
+        return answer
 
-    def deny(self, _: str) -> Response:
-        raise not_found()
-
-    def predict_workflow(self, tail: str) -> Response:
+    def predict_workflow(self, tail: str) -> Answer:
         raise WorkflowNotFound(f"Workflow not found: {tail}")
 
-    def document(self, model_name: str, tail: str = "") -> Response:
+    def document(self, model_name: str, tail: str = "") -> Answer:
         check_names(model_name)
         existing(self._services.registry.get(model_name), model_name)
-        return json_response(model_prediction_document(model_name))
+        return json_answer(model_prediction_document(model_name))
 
-    def answer_job(self, **_: str) -> Response:
-        return job_response(self._services, request)
+    def ping(self) -> Answer:
+        is_healthy = self._health.is_healthy()
+        return status_answer("Healthy") if is_healthy else status_answer("Unhealthy", 500)
 
-    def ping(self) -> Response:
-        if self._health.is_healthy():
-            return status_response("Healthy")
-        return status_response("Unhealthy", status=500)
+    def livez(self) -> Answer:
+        return status_answer(LIVE_TEXT)
 
-    def livez(self) -> Response:
-        return status_response(LIVE_TEXT)
-
-    def readyz(self) -> Response:
+    def readyz(self) -> Answer:
         reason = self._health.why_not_ready()
         if self._services.keys is not None:
             # A probe has no key, so its answer names no models.
             reason = reason.partition(":")[0]
-        return status_response(reason, status=503) if reason else status_response("Ready")
+        return status_answer(reason, _NOT_READY) if reason else status_answer("Ready")
+
+
+class OpenInferenceView:
+    """Answers what clients of the Open Inference Protocol, and of KServe's v1, ask first."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._health = services.health
+
+    def server(self) -> Answer:
+        # The first key has TorchServe's spelling, the second the right one.
+        names = {"extenstion": _EXTENSIONS[:2], "extensions": _EXTENSIONS}
+        return json_answer({"name": "torchferry", "version": VERSION, **names})
+
+    def live(self) -> Answer:
+        return json_answer({"live": True})
+
+    def ready(self) -> Answer:
+        is_ready = not self._health.why_not_ready()
+        return json_answer({"ready": is_ready}, 200 if is_ready else _NOT_READY)
+
+    def model(self, model_name: str, model_version: str | None = None) -> Answer:
+        spec = self._resolve(model_name, model_version)
+        registry = self._services.registry
+        entry = registry.get(model_name)
+        # An archive of TorchServe's does not say what its handler takes.
+        interface = interface_of(registry.workers(spec.key))
+        return json_answer(
+            {
+                "name": model_name,
+                "versions": sorted(entry.versions) if entry else [spec.model_version],
+                "platform": "pytorch",
+                "inputs": msgspec.to_builtins(interface.inputs),
+                "outputs": msgspec.to_builtins(interface.outputs),
+            }
+        )
+
+    def model_ready(self, model_name: str, model_version: str | None = None) -> Answer:
+        spec = self._resolve(model_name, model_version)
+        is_ready = self._health.is_ready(spec)
+        document = {"name": model_name, "ready": is_ready}
+        return json_answer(document, 200 if is_ready else _NOT_READY)
+
+    def _resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        predictor = self._services.predictor
+        return self._services.on_loop(predictor.resolve(model_name, model_version))

@@ -4,75 +4,73 @@ Source: TorchServe 0.12 management API.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import request
 
-from batching.errors import BadRequest, NoWorker
+from batching.errors import BadRequest, InternalError, NoWorker
 from batching.models.entry import ModelEntry, check_names, existing, pick_version
 from batching.models.registration import bool_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
+from ingress.access.authorizer import refused_renewal, require_api_key
+from ingress.access.key_file import RENEWABLE, KeyFile
+from ingress.http1.exchange import Answer
 from ingress.jobs.job_lists import NEWEST_US, Page
 from ingress.models.registrar import Registrar
-from ingress.rest.paging import read_limit
-from ingress.rest.responses import (
-    base_url,
-    job_response,
-    json_response,
-    status_response,
-    to_response,
-)
-from ingress.rest.rules import add_routes
-from ingress.rest.web_pages import refuse_web_pages
+from ingress.rest.responses import base_url
 from ingress.services import Services
-from ingress.torchserve.answers import how_to_get_a_worker, reply_answer, wrong_method
+from ingress.torchserve.answers import (
+    JSON_CONTENT_TYPE,
+    how_to_get_a_worker,
+    json_answer,
+    reply_answer,
+    status_answer,
+    typed_answer,
+    wrong_method,
+)
 from ingress.torchserve.descriptions import describe_node, describe_version, list_page
 from ingress.torchserve.openapi import model_management_document
-from ingress.torchserve.routes import MANAGEMENT
 
-_MOST_JOBS = 1000  # of a page
+log = logging.getLogger(__name__)
+
+_MOST_JOBS, _USUAL_JOBS = 1000, 100  # of a page
+_LIMIT = re.compile(r"0*([1-9][0-9]*)")
 _JOBS_AT_ONCE = 100
 _CURSOR = re.compile(r"[0-9]{1,20}")
 
 
-def management_blueprint(services: Services) -> Blueprint:
-    """Returns the management port's routes."""
-    blueprint = Blueprint("management", __name__)
-    blueprint.before_request(partial(refuse_web_pages, services.settings.cors_allowed_origin))
-    add_routes(blueprint, _ManagementView(services, Registrar(services)), MANAGEMENT)
-    return blueprint
+class ManagementView:
+    """Answers for models, jobs, nodes and downloads."""
 
-
-class _ManagementView:
-    def __init__(self, services: Services, registrar: Registrar) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._registry = services.registry
-        self._registrar = registrar
+        self._registrar = Registrar(services)
 
-    def register(self) -> Response:
+    def register(self) -> Answer:
         self._require_model_api()
         status, text = self._registrar.register(_registration_parameters())
-        return status_response(text, status)
+        return status_answer(text, status)
 
-    def scale(self, model_name: str, model_version: str | None = None) -> Response:
+    def scale(self, model_name: str, model_version: str | None = None) -> Answer:
         status, text = self._registrar.scale(model_name, model_version, request.args)
-        return status_response(text, status)
+        return status_answer(text, status)
 
-    def set_default(self, model_name: str, model_version: str) -> Response:
-        return status_response(self._registrar.set_default(model_name, model_version))
+    def set_default(self, model_name: str, model_version: str) -> Answer:
+        return status_answer(self._registrar.set_default(model_name, model_version))
 
-    def unregister(self, model_name: str, model_version: str | None = None) -> Response:
+    def unregister(self, model_name: str, model_version: str | None = None) -> Answer:
         self._require_model_api()
-        return status_response(self._registrar.unregister(model_name, model_version))
+        return status_answer(self._registrar.unregister(model_name, model_version))
 
-    def describe(self, model_name: str, model_version: str | None = None) -> Response:
+    def describe(self, model_name: str, model_version: str | None = None) -> Answer:
         check_names(model_name, model_version)
         entry = existing(self._registry.get(model_name), model_name)
         spec = pick_version(entry, model_name, model_version)
@@ -80,46 +78,42 @@ class _ManagementView:
         if bool_parameter(request.args, "customized", default=False):
             reply = self._ask_handler(spec, model_version)
             if reply.error_type:
-                return to_response(reply_answer(reply))
+                return reply_answer(reply)
             document["customizedMetadata"] = _metadata(reply)
-        return json_response([document])
+        return json_answer([document])
 
-    def describe_all(self, model_name: str) -> Response:
+    def describe_all(self, model_name: str) -> Answer:
         check_names(model_name)
         entry = existing(self._registry.get(model_name), model_name)
-        return json_response(self._describe(entry.versions.values(), entry))
+        return json_answer(self._describe(entry.versions.values(), entry))
 
-    def list_models(self) -> Response:
+    def list_models(self) -> Answer:
         entries = self._registry.snapshot()
         urls = {
             name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
         }
-        return json_response(list_page(sorted(urls), urls, request.args))
+        return json_answer(list_page(urls, request.args))
 
-    def document(self, model_name: str) -> Response:
+    def document(self, model_name: str) -> Answer:
         self._registrar.resolve(model_name, None)
-        return json_response(model_management_document(model_name))
+        return json_answer(model_management_document(model_name))
 
-    def kserve_ready(self, model_name: str) -> Response:
+    def kserve_ready(self, model_name: str) -> Answer:
         spec = self._registrar.resolve(model_name, None)
         is_ready = self._services.health.is_ready(spec)
-        return json_response({"name": model_name, "ready": is_ready})
+        return json_answer({"name": model_name, "ready": is_ready})
 
-    def list_downloads(self) -> Response:
-        found = self._services.downloads.all()
-        return json_response([asdict(download) for download in found])
+    def list_downloads(self) -> Answer:
+        return json_answer([asdict(download) for download in self._services.downloads.all()])
 
-    def list_nodes(self) -> Response:
+    def list_nodes(self) -> Answer:
         nodes = self._registry.nodes()
         if not nodes:
             self._registry.require_writable()  # else no node can report that it runs
-        return json_response([describe_node(node) for node in nodes])
+        return json_answer([describe_node(node) for node in nodes])
 
-    def answer_job(self, **_: str) -> Response:
-        return job_response(self._services, request)
-
-    def list_jobs(self) -> Response:
-        count = read_limit(request.args, _MOST_JOBS)
+    def list_jobs(self) -> Answer:
+        count = _read_limit(request.args)
         cursor = request.args.get("cursor", "")
         if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")
@@ -127,28 +121,28 @@ class _ManagementView:
         document: dict[str, Any] = {"jobs": [self._job(job) for job in page.jobs]}
         if page.next_us is not None:
             document["next_cursor"] = str(page.next_us)
-        return json_response(document)
+        return json_answer(document)
 
-    def cancel_jobs(self) -> Response:
+    def cancel_jobs(self) -> Answer:
         if not (request.args.get("model") or request.args.get("status")):
             raise BadRequest("Name a model or a status, of which all jobs are to be deleted.")
         return self._each_job(self._services.jobs.service.cancel)
 
-    def retry_jobs(self) -> Response:
+    def retry_jobs(self) -> Answer:
         return self._each_job(self._services.jobs.service.retry_if_possible)
 
-    def retry_job(self, job_id: str) -> Response:
+    def retry_job(self, job_id: str) -> Answer:
         service = self._services.jobs.service
 
         async def retry() -> Job:
             return await service.retry(await service.find(job_id))
 
-        return json_response(self._job(self._services.on_loop(retry())), 202)
+        return json_answer(self._job(self._services.on_loop(retry())), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return job_document(job, base_url(self._services, request))
+        return job_document(job, base_url(self._services))
 
-    def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Response:
+    def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Answer:
         """Does this to all jobs of the asked model and status; answers with their number."""
         cursor: int | None = NEWEST_US
         done = 0
@@ -157,7 +151,7 @@ class _ManagementView:
             for job in page.jobs:
                 done += self._services.on_loop(act(job.job_id)) is not None
             cursor = page.next_us
-        return json_response({"jobs": done})
+        return json_answer({"jobs": done})
 
     def _jobs(self, cursor: int, count: int) -> Page:
         model, status = request.args.get("model", ""), request.args.get("status", "")
@@ -193,6 +187,47 @@ class _ManagementView:
                 f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
                 f"scale workers API to add workers. {how_to_get_a_worker(spec, asked_version)}"
             ) from error
+
+
+class TokenView:
+    """Gives new keys to clients that have the API key. Source: TorchServe `TokenAuthorization`."""
+
+    def __init__(self, keys: KeyFile) -> None:
+        self._keys = keys
+
+    def renew(self) -> Answer:
+        require_api_key(self._keys, request.headers.get("Authorization", ""))
+        kind = request.args.get("type", "")
+        scope = next((scope for scope in RENEWABLE if scope == kind), None)
+        if scope is None:
+            raise refused_renewal()
+        try:
+            self._keys.renew(scope)
+        except (OSError, ValueError) as error:
+            log.exception("renewing a key failed")
+            # Without the file's path, which is no matter of clients.
+            why = getattr(error, "strerror", None) or error
+            raise InternalError(f"The key file cannot be written: {why}.") from error
+        # As in TorchServe, only the file has the new key: the client must be able to read it.
+        return typed_answer(b"\n", JSON_CONTENT_TYPE)
+
+
+def _read_limit(parameters: Mapping[str, str]) -> int:
+    """Returns `limit`: of lists that TorchServe does not have, whose limit is never ignored.
+
+    Raises:
+        BadRequest: not a whole number, or less than 1.
+    """
+    text = parameters.get("limit", "")
+    if not text:
+        return _USUAL_JOBS
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        raise BadRequest(
+            f"limit must be a whole number, 1 or more; a page has {_USUAL_JOBS} entries without "
+            f"it, and {_MOST_JOBS:,} at most."
+        )
+    return min(int(match[1][:9]), _MOST_JOBS)  # Python reads no number of 5,000 digits
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:

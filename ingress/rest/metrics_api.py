@@ -7,38 +7,31 @@ Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metric
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from flask import Blueprint, Response, request
+from flask import request
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from batching.metrics import read_metrics_config
 from batching.store.measurements import read_metrics
+from ingress.http1.exchange import Answer
 from ingress.metrics.queue_metrics import queue_families
 from ingress.metrics.torchserve_metrics import LEGACY, handler_families, node_families
-from ingress.rest.responses import to_response
-from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import typed_answer
-from ingress.torchserve.routes import METRICS
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics_blueprint(services: Services) -> Blueprint:
-    """Returns the metrics port's routes."""
-    blueprint = Blueprint("metrics", __name__)
-    add_routes(blueprint, _MetricsView(services), METRICS)
-    return blueprint
+class MetricsView:
+    """Shows what was measured, as far as `metrics_mode` says."""
 
-
-class _MetricsView:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._declared = read_metrics_config(services.settings.metrics_config)
 
-    def metrics(self) -> Response:
+    def metrics(self) -> Answer:
         body = write_text(self._shown(), request.args.getlist("name[]"))
-        return to_response(typed_answer(body, _CONTENT_TYPE))
+        return typed_answer(body, _CONTENT_TYPE)
 
     def _shown(self) -> list[Metric]:
         services = self._services

@@ -11,16 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import request
 
 from batching.errors import StoreUnavailable
+from ingress.http1.exchange import Answer
 from ingress.page.served_models import ServedModels
-from ingress.rest.responses import json_response, to_response
-from ingress.rest.rules import add_routes
 from ingress.services import Services
-from ingress.torchserve.answers import not_found, typed_answer
+from ingress.torchserve.answers import json_answer, not_found, typed_answer
 from ingress.torchserve.openapi import VERSION
-from ingress.torchserve.routes import PAGE
 
 _FILES = Path(__file__).parents[1] / "page" / "files"
 # Links of the page, and of the JSON for clients that are no browsers.
@@ -33,23 +31,19 @@ _POLICY = (
 )
 
 
-def page_blueprint(services: Services, document: Mapping[str, Any]) -> Blueprint:
-    blueprint = Blueprint("page", __name__)
-    add_routes(blueprint, _PageView(services, document), PAGE)
-    return blueprint
+class PageView:
+    """Answers the page and its reader of the API document."""
 
-
-class _PageView:
     def __init__(self, services: Services, document: Mapping[str, Any]) -> None:
         self._document = document
         self._models = ServedModels(services.probe_registry)
         self._batches = services.metrics.recent_batches
         self._processes = services.siblings.count
 
-    def index(self) -> Response:
+    def index(self) -> Answer:
         wanted = request.accept_mimetypes.best_match(["application/json", "text/html"])
         if wanted != "text/html":
-            return json_response({"name": "torchferry", "version": VERSION, "links": _LINKS})
+            return json_answer({"name": "torchferry", "version": VERSION, "links": _LINKS})
         names: list[str] = []
         with suppress(StoreUnavailable):  # which the page says itself
             names = [html.escape(model.spec.model_name) for model in self._models.all()]
@@ -57,10 +51,10 @@ class _PageView:
         page = (_FILES / "index.html").read_bytes()
         return _for_browsers(page.replace(b"<!--models-->", rows.encode()), _HTML)
 
-    def models(self) -> Response:
-        return json_response([model.to_document() for model in self._models.all()])
+    def models(self) -> Answer:
+        return json_answer([model.to_document() for model in self._models.all()])
 
-    def batches(self) -> Response:
+    def batches(self) -> Answer:
         # The clock is the machine's: processes that share the port may answer in turns.
         after_s = request.args.get("after", 0.0, float)
         found = [
@@ -77,17 +71,17 @@ class _PageView:
             if left_s > after_s
         ]
         now_s = time.monotonic()
-        return json_response({"now_s": now_s, "processes": self._processes, "batches": found})
+        return json_answer({"now_s": now_s, "processes": self._processes, "batches": found})
 
-    def openapi(self) -> Response:
-        return json_response(self._models.described_in(self._document))
+    def openapi(self) -> Answer:
+        return json_answer(self._models.described_in(self._document))
 
-    def docs(self) -> Response:
+    def docs(self) -> Answer:
         # Swagger UI, if it is there, styles some elements by themselves.
         page = (_FILES / "docs.html").read_bytes()
         return _for_browsers(page, _HTML, " 'unsafe-inline'")
 
-    def file(self) -> Response:
+    def file(self) -> Answer:
         # Only paths of the table come here.
         name = request.path.rpartition("/")[2]
         folder = _reader() if name.startswith("swagger-") else _FILES
@@ -96,11 +90,11 @@ class _PageView:
         return _for_browsers((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
 
 
-def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Response:
-    response = to_response(typed_answer(body, content_type))
-    response.headers["Content-Security-Policy"] = _POLICY.format(more_styles)
-    response.headers["Referrer-Policy"] = "no-referrer"
-    return response
+def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Answer:
+    answer = typed_answer(body, content_type)
+    answer.headers.append(("Content-Security-Policy", _POLICY.format(more_styles)))
+    answer.headers.append(("Referrer-Policy", "no-referrer"))
+    return answer
 
 
 def _reader() -> Path | None:

@@ -4,13 +4,11 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from flask import Request, Response
+from flask import Response, request
 
 from ingress.http1.exchange import Answer
-from ingress.jobs.job_events import JobEvents
 from ingress.predictions.streamed_answer import Pieces
 from ingress.services import Services
-from ingress.torchserve.answers import json_answer, status_answer
 
 
 class PlainResponse(Response):
@@ -46,34 +44,20 @@ def stream_response(
     return response
 
 
-def job_response(services: Services, request: Request) -> Response:
+def answer_job(services: Services) -> Answer | Response:
     """Returns the answer to a request about one job."""
-    headers = lower_case_headers(request)
-    asked = request.method, request.path, headers, base_url(services, request)
+    asked = request.method, request.path, lower_case_headers(), base_url(services)
     answer = services.on_loop(services.jobs.answer(*asked))
-    if isinstance(answer, JobEvents):
-        return stream_response(answer, services.on_loop)
-    return to_response(answer)
+    return answer if isinstance(answer, Answer) else stream_response(answer, services.on_loop)
 
 
-def base_url(services: Services, request: Request) -> str:
+def base_url(services: Services) -> str:
     """Returns the URL of this server as the client sees it, without a slash at the end."""
-    headers = lower_case_headers(request)
     peer = request.environ.get("REMOTE_ADDR", "")
-    return services.jobs.base_urls.of(headers, scheme=request.scheme, peer=peer)
+    return services.jobs.base_urls.of(lower_case_headers(), scheme=request.scheme, peer=peer)
 
 
-def json_response(document: Any, status: int = 200) -> Response:
-    """Returns a JSON document under a fresh request id."""
-    return to_response(json_answer(document, status))
-
-
-def status_response(text: str, status: int = 200) -> Response:
-    """Returns `{"status": text}` under a fresh request id."""
-    return to_response(status_answer(text, status))
-
-
-def lower_case_headers(request: Request) -> dict[str, str]:
+def lower_case_headers() -> dict[str, str]:
     """Returns the headers as the router sees them, but with duplicates joined, as in WSGI."""
     headers = {}
     for name, value in request.headers.items():

@@ -6,7 +6,6 @@ Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batching.models.parameters import Parameter
 from batching.models.registration import int_parameter
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import NodeStatus, QueueStatus, WorkerState, WorkerStatus
@@ -29,12 +28,7 @@ def describe_version(
 ) -> dict[str, Any]:
     """Describes one version: keys in TorchServe's order, then our own.
 
-    Args:
-        spec: as registered.
-        workers: those of live nodes.
-        queue: of this version.
-        is_default: whether requests without a version go to it.
-        hosts: node id to host name, as far as known.
+    `hosts` has the host names of nodes, as far as known.
     """
     document: dict[str, Any] = {
         "modelName": spec.model_name,
@@ -42,11 +36,14 @@ def describe_version(
         "modelUrl": spec.model_url,
         "runtime": spec.runtime,
     }
-    for one in PARAMETERS:
-        if one.is_described and _is_shown(spec, one):
-            document |= _LEFT_OUT_BEFORE.get(one.word, {})
-            document[one.word] = getattr(spec, one.name)
-    document["deviceType"] = spec.device_type or _device_type(workers)
+    for parameter in PARAMETERS:
+        shown_with = parameter.shown_with
+        is_shown = not shown_with or getattr(spec, shown_with) != getattr(ModelSpec, shown_with)
+        if parameter.is_described and is_shown:
+            document |= _LEFT_OUT_BEFORE.get(parameter.word, {})
+            document[parameter.word] = getattr(spec, parameter.name)
+    has_gpu = any(worker.device.startswith("cuda") for worker in workers)
+    document["deviceType"] = spec.device_type or ("gpu" if has_gpu else "cpu")
     document |= {
         "continuousBatching": False,
         "useJobTicket": spec.config.get("useJobTicket") is True,
@@ -79,16 +76,14 @@ def describe_node(node: NodeStatus) -> dict[str, Any]:
     }
 
 
-def list_page(
-    names: Sequence[str], urls: Mapping[str, str], parameters: Mapping[str, str]
-) -> dict[str, Any]:
-    """Lists one page of the models. A full page has a token for the next one.
+def list_page(urls: Mapping[str, str], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Lists one page of the models, sorted by name. A full page has a token for the next one.
 
     Args:
-        names: all names, sorted.
         urls: name to the default version's archive.
         parameters: `limit` and `next_page_token` as the client sent them.
     """
+    names = sorted(urls)
     limit = int_parameter(parameters, "limit", MAX_PAGE)
     if not 0 <= limit <= MAX_PAGE:
         limit = MAX_PAGE
@@ -121,12 +116,3 @@ def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
     if worker.error:
         document["error"] = worker.error
     return document
-
-
-def _is_shown(spec: ModelSpec, one: Parameter) -> bool:
-    name = one.shown_with
-    return not name or getattr(spec, name) != getattr(ModelSpec, name)
-
-
-def _device_type(workers: Sequence[WorkerStatus]) -> str:
-    return "gpu" if any(worker.device.startswith("cuda") for worker in workers) else "cpu"

@@ -1,101 +1,96 @@
-"""OpenAPI documents: small but valid. Source: TorchServe 0.12 `OpenApiUtils`."""
+"""OpenAPI documents of the ports and of models, cut out of openapi.yaml."""
 
 import importlib.metadata
-import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ingress.role import Role
-from ingress.torchserve import schemas
-from ingress.torchserve.job_schemas import JOB_SCHEMA, PREDICTED
-from ingress.torchserve.route import ANY, Route
-from ingress.torchserve.routes import EVERYWHERE, MANAGEMENT, PREDICTIONS, ROUTES
+import yaml
 
-# What clients have a class of.
-COMPONENTS: Mapping[str, dict[str, Any]] = {
-    "Error": schemas.ERROR_SCHEMA,
-    "Job": JOB_SCHEMA,
-}
+from batching.models.spec import PARAMETERS
+from ingress.role import Role
+from ingress.torchserve.routes import ROUTES
+
 VERSION = importlib.metadata.version("torchferry")
+
+_TYPES: Mapping[type, Mapping[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    str: {"type": "string"},
+    list: {"type": "array", "items": {"type": "integer"}},
+}
 
 
 def api_document(roles: Collection[Role]) -> dict[str, Any]:
     """Returns the document of a listener with these roles."""
-    routes = [route for role in Role if role in roles for route in ROUTES[role]]
-    if set(roles) != {Role.METRICS}:  # TorchServe's metrics port does not list these two
-        routes = [*EVERYWHERE, *routes]
-    return _document("TorchServe APIs", VERSION, routes)
-
-
-def model_prediction_document(model_name: str) -> dict[str, Any]:
-    """Returns the document of one model on the inference port."""
-    native, *others = (
-        replace(route, path=route.path.replace("{model_name}", model_name))
-        for operation in ("predictions", "kserveV1Predict", "kserveV2Infer")
-        for route in PREDICTIONS
-        if route.operation == operation
-    )
-    # `/prediction` is TorchServe's spelling; and its document of a model names no parameters.
-    native = replace(native, path=f"/prediction/{model_name}", operation="predict", headers=())
-    return _document(f"RESTful API for: {model_name}", "1.0.0", [native, *others])
+    operations = {route.operation for route in ROUTES if route.port_on(roles)}
+    if set(roles) == {Role.METRICS}:
+        operations = {"metrics"}  # as in TorchServe, not how to ask for this document
+    return _document("TorchServe APIs", VERSION, _paths(operations))
 
 
 def model_management_document(model_name: str) -> dict[str, Any]:
     """Returns the document of one model on the management port."""
     # TorchServe leaves the places for the names in these paths open.
-    routes = [route for route in MANAGEMENT if "{model_name}" in route.path]
-    return _document(f"RESTful Management API for: {model_name}", VERSION, routes)
+    paths = _paths({route.operation for route in ROUTES if route.port_on([Role.MANAGEMENT])})
+    paths = {path: methods for path, methods in paths.items() if "{model_name}" in path}
+    return _document(f"RESTful Management API for: {model_name}", VERSION, paths)
 
 
-def _document(title: str, version: str, routes: Iterable[Route]) -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for route in routes:
-        if route.operation:
-            paths.setdefault(route.path, {})[_method(route)] = _operation(route)
-    document = {"openapi": "3.0.1", "info": {"title": title, "version": version}, "paths": paths}
-    used = {name: schema for name, schema in COMPONENTS.items() if _refers(paths, name)}
-    return document | ({"components": {"schemas": used}} if used else {})
-
-
-def _refers(paths: Mapping[str, Any], name: str) -> bool:
-    return json.dumps(schemas.component(name)) in json.dumps(paths)
-
-
-def _method(route: Route) -> str:
-    if route.method == ANY:
-        return "get" if route.target is None else "post"
-    return route.method.lower()
-
-
-def _operation(route: Route) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "operationId": route.operation,
-        "parameters": list(_parameters(route)),
+def model_prediction_document(model_name: str) -> dict[str, Any]:
+    """Returns the document of one model on the inference port."""
+    paths = {
+        path.replace("{model_name}", model_name): {"post": _without(methods["post"], "path")}
+        for path, methods in _paths({"predictions", "kserveV1Predict", "kserveV2Infer"}).items()
     }
-    gives, body = route.gives, route.body
-    if route.target is not None:
-        gives = schemas.HANDLERS_JSON if route.target.url_path is None else schemas.HANDLERS_BYTES
-        body = gives["content"]
-        gives = {**gives, "headers": PREDICTED}
-    if body is not None:
-        operation["requestBody"] = {"content": body}
-    answers = dict.fromkeys(route.codes, gives)
-    operation["responses"] = {**answers, **route.others, "default": schemas.ERROR}
-    return operation
+    native = _without(paths.pop(f"/predictions/{model_name}")["post"], "header")
+    # `/prediction` is TorchServe's spelling; and its document of a model names no parameters.
+    paths = {f"/prediction/{model_name}": {"post": {**native, "operationId": "predict"}}, **paths}
+    return _document(f"RESTful API for: {model_name}", "1.0.0", paths)
 
 
-def _parameters(route: Route) -> Iterator[dict[str, Any]]:
-    for name in re.findall(r"{(\w+)}", route.path):
-        yield {"in": "path", "name": name, "required": True, "schema": schemas.TEXT}
-    for name, schema in route.query.items():
-        yield {"in": "query", "name": name, "required": name == "url", "schema": schema}
-    for header in route.headers:
-        yield {
-            "in": "header",
-            "name": header.name,
-            "required": False,
-            "schema": header.schema,
-            "description": header.about,
-        }
+def operations_of(paths: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields path, method and description of each operation."""
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def _without(operation: dict[str, Any], place: str) -> dict[str, Any]:
+    kept = [parameter for parameter in operation["parameters"] if parameter["in"] != place]
+    return {**operation, "parameters": kept}
+
+
+def _paths(operations: Collection[str]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for path, method, operation in operations_of(_whole()["paths"]):
+        if operation["operationId"] in operations:
+            paths.setdefault(path, {})[method] = operation
+    return paths
+
+
+def _document(title: str, version: str, paths: dict[str, Any]) -> dict[str, Any]:
+    return {**_whole(), "info": {"title": title, "version": version}, "paths": paths}
+
+
+@cache
+def _whole() -> dict[str, Any]:
+    """Returns the document of all ports, with the parameters of models put in."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time, if it is there
+    text = Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
+    del document["shared"]
+    register = document["paths"]["/models"]["post"]
+    # Versions are described by the same dictionary.
+    answers = document["paths"]["/models/{model_name}"]["get"]["responses"]
+    described = answers["200"]["content"]["application/json"]["schema"]["items"]["properties"]
+    for parameter in PARAMETERS:
+        schema = _TYPES[parameter.kind]
+        if parameter.rest:
+            register["parameters"].append(
+                {"in": "query", "name": parameter.rest, "required": False, "schema": schema}
+            )
+        if parameter.is_described:
+            described[parameter.word] = schema
+    return document

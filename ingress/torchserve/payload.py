@@ -15,7 +15,7 @@ from batching.models.spec import URL_QUERY
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Content
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
@@ -72,14 +72,9 @@ def read_request(
     query: str = "",
     max_parts: int = _USUAL_PARTS,
 ) -> Request:
-    """Makes a request of headers and body; `headers` becomes part of it.
+    """Makes a request of headers, whose names are in lower case, and body.
 
-    Args:
-        target: what the path asks for; overwrites the headers `explain` and `url_path`.
-        headers: names in lower case.
-        body: whole and already within `max_request_size`.
-        query: its pairs are parts, too, before those of the body.
-        max_parts: of a form.
+    The headers become part of it. The query's pairs are parts, too, before those of the body.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
@@ -142,7 +137,7 @@ def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) 
 
 
 def is_form(content_type: str) -> bool:
-    """Returns whether `read_parts` splits a body of this type, which may take long."""
+    """Returns whether `read_parts` splits such a body, which may take long."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 

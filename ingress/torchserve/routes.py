@@ -1,220 +1,231 @@
 """Every route of the server, in one table.
 
-The rules of the Flask applications, the paths of predictions and the OpenAPI documents are made of
-these rows, and docs/torchserve-compatibility.md is held against them. A new route is one row here,
-or in the table of jobs or files that is put in here, and one method of that name in its API's file
-in `ingress/rest/`.
+The rules of the Flask applications, the paths of predictions, the keys that open them and the
+OpenAPI documents are made of these rows; docs/torchserve-compatibility.md is held against them. A
+new route is one row here, its operation in openapi.yaml, and the method in `ingress/rest/` that the
+row names.
 
-Source: TorchServe 0.12 inference, management and metrics API.
+Source: TorchServe 0.12 inference, management and metrics API; `InferenceRequestHandler`,
+`KFV1/V2InferenceRequestHandler`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
 
-from batching.models.registration import SERVING
-from batching.models.spec import PARAMETERS
 from ingress.role import Role
-from ingress.torchserve import schemas
-from ingress.torchserve.job_routes import JOBS, LISTS_OF_JOBS
-from ingress.torchserve.job_schemas import OF_PREDICTIONS
-from ingress.torchserve.request_headers import SUBMIT, TENSOR_BYTES
-from ingress.torchserve.route import ANY, Route, Target
-from ingress.torchserve.schemas import FLAG, KINDS, NUMBER, TEXT
 
+# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
+ANY = "any"
 LIVE_PATH = "/livez"
-TOKEN_PATH = "/token"  # noqa: S105 - a path
+
+_INFERENCE, _MANAGEMENT, _METRICS = (Role.INFERENCE,), (Role.MANAGEMENT,), (Role.METRICS,)
+_BOTH = (Role.INFERENCE, Role.MANAGEMENT)
+
+_MAX_KEPT_CHARS = 256
+
+
+class Key(Enum):
+    """What opens a route when tokens are on."""
+
+    ADDRESS = "management's key where the address serves management, else inference's"
+    INFERENCE = "inference's key where the address serves inference, else management's"
+    NONE = "nothing, or the route asks for a key by itself"
+
+
+class Target(NamedTuple):
+    """Says what a prediction's path names and asks for.
+
+    `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
+    `takes_query`: the query string belongs to the row, and may name the model where the path does
+    not. `is_v2`: a path of the Open Inference Protocol.
+    """
+
+    model_name: str = ""
+    model_version: str | None = None
+    explain: str | None = None
+    url_path: str | None = None
+    takes_query: bool = False
+    is_v2: bool = False
+
+
+class Route(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        method: of HTTP, or ANY.
+        path: as OpenAPI writes it. `{tail}` is the rest of the path, slashes included.
+        ports: that have it.
+        view: the view and its method that answers; empty for a prediction.
+        operation: its `operationId` in openapi.yaml; empty if no document has it.
+        key: that opens it.
+        target: what a prediction's route asks for, of any model; None for all others.
+    """
+
+    method: str
+    path: str
+    ports: Collection[Role]
+    view: str
+    operation: str = ""
+    key: Key = Key.ADDRESS
+    target: Target | None = None
+
+    def port_on(self, roles: Collection[Role]) -> Role | None:
+        """Returns the port whose route it is on an address with these roles."""
+        return next((role for role in self.ports if role in roles), None)
+
+
+def _prediction(path: str, target: Target, operation: str = "") -> Route:
+    return Route(ANY, path, _INFERENCE, "", operation, Key.INFERENCE, target)
+
 
 # Capitals as Python prints booleans.
-_NATIVE = Target(explain="False", url_path="")
-_NATIVE_EXPLAIN = Target(explain="True", url_path="")
+_NATIVE, _NATIVE_EXPLAIN = Target(explain="False", url_path=""), Target(explain="True", url_path="")
 _V1, _V1_EXPLAIN = Target(explain="False"), Target(explain="True")
 _V2, _V2_EXPLAIN = Target(explain="False", is_v2=True), Target(explain="True", is_v2=True)
 _QUERY = Target(takes_query=True)
-
-
-def _prediction(
-    path: str, target: Target, operation: str = "", *, note: str = "", better: str = ""
-) -> Route:
-    return Route(
-        ANY,
-        path,
-        "predict",
-        operation,
-        headers=(*SUBMIT, TENSOR_BYTES) if target.is_v2 else SUBMIT,
-        others=OF_PREDICTIONS,
-        target=target,
-        note=note,
-        better=better,
-    )
-
 
 _MODEL = "/models/{model_name}"
 _VERSION = "/models/{model_name}/{model_version}"
 _V1_MODEL = "/v1/models/{model_name}"
 _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
-_NOT_THERE = "not in TorchServe"
-_ALWAYS_ON = "always on"
-_NO_VERSIONS = "TorchServe answers 501 or 404"
+_JOB = "/jobs/{job_id}"
 
-EVERYWHERE = (
-    Route("OPTIONS", "/", "describe_api", "apiDescription", gives=schemas.DOCUMENT),
-    Route("GET", "/api-description", "describe_api", "api-description", gives=schemas.DOCUMENT),
-)
-
-# The first row that fits a path decides, here and in the next two tables.
-PREDICTIONS = (
+# Of a path of the inference port, the first row that fits it decides whether it is a prediction.
+ROUTES = (
+    Route("OPTIONS", "/", tuple(Role), "shared.describe_api", "apiDescription", key=Key.NONE),
+    Route(
+        "GET",
+        "/api-description",
+        tuple(Role),
+        "shared.describe_api",
+        "api-description",
+        key=Key.NONE,
+    ),
     _prediction(f"{_V1_MODEL}:predict", _V1, "kserveV1Predict"),
     _prediction(f"{_V1_MODEL}:explain", _V1_EXPLAIN),
     _prediction(f"{_V2_MODEL}/infer", _V2, "kserveV2Infer"),
     _prediction(f"{_V2_MODEL}/explain", _V2_EXPLAIN),
-    _prediction(f"{_V2_VERSION}/infer", _V2, better=_NO_VERSIONS),
-    _prediction(f"{_V2_VERSION}/explain", _V2_EXPLAIN, better=_NO_VERSIONS),
+    _prediction(f"{_V2_VERSION}/infer", _V2),
+    _prediction(f"{_V2_VERSION}/explain", _V2_EXPLAIN),
     _prediction("/predictions/{model_name}", _NATIVE, "predictions"),
     _prediction("/predictions/{model_name}/{model_version}", _NATIVE, "versionPredictions"),
-    _prediction(
-        "/predictions/{model_name}/{model_version}/{tail}",
-        _NATIVE,
-        note="the handler finds `tail` in the header `url_path`",
-    ),
+    _prediction("/predictions/{model_name}/{model_version}/{tail}", _NATIVE),
     _prediction("/explanations/{model_name}", _NATIVE_EXPLAIN),
     _prediction("/explanations/{model_name}/{model_version}", _NATIVE_EXPLAIN),
     _prediction("/explanations/{model_name}/{model_version}/{tail}", _NATIVE_EXPLAIN),
-)
-
-OPEN_INFERENCE = (
-    Route("GET", "/v2", "server", better=_ALWAYS_ON),
-    Route("GET", "/v2/health/live", "live", better=_ALWAYS_ON),
-    Route(
-        "GET",
-        "/v2/health/ready",
-        "ready",
-        better="false until every model has a ready worker, and while startup models are "
-        "registered into an empty registry",
-    ),
-    Route("GET", _V2_MODEL, "model", better=_NOT_THERE),
-    Route("GET", _V2_VERSION, "model", better=_NOT_THERE),
-    Route("GET", f"{_V2_MODEL}/ready", "model_ready", better=_NOT_THERE),
-    Route("GET", f"{_V2_VERSION}/ready", "model_ready", better=_NOT_THERE),
-    Route(
-        "GET",
-        _V1_MODEL,
-        "model_ready",
-        better="KServe asks the inference port; ready if a worker is ready",
-    ),
-)
-
-QUERY_PREDICTIONS = (
-    _prediction("/invocations", _QUERY, note="SageMaker"),
-    _prediction(f"{_MODEL}/invoke", _QUERY, note="SageMaker"),
+    Route("GET", "/v2", _INFERENCE, "open_inference.server"),
+    Route("GET", "/v2/health/live", _INFERENCE, "open_inference.live"),
+    Route("GET", "/v2/health/ready", _INFERENCE, "open_inference.ready"),
+    Route("GET", _V2_MODEL, _INFERENCE, "open_inference.model"),
+    Route("GET", _V2_VERSION, _INFERENCE, "open_inference.model"),
+    Route("GET", f"{_V2_MODEL}/ready", _INFERENCE, "open_inference.model_ready"),
+    Route("GET", f"{_V2_VERSION}/ready", _INFERENCE, "open_inference.model_ready"),
+    Route("GET", _V1_MODEL, _INFERENCE, "open_inference.model_ready"),
+    _prediction("/invocations", _QUERY),
+    _prediction(f"{_MODEL}/invoke", _QUERY),
     _prediction("/{model_name}/predict", _QUERY),
     _prediction("/{model_name}/{model_version}/predict", _QUERY),
+    Route("OPTIONS", "/predictions/{model_name}", _INFERENCE, "inference.document"),
+    Route("OPTIONS", "/predictions/{model_name}/{tail}", _INFERENCE, "inference.document"),
+    Route(ANY, "/ping", _INFERENCE, "inference.ping", "ping", Key.INFERENCE),
+    Route("OPTIONS", "/ping", _INFERENCE, "inference.ping", key=Key.INFERENCE),
+    # Orchestrators have no key, and the answers hold nothing worth one.
+    Route(ANY, LIVE_PATH, _INFERENCE, "inference.livez", "live", key=Key.NONE),
+    Route("GET", "/readyz", _INFERENCE, "inference.readyz", "ready", key=Key.NONE),
+    Route(ANY, "/wfpredict/{tail}", _INFERENCE, "inference.predict_workflow"),
+    # Only where the setting `page` shows it.
+    Route("GET", "/", _INFERENCE, "page.index"),
+    Route("GET", "/page/page.css", _INFERENCE, "page.file"),
+    Route("GET", "/page/page.js", _INFERENCE, "page.file"),
+    Route("GET", "/page/models", _INFERENCE, "page.models"),
+    Route("GET", "/page/batches", _INFERENCE, "page.batches"),
+    Route("GET", "/openapi.json", _INFERENCE, "page.openapi"),
+    Route("GET", "/docs", _INFERENCE, "page.docs"),
+    Route("GET", "/docs/docs.js", _INFERENCE, "page.file"),
+    Route("GET", "/docs/swagger-ui.css", _INFERENCE, "page.file"),
+    Route("GET", "/docs/swagger-ui-bundle.js", _INFERENCE, "page.file"),
+    Route("GET", "/models", _MANAGEMENT, "management.list_models", "listModels"),
+    Route("POST", "/models", _MANAGEMENT, "management.register", "registerModel"),
+    Route("GET", _MODEL, _MANAGEMENT, "management.describe", "describeModel"),
+    Route("PUT", _MODEL, _MANAGEMENT, "management.scale", "setAutoScale"),
+    Route("DELETE", _MODEL, _MANAGEMENT, "management.unregister", "unregisterModel"),
+    Route("OPTIONS", _MODEL, _MANAGEMENT, "management.document"),
+    Route("GET", f"{_MODEL}/all", _MANAGEMENT, "management.describe_all"),
+    Route("GET", _VERSION, _MANAGEMENT, "management.describe", "versionDescribeModel"),
+    Route("PUT", _VERSION, _MANAGEMENT, "management.scale", "versionSetAutoScale"),
+    Route("DELETE", _VERSION, _MANAGEMENT, "management.unregister", "versionUnregisterModel"),
+    Route("PUT", f"{_VERSION}/set-default", _MANAGEMENT, "management.set_default", "setDefault"),
+    Route("GET", _V1_MODEL, _MANAGEMENT, "management.kserve_ready"),
+    Route("GET", "/downloads", _MANAGEMENT, "management.list_downloads", "listDownloads"),
+    Route("GET", "/nodes", _MANAGEMENT, "management.list_nodes", "listNodes"),
+    # Only with tokens on.
+    Route(ANY, "/token", _MANAGEMENT, "token.renew", key=Key.NONE),
+    # The URLs in answers about one job begin with the address that was asked.
+    Route("GET", _JOB, _BOTH, "shared.answer_job", "getJob", Key.INFERENCE),
+    Route("DELETE", _JOB, _BOTH, "shared.answer_job", "cancelJob", Key.INFERENCE),
+    Route("GET", f"{_JOB}/result", _BOTH, "shared.answer_job", "getJobResult", Key.INFERENCE),
+    Route("GET", f"{_JOB}/events", _BOTH, "shared.answer_job", "listenToJob", Key.INFERENCE),
+    Route("GET", "/jobs", _MANAGEMENT, "management.list_jobs", "listJobs"),
+    Route("DELETE", "/jobs", _MANAGEMENT, "management.cancel_jobs", "cancelJobs"),
+    Route("POST", "/jobs/retry", _MANAGEMENT, "management.retry_jobs", "retryJobs"),
+    Route("POST", f"{_JOB}/retry", _MANAGEMENT, "management.retry_job", "retryJob"),
+    Route("GET", "/metrics", _METRICS, "metrics.metrics", "metrics", key=Key.NONE),
 )
 
-INFERENCE = (
-    Route("OPTIONS", "/predictions/{model_name}", "document"),
-    Route("OPTIONS", "/predictions/{model_name}/{tail}", "document"),
-    Route(
-        ANY,
-        "/ping",
-        "ping",
-        "ping",
-        codes=("200", "500"),
-        note="500 while startup models are registered into an empty registry; TorchServe's port is "
-        "closed then",
-    ),
-    Route("OPTIONS", "/ping", "ping"),
-    Route(ANY, LIVE_PATH, "livez", "live", better="whether the process answers"),
-    Route(
-        "GET",
-        "/readyz",
-        "readyz",
-        "ready",
-        codes=("200", "503"),
-        better="whether a request would be served now",
-    ),
-    Route(ANY, "/wfpredict/{tail}", "predict_workflow", note="404 `WorkflowNotFoundException`"),
-    *JOBS,
-)
 
-# Only where the setting `page` shows it.
-PAGE = (
-    Route(
-        "GET",
-        "/",
-        "index",
-        better="a page for browsers, its links for others; 405 as in TorchServe with `page=off`, "
-        "which `ferry torchserve` sets",
-    ),
-    Route("GET", "/page/page.css", "file", better=_NOT_THERE),
-    Route("GET", "/page/page.js", "file", better=_NOT_THERE),
-    Route("GET", "/page/models", "models", better=_NOT_THERE),
-    Route("GET", "/page/batches", "batches", better=_NOT_THERE),
-    Route("GET", "/openapi.json", "openapi", better="the API document, with the models"),
-    Route("GET", "/docs", "docs", better="reads it"),
-    Route("GET", "/docs/docs.js", "file", better=_NOT_THERE),
-    Route("GET", "/docs/swagger-ui.css", "file", better=_NOT_THERE),
-    Route("GET", "/docs/swagger-ui-bundle.js", "file", better=_NOT_THERE),
-)
+def parse_prediction_path(path: str) -> Target | None:
+    """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
+    # Clients ask for a few paths again and again. Long paths could fill the memory.
+    return _known_target(path) if len(path) <= _MAX_KEPT_CHARS else _target(path)
 
-_CUSTOMIZED = {"customized": FLAG}
-_SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
-_SCALED = ("200", "202", "206")
-_REGISTER = {
-    "url": TEXT,
-    "model_name": TEXT,
-    "handler": TEXT,
-    "runtime": TEXT,
-    **{one.rest: KINDS[one.kind] for one in PARAMETERS if one.rest},
-    "synchronous": FLAG,
-    "defaults": schemas.one_of(SERVING),
-}
 
-MANAGEMENT = (
-    Route(
-        "GET",
-        "/models",
-        "list_models",
-        "listModels",
-        {"limit": NUMBER, "next_page_token": TEXT},
-        schemas.MODELS,
-    ),
-    Route("POST", "/models", "register", "registerModel", _REGISTER, codes=_SCALED),
-    Route("GET", _MODEL, "describe", "describeModel", _CUSTOMIZED, schemas.DESCRIPTION),
-    Route("PUT", _MODEL, "scale", "setAutoScale", _SCALE, codes=_SCALED),
-    Route("DELETE", _MODEL, "unregister", "unregisterModel"),
-    Route("OPTIONS", _MODEL, "document"),
-    Route("GET", f"{_MODEL}/all", "describe_all"),
-    Route("GET", _VERSION, "describe", "versionDescribeModel", _CUSTOMIZED, schemas.DESCRIPTION),
-    Route("PUT", _VERSION, "scale", "versionSetAutoScale", _SCALE, codes=_SCALED),
-    Route("DELETE", _VERSION, "unregister", "versionUnregisterModel"),
-    Route("PUT", f"{_VERSION}/set-default", "set_default", "setDefault"),
-    Route("GET", _V1_MODEL, "kserve_ready", better="a failed worker does not make it ready"),
-    Route(
-        "GET",
-        "/downloads",
-        "list_downloads",
-        "listDownloads",
-        gives=schemas.DOCUMENTS,
-        better="archives that nodes download now; not in TorchServe",
-    ),
-    Route(
-        "GET",
-        "/nodes",
-        "list_nodes",
-        "listNodes",
-        gives=schemas.DOCUMENTS,
-        better="nodes that run, with or without workers; not in TorchServe",
-    ),
-    *JOBS,
-    *LISTS_OF_JOBS,
-)
+def key_for(method: str, path: str, roles: Collection[Role]) -> Role | None:
+    """Returns the role whose key opens this path on an address with these roles; None: it is open.
 
-TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tokens on"),)
+    What is no route needs a key, too.
+    """
+    if Role.INFERENCE in roles and parse_prediction_path(path) is not None:
+        return Role.INFERENCE
+    path, method = path.rstrip("/") or "/", "GET" if method == "HEAD" else method
+    keys = (
+        route.key
+        for route, pattern in _PATTERNS
+        if route.port_on(roles) and route.method in {method, ANY} and pattern.fullmatch(path)
+    )
+    key = next(keys, Key.ADDRESS)
+    if key is Key.NONE:
+        return None
+    order = (Role.MANAGEMENT, Role.INFERENCE) if key is Key.ADDRESS else Role
+    return next((role for role in order if role in roles and role is not Role.METRICS), None)
 
-METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
 
-ROUTES: Mapping[Role, tuple[Route, ...]] = {
-    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE, *PAGE),
-    Role.MANAGEMENT: (*MANAGEMENT, *TOKEN),
-    Role.METRICS: METRICS,
-}
+def _target(path: str) -> Target | None:
+    path = path.rstrip("/")
+    for route, pattern in _PATTERNS:
+        if Role.INFERENCE in route.ports and (match := pattern.fullmatch(path)):
+            target, words = route.target, match.groupdict()
+            return target and target._replace(
+                model_name=words.get("model_name", ""),
+                model_version=words.get("model_version") or None,
+                url_path=words.get("tail", target.url_path),
+            )
+    return None
+
+
+_known_target = lru_cache(maxsize=1024)(_target)
+
+
+def _pattern(route: Route) -> re.Pattern[str]:
+    is_native = route.target is not None and route.target.url_path is not None
+    # TorchServe splits its own paths at each slash, and then looks for a model without a name.
+    word = "[^/]*" if is_native else "[^/]+"
+    path = re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}")
+    path = path.replace("{tail}", "(?P<tail>.+)").replace("{job_id}", "[0-9a-f]{32}")
+    return re.compile(re.sub(r"{([a-z_]+)}", rf"(?P<\1>{word})", path), re.DOTALL)
+
+
+_PATTERNS = [(route, _pattern(route)) for route in ROUTES]

@@ -7,7 +7,7 @@ import pytest
 from batching.store.keys import PERMANENT
 from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.http_prediction import HttpPredictions
-from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 

@@ -13,7 +13,7 @@ import requests
 from batching.protocol import OPEN_INFERENCE_TYPE
 from ingress.predictions.awaited_prediction import answer_prediction
 from ingress.predictions.http_prediction import HttpPredictions
-from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -116,13 +116,12 @@ def readiness(ingress, path):
 
 def test_stream_is_counted_once_it_has_ended(echo):
     # Given
-    registry = echo.services.metrics.registry
-    labels = {"model": "echo", "version": "1.0", "code": "200"}
+    answered = echo.services.metrics.requests.labels("echo", "1.0", "200")
     # When
     answer = echo.predict("/predictions/echo", headers={"x-pieces": "one,two"}, data=b"last")
     # Then
     assert answer.text == "onetwobody:|last"
-    eventually(lambda: registry.get_sample_value("ferry_requests_total", labels) == 1)
+    eventually(lambda: answered.value == 1)
 
 
 def test_body_is_held_once_while_its_client_waits(echo, node):

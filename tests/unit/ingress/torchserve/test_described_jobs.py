@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from batching.models.spec import VersionKey
-from batching.protocol import BatchTiming, Reply
+from batching.protocol import BatchTiming, ClosedBy, Reply
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus, Progress
 from batching.store.jobs.webhook_records import Outcome, Receiver, Webhook
 from ingress.jobs.preferences import KEEP_RANGE_S, read_keep_s, read_urgency
 from ingress.role import Role
 from ingress.torchserve import payload
-from ingress.torchserve.job_schemas import JOB_SCHEMA
 from ingress.torchserve.openapi import api_document
 from tests.described import problems_of
 
@@ -21,6 +20,7 @@ JOBS = Path(__file__).parents[4] / "ingress" / "jobs"
 # OpenAPI wants it described by the media types of the answers.
 NOT_DESCRIBED = {"accept"}
 DOCUMENT = api_document(list(Role))
+JOB_SCHEMA = DOCUMENT["components"]["schemas"]["Job"]
 KEY, JOB_ID = VersionKey("m", "1.0"), "0" * 32
 
 
@@ -83,6 +83,12 @@ def test_described_values_are_those_that_are_taken():
         read_urgency({"x-priority": one}) for one in headers["x-priority"]["schema"]["enum"]
     ]
     assert priorities == [False, True]
+
+
+def test_described_words_are_those_that_are_given():
+    properties = JOB_SCHEMA["properties"]
+    assert properties["status"]["enum"] == list(JobStatus)
+    assert properties["batch"]["properties"]["closed_by"]["enum"] == list(ClosedBy)
 
 
 def job(status, **fields):

@@ -7,7 +7,7 @@ URLS = {name: f"{name}.mar" for name in NAMES}
 
 
 def page(names=NAMES, **parameters):
-    document = list_page(names, URLS, parameters)
+    document = list_page({name: URLS[name] for name in names}, parameters)
     return [model["modelName"] for model in document["models"]], document.get("nextPageToken")
 
 

@@ -6,7 +6,7 @@ from batching.errors import BadRequest
 from batching.protocol import Part
 from ingress.torchserve import payload
 from ingress.torchserve.payload import read_parts, read_request, read_timeout_s
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target
 from tests.support import processor_time
 
 BOUNDARY = "multipart/form-data; boundary=BB"

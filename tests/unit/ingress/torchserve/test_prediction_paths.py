@@ -1,7 +1,6 @@
 import pytest
 
-from ingress.torchserve.prediction_paths import parse_prediction_path
-from ingress.torchserve.route import Target
+from ingress.torchserve.routes import Target, parse_prediction_path
 
 
 @pytest.mark.parametrize(
