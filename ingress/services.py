@@ -17,7 +17,6 @@ from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
-from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
@@ -75,7 +74,6 @@ class Services:
     probe_client: Client
     probe_registry: Registry
     control: ControlQueue
-    downloads: Downloads
     outage: OutageLog
     catalog: Catalog
     broker: Broker
@@ -157,7 +155,6 @@ def build_services(
         probe_client=probe_client,
         probe_registry=probe_registry,
         control=ControlQueue(client),
-        downloads=Downloads(client),
         outage=outage,
         catalog=catalog,
         broker=broker,

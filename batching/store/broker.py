@@ -10,10 +10,9 @@ from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.channel import Channel
 from batching.store.clients import at, close_unused, connect_async
-from batching.store.ingress_queue import IngressQueue
+from batching.store.ingress_queue import USUAL_PATIENCE, IngressQueue, Patience
 from batching.store.keys import VersionKeys
-from batching.store.patience import USUAL_PATIENCE, Patience
-from batching.store.pending_request import AwaitedRequest, PendingRequest, Pieces
+from batching.store.pending_request import AwaitedRequest, PendingRequest, ReplyStream
 from batching.store.redis_errors import AWAY, OutageLog, queue_lost, store_unavailable
 
 
@@ -84,7 +83,7 @@ class Broker:
         channel = self._channels.get(spec.key) or self._open_channel(spec.key)
         channel.submit(request)
 
-    async def predict(self, spec: ModelSpec, wire: Wire, *, request_id: str) -> Reply | Pieces:
+    async def predict(self, spec: ModelSpec, wire: Wire, *, request_id: str) -> Reply | ReplyStream:
         """Submits a request and returns its reply, or raises its error."""
         request = AwaitedRequest(request_id)
         request.wire = wire

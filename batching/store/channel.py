@@ -1,7 +1,7 @@
 """One ingress's traffic with one model version: submits coalesced, replies matched by id.
 
-A channel has three small loops that run only while requests wait: its submitter submits those that
-have gathered since its last round trip in one script call; `_read` blocks on this ingress's replies
+A channel has three small loops that run only while requests wait: `_flush` submits those that have
+gathered since its last round trip in one script call; `_read` blocks on this ingress's replies
 list; `_audit` beats and asks, twice a second, where the requests are: an entry of the list or the
 whole queue may be lost. A channel without waiting requests costs nothing.
 
@@ -12,30 +12,41 @@ Redis lost.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import islice
 
 from batching import errors
 from batching.drain_rate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import ProtocolError
+from batching.protocol import NO_WIRE, ProtocolError
 from batching.request_ids import fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
-from batching.store.canceller import Canceller
-from batching.store.deadlines import Deadlines
-from batching.store.ingress_queue import AuditCode, IngressQueue
-from batching.store.large_replies import LargeReplyFetcher
-from batching.store.patience import USUAL_PATIENCE, Patience
-from batching.store.pending_request import ClientLeft, PendingRequest
+from batching.store.ingress_queue import (
+    USUAL_PATIENCE,
+    AuditCode,
+    CancelCode,
+    IngressQueue,
+    Patience,
+    SubmitCode,
+)
+from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
 from batching.store.redis_errors import AWAY, REFUSED, OutageLog, queue_lost
-from batching.store.reply_stream import ReplyStream
-from batching.store.submitter import Submitter
+from batching.store.submitter import refusal, submit, take_some
 
 log = logging.getLogger(__name__)
 
 MOST_IN_LOG = 8
+CANCEL_AT_ONCE = 256
+# No claim gets a request that was given up 0.3 s before, after an outage either.
+CANCEL_AGAIN_S = 0.2
+# Many deadlines that pass one after the other cost one look in this time.
+LOOK_AGAIN_S = 0.01
+LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 _Body = Callable[[], Coroutine[None, None, None]]
+_Leaving = tuple[str, float, PendingRequest | None, Exception | None]
 
 
 class Channel:
@@ -55,19 +66,21 @@ class Channel:
         self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingRequest] = {}
+        self._pending: list[PendingRequest] = []
+        self._leaving: list[_Leaving] = []
+        self._large: dict[str, str] = {}  # request id -> attempt
         self._drain_rate = DrainRate()
+        # When a client last left, a submit succeeded, one queued a request, Redis was away.
         self._used_at = self._loop.time()
+        self._moved_at = 0.0
+        self._was_away_at = self._queued_at = -patience.back_s
+        self._looks_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._background = BackgroundTasks()
-        self._canceller = Canceller(queue, self._deliver, self.fail, patience)
-        self._submitter = Submitter(
-            key, queue, outage, patience, channel=self, canceller=self._canceller
-        )
+        self._is_cancelling = self._is_fetching = False
         self._loops: dict[_Body, asyncio.Task[None] | None]
-        self._loops = dict.fromkeys((self._submitter.flush, self._read, self._audit))
-        self._deadlines = Deadlines(self._waiting, self._on_late)
-        self._large_replies = LargeReplyFetcher(
-            queue, lambda request_id: request_id in self._waiting, self._deliver
-        )
+        self._loops = dict.fromkeys((self._flush, self._read, self._audit))
+        self._leave = self.leave
 
     @property
     def waiting(self) -> int:
@@ -77,8 +90,7 @@ class Channel:
     def is_idle(self) -> bool:
         """Returns whether no client waits and no call is under way."""
         is_busy = any(task is not None and not task.done() for task in self._loops.values())
-        others = (self._background, self._large_replies, self._canceller)
-        return not (self._waiting or is_busy or any(other.is_busy for other in others))
+        return not (self._waiting or is_busy or self._background.is_busy)
 
     @property
     def unused_s(self) -> float:
@@ -88,42 +100,38 @@ class Channel:
     def submit(self, request: PendingRequest) -> None:
         """Sends the request to a worker; its outcome comes as a call, later."""
         self._watch(request)
-        self.enter(request)
+        self._submit_soon(request)
 
     def leave(self, request: PendingRequest) -> None:
         """Gives the request up at once, as its client waits no more."""
-        self.fail(request, ClientLeft())
+        self._fail(request, ClientLeft())
         # Before its submit is answered it is given up there, as nothing is to be cancelled yet.
         if request.is_queued:
-            self._canceller.cancel(request, ClientLeft())
+            self._cancel(request, ClientLeft())
 
     async def close(self) -> None:
-        """Ends the loops and refuses the requests that still wait."""
+        """Ends the loops and refuses the requests that still wait; those not cancelled expire."""
         for request in list(self._waiting.values()):
-            self.fail(request, errors.Draining("The server is shutting down.", retry_after_s=1.0))
-        self._deadlines.close()
+            self._fail(request, errors.Draining("The server is shutting down.", retry_after_s=1.0))
+        if self._timer is not None:
+            self._timer.cancel()
         await end_tasks(filter(None, self._loops.values()))
         await self._background.close()
-        await self._large_replies.close()
-        await self._canceller.close()
         await self._queue.close()
 
-    def enter(self, request: PendingRequest) -> None:
+    def _submit_soon(self, request: PendingRequest) -> None:
         """Submits the request, for the first time or once more."""
         # A loop goes on while it has something to do, so that most requests find all of them going.
-        are_all_going = bool(self._waiting and self._submitter.pending)
+        are_all_going = bool(self._waiting and self._pending)
         self._waiting[request.request_id] = request
-        self._submitter.pending.append(request)
+        self._pending.append(request)
         if not are_all_going:
-            self._start_loops()
+            for body, task in self._loops.items():
+                if task is None or task.done():
+                    going = keep_going(body, "model={} version={}".format(*self._key))
+                    self._loops[body] = self._loop.create_task(going)
 
-    def _start_loops(self) -> None:
-        for body, task in self._loops.items():
-            if task is None or task.done():
-                going = keep_going(body, "model={} version={}".format(*self._key))
-                self._loops[body] = self._loop.create_task(going)
-
-    def fail(self, request: PendingRequest, error: Exception) -> None:
+    def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
         if not request.is_over:
             self._used_at = self._loop.time()
@@ -131,19 +139,81 @@ class Channel:
                 del self._waiting[request.request_id]
             request.fail(error)
 
-    def retry_after_s(self) -> float:
-        """Estimates when those that wait now will have been answered."""
-        return self._drain_rate.retry_after_s(len(self._waiting), self._loop.time())
+    # --- submit
 
-    def _watch(self, request: PendingRequest) -> None:
-        request.channel, request.entered_at = self, self._loop.time()
-        request.deadline = request.entered_at + request.timeout_s
-        if request.deadline < self._deadlines.due_at:
-            self._deadlines.set(request.deadline)
+    async def _flush(self) -> None:
+        while self._pending:
+            await asyncio.sleep(0)  # requests that arrive in the same turn of the loop go along
+            requests = take_some(self._pending, self._patience.submit_bytes)
+            if not requests:
+                continue
+            try:
+                codes = await submit(self._queue, requests, self._moved_at, self._patience)
+            except Exception as error:
+                self._give_up(requests, error)
+                if not isinstance(error, errors.ServeError):
+                    raise
+                continue
+            self._outage.over("submit")
+            self._moved_at = self._loop.time()
+            for request, code in zip(requests, codes, strict=True):
+                self._admit(request, code)
 
-    def _on_late(self, request: PendingRequest) -> None:
-        text = "The request's deadline passed before its answer was there."
-        self._canceller.cancel(request, errors.DeadlineExceeded(text))
+    def _give_up(self, requests: Sequence[PendingRequest], error: Exception) -> None:
+        """Tells the clients at once; no request is run later, and none leaves a body behind."""
+        if isinstance(error, errors.StoreUnavailable):  # a Redis that is full is not away
+            self._outage.note("submit", error)
+            self._was_away_at = self._loop.time()
+        if not isinstance(error, errors.ServeError):
+            error = errors.InternalError("The request was not passed on.")
+        for request in requests:
+            self._fail(request, error)
+            request.wire = NO_WIRE
+            self._cancel(request, error)
+
+    def _admit(self, request: PendingRequest, code: SubmitCode) -> None:
+        if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
+            request.is_queued = True
+            self._queued_at = self._moved_at
+            if request.is_given_up:
+                # While this submit was on its way, so that there was nothing to cancel yet.
+                self._cancel(request, ClientLeft())
+            return
+        now = self._loop.time()
+        if code is SubmitCode.NO_VERSION:
+            # Redis may have been emptied although no connection was lost. The node that restores
+            # the registry need not be one that has workers.
+            self._was_away_at = now
+        if now - request.entered_at < self._patience_s(request, code):
+            self._loop.call_later(2 * self._patience.retry_s, self._submit_again, request)
+        else:
+            # A full queue will have emptied when those that wait now have been answered.
+            retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now)
+            self._fail(request, refusal(code, self._key, retry_after_s))
+
+    def _patience_s(self, request: PendingRequest, code: SubmitCode) -> float:
+        """Returns for how long from its arrival a request is sent again in spite of this refusal.
+
+        Redis may only have restarted, and the registry is being restored, or workers have not
+        beaten yet. Or its clock has stepped, which makes all beats look old.
+        """
+        if code is SubmitCode.NO_VERSION:
+            return self._patience.version_s
+        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
+            return 0.0
+        now_s = self._loop.time()
+        back_s = self._patience.back_s
+        # A model that had to be looked up has no channel yet, but other calls noticed the outage.
+        is_back = now_s - self._was_away_at < back_s or self._outage.was_within(back_s)
+        if request.is_resubmitted or is_back:
+            return self._patience.version_s
+        # All workers are silent at once, though by our own clock one of them lived a moment ago.
+        has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < back_s
+        return self._patience.beat_s if has_stepped else 0.0
+
+    def _submit_again(self, request: PendingRequest) -> None:
+        if not request.is_over:
+            self._submit_soon(request)
 
     # --- receive
 
@@ -163,7 +233,7 @@ class Channel:
                 if isinstance(error, REFUSED):
                     # Replies come late then, by the audit, and no other call would say why.
                     self._outage.note("receive", error)
-                self._submitter.note_outage()
+                self._was_away_at = self._loop.time()
                 delivered = []
                 await asyncio.sleep(self._patience.retry_s)
 
@@ -187,7 +257,10 @@ class Channel:
                 request.resolve(reply)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
-                self._large_replies.add(request_id, reply_elsewhere.attempt)
+                self._large.setdefault(request_id, reply_elsewhere.attempt)
+                if not self._is_fetching:
+                    self._is_fetching = True
+                    self._background.start(self._fetch_large())
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 text = "The worker's answer cannot be read."
@@ -197,7 +270,35 @@ class Channel:
         self._drain_rate.count(self._used_at, len(delivered))
         return delivered
 
-    # --- answers in pieces
+    async def _fetch_large(self) -> None:
+        """Fetches replies too large for the replies list, a few at a time.
+
+        The audit names again what could not be fetched. Each reply is on its way once only, however
+        often the audit names it meanwhile: copies that share a slow line delay each other until
+        none arrives in time.
+        """
+        at_once = LARGE_AT_ONCE
+        read: dict[str, str] = {}  # and delivered: deleted together with the next fetch
+        try:
+            while self._large or read:
+                due = dict(islice(self._large.items(), at_once))
+                wanted = {name: due[name] for name in due if name in self._waiting}
+                values: Mapping[str, memoryview | None] = {}
+                try:
+                    if wanted or read:
+                        values = await self._queue.fetch_large(wanted, read)
+                except AWAY:
+                    if at_once == 1:
+                        return
+                    at_once = 1  # together they may have been too large for the time of one call
+                    continue
+                for request_id in due:
+                    del self._large[request_id]
+                self._deliver(values)
+                read = due
+        finally:
+            self._large.clear()
+            self._is_fetching = False
 
     def _look_for_chunks(self, request: PendingRequest) -> None:
         async def look() -> None:
@@ -220,11 +321,97 @@ class Channel:
         request.resolve(stream)
         return stream
 
+    # --- deadlines, and clients that leave
+
+    def _watch(self, request: PendingRequest) -> None:
+        """Sets the request's deadline, and one timer for the earliest deadline of all.
+
+        Most requests are answered long before, so the timer is not set again with each answer.
+        """
+        request.leave_channel = self._leave
+        request.entered_at = now = self._loop.time()
+        request.deadline = deadline = now + request.timeout_s
+        if deadline < self._looks_at:
+            self._look_at(deadline)
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = when
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        earliest, late = math.inf, []
+        for request in self._waiting.values():
+            if request.deadline > now:
+                earliest = min(earliest, request.deadline)
+            elif not request.is_late:
+                request.is_late = True
+                late.append(request)
+        self._looks_at = math.inf
+        if earliest < math.inf:
+            self._look_at(max(earliest, now + LOOK_AGAIN_S))
+        text = "The request's deadline passed before its answer was there."
+        for request in late:
+            self._cancel(request, errors.DeadlineExceeded(text))
+
+    def _cancel(self, request: PendingRequest, error: Exception) -> None:
+        """Cancels the request and fails it, unless a reply comes first, which is delivered.
+
+        It fails soon even when Redis does not answer.
+        """
+        self._leaving.append((request.request_id, request.deadline, request, error))
+        self._loop.call_later(self._patience.cancel_s, self._fail, request, error)
+        if not self._is_cancelling:
+            self._is_cancelling = True
+            self._background.start(self._cancel_all())
+
+    async def _cancel_all(self) -> None:
+        """Makes one call at a time: when hundreds of clients leave, a call for each is too slow.
+
+        It goes on after the clients have been told. A call that is broken off may not have been
+        sent yet, and takes its connection along, so that the next one would be as late. What Redis
+        did not hear is said again until the request's deadline: once Redis is back, whatever waits
+        in it is run.
+        """
+        try:
+            while self._leaving:
+                await asyncio.sleep(0)  # those that leave in the same turn of the loop go along
+                leaving = self._leaving[:CANCEL_AT_ONCE]
+                del self._leaving[:CANCEL_AT_ONCE]
+                is_heard = await self._try_to_cancel([request_id for request_id, *_ in leaving])
+                # An outage may be long, and an error's traceback holds the request's body.
+                unheard: list[_Leaving] = []
+                for request_id, deadline, request, error in leaving:
+                    unheard.append((request_id, deadline, None, None))
+                    if request is not None and error is not None:
+                        self._fail(request, error)
+                if not is_heard:
+                    now = self._loop.time()
+                    self._leaving += [told for told in unheard if told[1] > now]
+                    leaving.clear()
+                    request = error = None
+                    await asyncio.sleep(CANCEL_AGAIN_S)
+        finally:
+            self._is_cancelling = False
+
+    async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
+        """Returns whether Redis was heard."""
+        try:
+            codes = zip(request_ids, await self._queue.cancel(request_ids), strict=True)
+            replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
+            if replied:
+                self._deliver(await self._queue.fetch(replied))
+        except AWAY:
+            return False
+        return True
+
     # --- audit
 
     async def _audit(self) -> None:
         while self._waiting:
-            asked = {one.request_id: one for one in self._waiting.values() if one.is_queued}
+            asked = {name: request for name, request in self._waiting.items() if request.is_queued}
             await asyncio.sleep(self._patience.audit_s)
             due = [
                 request_id
@@ -249,7 +436,7 @@ class Channel:
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(request)
             elif code is AuditCode.ABANDONED:
-                self._canceller.cancel(request, queue_error("unregistered"))
+                self._cancel(request, queue_error("unregistered"))
         pairs = [f"{old_id}:{one.request_id}" for old_id, one in lost if self._resubmit(one)]
         if pairs:
             self.resubmitted += len(pairs)
@@ -261,15 +448,18 @@ class Channel:
     def _resubmit(self, request: PendingRequest) -> bool:
         """Submits a lost request again, under a new id; returns false if it fails it instead.
 
-        A reply to the old id reaches no client.
+        It keeps its deadline. A reply to the old id reaches no client.
         """
-        left_s = request.deadline - self._loop.time()
-        is_late = left_s < self._patience.resubmit_share * request.timeout_s
+        now = self._loop.time()
+        is_late = request.deadline - now < self._patience.resubmit_share * request.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or request.is_stream:
-            self.fail(request, queue_lost())
+            self._fail(request, queue_lost())
             return False
         del self._waiting[request.request_id]
-        request.enter_anew(fresh_request_id(), self._loop.time())
-        self.enter(request)
+        request.request_id = fresh_request_id()
+        request.entered_at = now
+        request.is_queued = False
+        request.is_resubmitted = True
+        self._submit_soon(request)
         return True

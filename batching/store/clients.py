@@ -8,7 +8,7 @@ that has become a replica is given up: the name of a managed Redis may lead to a
 now, which only a new connection reaches.
 
 Only here a URL becomes clients. Those of a single server are redis-py's own; those of servers
-behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the keys of one
+behind sentinels or in a cluster are in `cluster`. In a cluster a client reaches the keys of one
 hash tag only: `at` gives the client of another.
 """
 
@@ -24,12 +24,15 @@ from redis.retry import Retry
 
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import deployments
+from batching.store import cluster
 from batching.store.client_types import AsyncClient, Client
-from batching.store.found_connections import CONNECT_TIMEOUT_S
+from batching.store.held_connections import (
+    ASYNC_PARSER,
+    PARSER,
+    connection_options,
+    noticing_its_loss,
+)
 from batching.store.keys import HOME
-from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
-from batching.store.tcp_limits import TCP_LIMITS
 
 COMMAND_TIMEOUT_S = 5.0
 # A blocking pop returns at least so often. Its caller then notices within a second that something
@@ -60,10 +63,11 @@ def store_url(settings: Settings) -> str:
 def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     """Returns a blocking client that never retries by itself."""
     if _is_spread(url):
-        return deployments.connect(
-            RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
-        )
-    options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
+        timeout_s = socket_timeout_s or cluster.COMMAND_TIMEOUT_S
+        return cluster.connect(RedisUrl.parse(url), timeout_s)
+    options = connection_options(
+        socket_timeout_s or COMMAND_TIMEOUT_S, is_local=url.startswith("unix:")
+    )
     retry = Retry(NoBackoff(), 0)
     return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
 
@@ -71,8 +75,8 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
 def connect_async(url: str) -> AsyncClient:
     """Returns an asyncio client that never retries by itself."""
     if _is_spread(url):
-        return deployments.connect_async(RedisUrl.parse(url))
-    options = _options(url, COMMAND_TIMEOUT_S)
+        return cluster.connect_async(RedisUrl.parse(url))
+    options = connection_options(COMMAND_TIMEOUT_S, is_local=url.startswith("unix:"))
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
     pool: Any = client.connection_pool
@@ -116,24 +120,10 @@ def idle_s(client: Client) -> float:
     return IDLE_S if _deployment(client) is None else BLOCK_S
 
 
-def _deployment(client: Client) -> deployments.Deployment | None:
+def _deployment(client: Client) -> cluster.Deployment | None:
     """Returns the servers that have to be found; None for a single server."""
     return getattr(client.connection_pool, "deployment", None)
 
 
 def _is_spread(url: str) -> bool:
     return "+" in url.partition("://")[0]
-
-
-def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
-        "socket_timeout": socket_timeout_s,
-        "health_check_interval": 0,
-        "max_connections": deployments.MOST_CONNECTIONS,
-        "protocol": 2,  # RESP3 would cost each new connection a round trip, for nothing
-    }
-    if not url.startswith("unix:"):
-        options["socket_keepalive"] = True
-        options["socket_keepalive_options"] = TCP_LIMITS
-    return options

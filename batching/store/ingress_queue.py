@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, cast
 
@@ -9,11 +10,15 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
-from batching.store.async_held_connection import AsyncHeldConnection
-from batching.store.bulk_calls import BulkCalls
 from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
-from batching.store.commands import Buffer, Command, packed, packed_set
+from batching.store.held_connections import (
+    AsyncHeldConnection,
+    Buffer,
+    Command,
+    packed,
+    packed_set,
+)
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.records import named_request
@@ -23,6 +28,29 @@ from batching.store.scripts.loader import command, ordered_keys, script
 RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
 PROBE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an ingress's channels wait for Redis, and what for."""
+
+    submit_s: float = 0.8  # Redis down at submit is answered within a second
+    submit_bytes: int = 16 * 1024 * 1024  # more at once would keep other requests waiting
+    bytes_per_s: float = 10_000_000  # what large bodies get time for: a line of 100 Mbit/s
+    retry_s: float = 0.05  # between two tries of a call
+    block_s: float = BLOCK_S
+    read_s: float = 5.0  # Redis may be away for this long in the middle of a stream
+    cancel_s: float = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
+    back_s: float = 3.0  # Redis counts as just back for this long
+    # A refused submit is repeated for this long: a node restores an emptied registry within a beat.
+    version_s: float = 1.5
+    beat_s: float = 1.0  # a worker that lives has beaten by then
+    audit_s: float = 0.5  # losses are noticed within twice this
+    resubmit_share: float = 0.25  # of the deadline must be left to submit a lost request again
+    unused_s: float = 60.0  # then a channel is closed
+
+
+USUAL_PATIENCE = Patience()
 
 
 class SubmitCode(IntEnum):
@@ -92,7 +120,7 @@ class IngressQueue:
         self._done = keys.done_prefix + ingress_id
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
-        self._large = AsyncHeldConnection(client, BulkCalls)
+        self._large = AsyncHeldConnection(client, is_for_strings=True)
         self._cancel = script(client, "cancel")
         self._audit = script(client, "audit")
         self._submit_keys = ordered_keys("submit", keys)

@@ -1,11 +1,18 @@
 """A request on its way to its one outcome, which comes as a call."""
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Self
 
-from batching.protocol import NO_WIRE, Reply, Wire
+from batching import errors
+from batching.protocol import NO_WIRE, BatchTiming, ProtocolError, Reply, ReplyChunk, Wire
+from batching.store.ingress_queue import IngressQueue, Patience
+from batching.store.records import is_queue_answer, queue_error
+from batching.store.redis_errors import AWAY, store_unavailable
 
 log = logging.getLogger(__name__)
 
@@ -14,30 +21,18 @@ class ClientLeft(Exception):
     """The client closed its connection; the request was cancelled."""
 
 
-class Pieces(Protocol):
-    """An answer that comes in pieces, as far as a pending request deals with it."""
-
-    async def close(self) -> None: ...
-
-
-class Channel(Protocol):
-    """Names what a pending request needs of its channel."""
-
-    def leave(self, request: "PendingRequest") -> None: ...
-
-
 class PendingRequest(ABC):
     """A request that gets one call of `on_reply` or of `on_error`. Lives on one event loop.
 
     Subclasses say what these do. `entered_at` and `deadline` are the event loop's time, 0 until the
-    request is submitted. A request that Redis lost enters anew, under another id and with its old
+    request is submitted. One that Redis lost is submitted again, under another id and with its old
     deadline.
     """
 
     # What holds for most is the class's until it changes.
     wire: Wire = NO_WIRE
     timeout_s = entered_at = deadline = 0.0
-    channel: Channel | None = None
+    leave_channel: Callable[["PendingRequest"], None] | None = None
     is_queued = is_resubmitted = False
     is_late = False  # its deadline has passed; it is being cancelled
     is_over = False  # has its outcome
@@ -48,7 +43,7 @@ class PendingRequest(ABC):
         self.request_id = request_id
 
     @abstractmethod
-    def on_reply(self, reply: Reply | Pieces) -> None:
+    def on_reply(self, reply: "Reply | ReplyStream") -> None:
         """Takes the reply; one in pieces is to be closed."""
 
     @abstractmethod
@@ -57,21 +52,12 @@ class PendingRequest(ABC):
 
     def leave(self) -> None:
         """Gives the request up, as its client waits no more."""
-        if self.is_over:
-            return
-        if self.channel is None:
+        if self.leave_channel is None:
             self.fail(ClientLeft())
-        else:
-            self.channel.leave(self)
+        elif not self.is_over:
+            self.leave_channel(self)
 
-    def enter_anew(self, request_id: str, now: float) -> None:
-        """Makes the request one that was not submitted yet, under another id."""
-        self.request_id = request_id
-        self.entered_at = now
-        self.is_queued = False
-        self.is_resubmitted = True
-
-    def resolve(self, reply: Reply | Pieces) -> None:
+    def resolve(self, reply: "Reply | ReplyStream") -> None:
         """Ends the request with this reply, unless it has an outcome already."""
         if not self.is_over:
             self.is_over = True
@@ -97,9 +83,11 @@ class AwaitedRequest(PendingRequest):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
-        self._outcome: asyncio.Future[Reply | Pieces] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[Reply | ReplyStream] = (
+            asyncio.get_running_loop().create_future()
+        )
 
-    def on_reply(self, reply: Reply | Pieces) -> None:
+    def on_reply(self, reply: "Reply | ReplyStream") -> None:
         if not self._outcome.done():
             self._outcome.set_result(reply)
 
@@ -107,10 +95,139 @@ class AwaitedRequest(PendingRequest):
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
-    async def outcome(self) -> Reply | Pieces:
+    async def outcome(self) -> "Reply | ReplyStream":
         """Returns the reply, or raises the error; a cancellation gives the request up."""
         try:
             return await self._outcome
         except asyncio.CancelledError:
             self.leave()
             raise
+
+
+class ReplyStream(PendingRequest):
+    """The pieces of one answer, for one reader, which reads to the end or closes it.
+
+    It is the pending request of the rest of its answer. The pieces wait in a list until the client
+    has taken those before them, so that the list's length tells the worker how far behind the
+    client is. They are numbered: one that is read twice is dropped, one that is missing breaks the
+    stream. `timing` is the worker's, once the end was read.
+    """
+
+    is_stream = True
+
+    def __init__(self, request: PendingRequest, queue: IngressQueue, patience: Patience) -> None:
+        super().__init__(request.request_id)
+        self.timeout_s = request.timeout_s
+        self.is_queued = True
+        self.timing: BatchTiming | None = None
+        self._queue = queue
+        self._patience = patience
+        self._more = asyncio.Event()
+        self._pieces: deque[ReplyChunk] = deque()
+        self._next_index = 0
+        self._taken = 0
+        self._outcome: Reply | Exception | None = None
+        self._is_read = False
+
+    def poke(self) -> None:
+        """Tells the reader that there may be something to read."""
+        self._more.set()
+
+    def on_reply(self, reply: "Reply | ReplyStream") -> None:
+        assert isinstance(reply, Reply)
+        self._outcome = reply
+        self._more.set()
+
+    def on_error(self, error: Exception) -> None:
+        self._outcome = error
+        self._more.set()
+
+    async def first(self) -> ReplyChunk:
+        """Returns the first piece, which has the answer's status and headers; it stays to be read.
+
+        Raises:
+            ServeError: there is none.
+        """
+        if not await self._fill():
+            raise _incomplete()
+        return self._pieces[0]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Returns the next piece.
+
+        Raises:
+            ServeError: the rest of the answer will not come.
+        """
+        if not await self._fill():
+            raise StopAsyncIteration
+        # The time for the next piece begins now, and not when pieces are read, many at once: a
+        # client that is slow to take them is not late.
+        self.deadline = asyncio.get_running_loop().time() + self.timeout_s
+        return self._pieces.popleft().body
+
+    async def close(self) -> None:
+        """Cancels the rest of the answer and deletes the pieces that were not read."""
+        self.leave()
+        if not self._is_read:
+            # The worker may have replied already: then there is nothing to cancel.
+            with contextlib.suppress(*AWAY):
+                await self._queue.discard_chunks(self.request_id)
+
+    async def _fill(self) -> bool:
+        """Returns whether there is a piece to take; waits for it."""
+        while not self._pieces and not self._is_read:
+            self._more.clear()
+            # Before the list is read: a worker sends all pieces before its reply.
+            outcome = self._outcome
+            if await self._read():
+                continue
+            if outcome is not None:
+                self._take_end(outcome)
+            else:
+                await self._more.wait()
+        return bool(self._pieces)
+
+    async def _read(self) -> bool:
+        """Reads the next pieces; returns whether there were any."""
+        end = asyncio.get_running_loop().time() + self._patience.read_s
+        while True:
+            try:
+                wires = await self._queue.read_chunks(self.request_id, self._taken)
+                break
+            except AWAY as error:
+                # The list may have been cut or not: a piece that comes again has a number.
+                self._taken = 0
+                if asyncio.get_running_loop().time() > end:
+                    raise store_unavailable(error) from error
+                await asyncio.sleep(self._patience.retry_s)
+        self._taken = len(wires)
+        for wire in wires:
+            try:
+                chunk = ReplyChunk.decode(wire)
+            except ProtocolError as error:
+                raise _incomplete() from error
+            if chunk.index > self._next_index:
+                raise _incomplete()
+            if chunk.index == self._next_index:
+                self._pieces.append(chunk)
+                self._next_index += 1
+        return bool(wires)
+
+    def _take_end(self, outcome: Reply | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.timing = outcome.timing
+        if outcome.error_type and is_queue_answer(outcome.reason):
+            raise queue_error(outcome.reason)  # its worker has died, say
+        if outcome.error_type or outcome.chunks != self._next_index:
+            raise _incomplete()
+        self._is_read = True
+        if outcome.body:
+            self._pieces.append(ReplyChunk(self._next_index, bytes(outcome.body)))
+
+
+def _incomplete() -> errors.ServeError:
+    return errors.InternalError("The rest of the answer was lost.")

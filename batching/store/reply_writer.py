@@ -6,8 +6,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from batching.metrics import Measurement
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
-from batching.store.commands import joined, packed_set
-from batching.store.held_connection import HeldConnection
+from batching.store.held_connections import HeldConnection, joined, packed_set
 from batching.store.keys import REPLY_TTL_MS
 from batching.store.measurements import HandlerMeasurements
 

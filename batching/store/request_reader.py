@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from batching.protocol import Claimed, Owned, ProtocolError, Request
-from batching.store.held_connection import HeldConnection
+from batching.store.held_connections import HeldConnection
 from batching.store.keys import VersionKeys
 from batching.store.open_records import read_record
 

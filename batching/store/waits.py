@@ -7,7 +7,7 @@ from typing import Any
 
 from batching.store.client_types import Client
 from batching.store.clients import BLOCK_S
-from batching.store.lost_connections import drop_if_lost
+from batching.store.held_connections import drop_if_lost
 from batching.store.redis_errors import AWAY
 
 

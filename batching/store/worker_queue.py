@@ -22,7 +22,7 @@ from batching.protocol import (
 )
 from batching.store.client_types import Client
 from batching.store.clients import at
-from batching.store.held_connection import HeldConnection
+from batching.store.held_connections import HeldConnection
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.measurements import HandlerMeasurements
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys

@@ -14,8 +14,7 @@ from batching.errors import BadRequest, InternalError, NoWorker, ServeError, Ver
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.pending_request import ClientLeft, Pieces
-from batching.store.reply_stream import ReplyStream
+from batching.store.pending_request import ClientLeft, ReplyStream
 from ingress.http1.exchange import Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
@@ -243,7 +242,7 @@ class HttpPrediction(Prediction):
 
     # --- the outcome
 
-    def on_reply(self, reply: Reply | Pieces) -> None:
+    def on_reply(self, reply: Reply | ReplyStream) -> None:
         """Answers with the worker's reply."""
         if not isinstance(reply, Reply):
             assert isinstance(reply, ReplyStream)

@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 from batching.errors import InternalError, ServeError
 from batching.protocol import BatchTiming
-from batching.store.reply_stream import ReplyStream
+from batching.store.pending_request import ReplyStream
 from ingress.http1.exchange import ConnectionEnded, Exchange
 from ingress.http1.head import WITHOUT_BODY
 

@@ -191,35 +191,35 @@ MUTANTS = (
     ),
     Mutant(
         "a connection to a silent host ends",
-        "batching/store/tcp_limits.py",
-        '    "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),\n',
+        "batching/store/held_connections.py",
+        '        "TCP_USER_TIMEOUT": 1000,  # ms\n',
         "",
         "tests/unit/batching/store/test_connection_limits.py::"
         "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
     ),
     Mutant(
         "a connection that was lost while idle is made anew",
-        "batching/store/lost_connections.py",
+        "batching/store/held_connections.py",
         "self._writer.is_closing()",
         "False",
-        "tests/unit/batching/store/test_lost_connections.py::"
+        "tests/unit/batching/store/test_held_connections.py::"
         "test_pooled_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a held connection that was lost while idle is made anew",
-        "batching/store/calls.py",
+        "batching/store/held_connections.py",
         "return not self._transport.is_closing()",
         "return True",
-        "tests/unit/batching/store/test_lost_connections.py::"
+        "tests/unit/batching/store/test_held_connections.py::"
         "test_held_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a late answer reaches no later call",
-        "batching/store/calls.py",
+        "batching/store/held_connections.py",
         "            self.give_up()\n            raise\n",
         "            raise\n",
-        "tests/unit/batching/store/test_calls.py::"
-        "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-SmallCalls]",
+        "tests/unit/batching/store/test_held_connections.py::"
+        "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-parsed]",
     ),
     Mutant(
         "a request whose body found no room is refused",
@@ -339,9 +339,9 @@ MUTANTS = (
     ),
     Mutant(
         "requests that gather while Redis is away are submitted, too",
-        "batching/store/submitter.py",
-        "        while self.pending:\n",
-        "        if self.pending:\n",
+        "batching/store/channel.py",
+        "        while self._pending:\n",
+        "        if self._pending:\n",
         f"{OWN_ANSWERS}::test_requests_that_gather_while_redis_stands_still_are_run_once",
     ),
     Mutant(

@@ -13,11 +13,11 @@ import redis
 from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import deployments
+from batching.store import cluster as deployments
 from batching.store.broker import Broker
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.ingress_queue import Patience
 from batching.store.node_queue import NodeQueue
-from batching.store.patience import Patience
 from batching.store.registry.changes import changed_models
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, ControlQueue
 from batching.store.registry.registry import Registry

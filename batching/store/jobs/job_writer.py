@@ -11,10 +11,9 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
-from batching.store.async_held_connection import AsyncHeldConnection
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.commands import Command, packed
+from batching.store.held_connections import AsyncHeldConnection, Command, packed
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import OPEN_INFERENCE
 from batching.store.jobs.webhook_records import Receiver

@@ -42,7 +42,7 @@ ASKED = """
 import asyncio
 from batching.store.registry.changes import changed_models
 from batching.store.clients import connect, connect_async
-from batching.store.held_connection import HeldConnection
+from batching.store.held_connections import HeldConnection
 
 client = connect(sys.argv[1])
 client.rpush("list", "a")

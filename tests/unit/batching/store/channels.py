@@ -8,9 +8,8 @@ import redis.asyncio
 
 from batching.store.channel import Channel
 from batching.store.clients import connect_async
-from batching.store.ingress_queue import IngressQueue
+from batching.store.ingress_queue import IngressQueue, Patience
 from batching.store.keys import VersionKeys
-from batching.store.patience import Patience
 from batching.store.pending_request import AwaitedRequest
 from tests.chaos.proxy import ChaosProxy
 from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage, wire_of

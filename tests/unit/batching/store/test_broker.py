@@ -9,8 +9,8 @@ import redis
 
 from batching import errors
 from batching.store.broker import Broker
+from batching.store.ingress_queue import Patience
 from batching.store.keys import VersionKeys
-from batching.store.patience import Patience
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, make_outage, make_spec, wire_of
 
@@ -67,9 +67,7 @@ async def test_workers_have_time_to_beat_after_an_outage_others_noticed(real_bac
     broker = Broker(real_backend.url, outage, patience=Patience(version_s=10.0))
     # When
     asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
-    await eventually_async(
-        lambda: any(channel._submitter.moved_at for channel in broker._channels.values())
-    )
+    await eventually_async(lambda: any(channel._moved_at for channel in broker._channels.values()))
     seconds, _ = real_backend.client.time()
     real_backend.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
     real_backend.client.expire(names.worker_beats, 60)

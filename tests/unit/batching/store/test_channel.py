@@ -272,7 +272,7 @@ async def test_channel_takes_a_request_back_by_a_connection_that_was_made_too_la
             with pytest.raises(errors.DeadlineExceeded):
                 await one
         await client.has_arrived.wait()
-        assert channel._canceller.is_busy
+        assert channel._is_cancelling
         # And the next one's waits for it, as there is one call at a time
         assert real_harness.queued() == ["a", "b"]
         client.may_go.set()
@@ -326,7 +326,7 @@ async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submit
             request.leave()
         with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
             await asked
-        await eventually_async(lambda: not channel._canceller.is_busy)
+        await eventually_async(lambda: not channel._is_cancelling)
         client.may_go.set()
 
         # Then
@@ -371,7 +371,7 @@ async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(cut_h
             await asked
 
         # Then: no claim takes it any more
-        await eventually_async(lambda: not channel._canceller.is_busy)
+        await eventually_async(lambda: not channel._is_cancelling)
 
 
 async def test_channel_refuses_waiting_requests_when_it_is_closed(harness):
@@ -444,9 +444,9 @@ async def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahea
         await served
         # When all beats are an hour old
         real_harness.silence_worker(ms=3_600_000)
-        moved_at = channel._submitter.moved_at
+        moved_at = channel._moved_at
         asked = ask(channel, "b")
-        await eventually_async(lambda: channel._submitter.moved_at > moved_at)
+        await eventually_async(lambda: channel._moved_at > moved_at)
         # Then the next one is waited for
         real_harness.open()
         await queued(real_harness, 1)
@@ -514,7 +514,7 @@ async def test_channel_learns_from_a_waiting_request_that_redis_was_away(cut_har
         first = ask(channel, "a")
         await queued(harness, 1)
         line.connected = False
-        await eventually_async(lambda: channel._submitter._was_away_at > 0)
+        await eventually_async(lambda: channel._was_away_at > 0)
         asked = await ask_behind_an_old_beat(harness, line, channel)
 
         # When
@@ -704,7 +704,7 @@ async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(
         await queued(harness, 1)
         answer(harness.worker())
         assert (await served).body == b"B"
-    assert "task failed name=flush model=digits version=1.0" in caplog.text
+    assert "task failed name=_flush model=digits version=1.0" in caplog.text
     assert "unforeseen" in caplog.text
 
 

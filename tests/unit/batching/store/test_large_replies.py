@@ -4,18 +4,19 @@ import asyncio
 
 import redis
 
-from batching.store.large_replies import AT_ONCE, LargeReplyFetcher
-from tests.support import eventually_async
+from batching.store.channel import LARGE_AT_ONCE, Channel
+from batching.store.pending_request import AwaitedRequest
+from tests.support import KEY, eventually_async, make_outage, make_reply
 
-IDS = [f"r{number}" for number in range(AT_ONCE + 1)]
+IDS = [f"r{number}" for number in range(LARGE_AT_ONCE + 1)]
 
 
-class SlowStore:
+class SlowQueue:
     """Large replies that come when the test lets them, and not if they are too many at once."""
 
-    def __init__(self, most_at_once=AT_ONCE):
+    def __init__(self):
         self.may_come = asyncio.Event()
-        self.most_at_once = most_at_once
+        self.most_at_once = LARGE_AT_ONCE
         self.fetched, self.discarded = [], []
 
     async def fetch_large(self, attempts, read):
@@ -25,84 +26,76 @@ class SlowStore:
         await self.may_come.wait()
         if len(attempts) > self.most_at_once:
             raise redis.TimeoutError("the answer has not come in time")
-        return dict.fromkeys(attempts, b"reply")
+        return {name: memoryview(name.encode() + make_reply(name).encode()) for name in attempts}
 
 
 class Scene:
-    """A fetcher and what it has delivered."""
+    """A channel whose clients wait, and what they got."""
 
-    def __init__(self, **options):
-        self.store = SlowStore(**options)
-        self.wanted, self.delivered = set(IDS), {}
-        self.fetcher = LargeReplyFetcher(
-            self.store, self.wanted.__contains__, self.delivered.update
-        )
+    def __init__(self):
+        self.queue = SlowQueue()
+        self.channel = Channel(KEY, self.queue, make_outage())
+        self.requests = {name: AwaitedRequest(name) for name in IDS}
+        self.channel._waiting.update(self.requests)
 
-    def add(self, *request_ids):
-        for request_id in request_ids:
-            self.fetcher.add(request_id, "1")
+    def name(self, *request_ids):
+        """The replies list, or the audit, names these."""
+        self.channel._deliver({name: f"{name}@1".encode() for name in request_ids})
 
     async def fetch_all(self):
-        self.store.may_come.set()
-        await eventually_async(lambda: not self.fetcher.is_busy)
+        self.queue.may_come.set()
+        await eventually_async(lambda: not self.channel._is_fetching)
+
+    @property
+    def answered(self):
+        return [name for name, request in self.requests.items() if request.is_over]
 
 
 async def test_reply_on_its_way_is_not_fetched_once_more():
-    # Given
     scene = Scene()
-    scene.add("r0", "r1")
-    await eventually_async(lambda: scene.store.fetched)
-    # When
-    scene.add("r0", "r1")
-    await scene.fetch_all()
-    # Then
-    assert scene.store.fetched == [["r0", "r1"], []]
-    assert scene.delivered == {"r0": b"reply", "r1": b"reply"}
-    assert scene.store.discarded == ["r0", "r1"]
-
-
-async def test_what_does_not_come_together_comes_alone():
     # Given
-    scene = Scene(most_at_once=1)
+    scene.name("r0", "r1")
+    await eventually_async(lambda: scene.queue.fetched)
     # When
-    scene.add("r0", "r1")
+    scene.name("r0", "r1")
     await scene.fetch_all()
     # Then
-    assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"], []]
-    assert list(scene.delivered) == ["r0", "r1"]
+    assert scene.queue.fetched == [["r0", "r1"], []]
+    assert scene.answered == scene.queue.discarded == ["r0", "r1"]
+    assert bytes((await scene.requests["r0"].outcome()).body) == b"r0"
 
 
-async def test_what_does_not_come_alone_is_fetched_when_it_is_named_again():
+async def test_what_does_not_come_together_comes_alone_and_else_when_it_is_named_again():
+    scene = Scene()
     # Given
-    scene = Scene(most_at_once=0)
-    scene.add("r0", "r1")
+    scene.queue.most_at_once = 0
+    scene.name("r0", "r1")
     await scene.fetch_all()
-    assert scene.delivered == {}
+    assert scene.answered == []
     # When
-    scene.store.most_at_once = AT_ONCE
-    scene.add("r1")
+    scene.queue.most_at_once = 1
+    scene.name("r0", "r1")
     await scene.fetch_all()
     # Then
-    assert list(scene.delivered) == ["r1"]
+    assert scene.queue.fetched == [["r0", "r1"], ["r0"], ["r0", "r1"], ["r0"], ["r1"], []]
+    assert scene.answered == ["r0", "r1"]
 
 
 async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched():
-    # Given
     scene = Scene()
-    scene.wanted.remove("r0")
-    # When
-    scene.add("r0")
+    # When its client leaves after it was named
+    scene.name("r0")
+    del scene.channel._waiting["r0"]
     await scene.fetch_all()
     # Then
-    assert (scene.store.fetched, scene.store.discarded) == ([[]], ["r0"])
+    assert (scene.queue.fetched, scene.queue.discarded) == ([[]], ["r0"])
 
 
 async def test_replies_are_deleted_together_with_the_fetch_of_the_next_ones():
-    # Given
     scene = Scene()
     # When
-    scene.add(*IDS)
+    scene.name(*IDS)
     await scene.fetch_all()
     # Then
-    assert scene.store.fetched == [IDS[:AT_ONCE], IDS[AT_ONCE:], []]
-    assert scene.store.discarded == IDS
+    assert scene.queue.fetched == [IDS[:LARGE_AT_ONCE], IDS[LARGE_AT_ONCE:], []]
+    assert scene.queue.discarded == IDS

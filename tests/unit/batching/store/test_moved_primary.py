@@ -6,9 +6,8 @@ import pytest
 import redis
 
 from batching.store import keys
-from batching.store.async_held_connection import AsyncHeldConnection
 from batching.store.clients import connect, connect_async
-from batching.store.held_connection import HeldConnection
+from batching.store.held_connections import AsyncHeldConnection, HeldConnection
 from batching.store.waits import ParkedPop
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.tcp_redis import TcpRedis

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batching import errors
 from batching.protocol import ReplyChunk
 from batching.store.node_queue import ReclaimMode
-from batching.store.reply_stream import ReplyStream
+from batching.store.pending_request import ReplyStream
 from tests.support import KEY, eventually_async, items_of, make_reply
 from tests.timing import assert_within
 from tests.unit.batching.store.channels import DeafRedis, ask, open_channel, special

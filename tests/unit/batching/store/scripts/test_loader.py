@@ -1,6 +1,8 @@
 """The KEYS of a script are named once, in its head."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,16 @@ def test_wrong_or_missing_name_is_an_error_that_names_the_script():
         ordered_keys("claim", keys)
     with pytest.raises(ValueError, match=r"submit\.lua has no key lease"):
         ordered_keys("submit", keys, lease="lease")
+
+
+def test_scripts_are_there_when_no_file_can_be_opened_any_more():
+    # Given an ingress whose clients took every descriptor before its first request
+    code = (
+        "import resource; from batching.store.scripts.loader import source; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0)); print(source('submit'))"
+    )
+    # When
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # Then
+    assert done.stderr == ""
+    assert "KEYS" in done.stdout

@@ -1,0 +1,530 @@
+"""Connections that one caller holds, for the calls that are made for every batch.
+
+redis-py makes the connection, greets, and decides whether a command is repeated: only if its
+connection says that it was not carried out. Commands that belong together leave in one write. Large
+strings go out and come in without a copy.
+
+Of asyncio connections the transport is taken over. redis-py's `execute_command` takes a connection
+from the pool, packs in Python, guards each write and each read by a timer and a task, and keeps
+statistics: a sixth of what a request cost the ingress.
+"""
+
+import asyncio
+import functools
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hiredis
+import redis
+import redis.asyncio.connection
+from redis.connection import DefaultParser
+from redis.exceptions import AskError, InvalidResponse, NoScriptError, ResponseError, TryAgainError
+
+from batching.protocol import Wire
+from batching.store.client_types import AsyncClient, Client
+from batching.store.redis_errors import AWAY, NotHere
+from batching.store.scripts import loader as scripts
+
+Command = tuple[str | int | float | bytes, ...]
+Buffer = bytes | bytearray | memoryview
+
+# A host that is cut off sends no goodbye, and its callers would wait for minutes. Here a connection
+# ends once data has not been acknowledged for a second, or after three seconds without a word, so
+# that callers connect again as soon as the line is back. Data that was not acknowledged is dropped:
+# a submit whose client was told that it failed must not reach the queue later. Redis itself need
+# not run for this: its kernel acknowledges. For redis-py's `socket_keepalive_options`; only those
+# that this system has.
+TCP_LIMITS = {
+    getattr(socket, name): limit
+    for name, limit in {
+        "TCP_KEEPIDLE": 2,  # seconds
+        "TCP_KEEPINTVL": 1,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": 1000,  # ms
+    }.items()
+    if hasattr(socket, name)
+}
+
+CONNECT_TIMEOUT_S = 1.0
+# redis-py refuses the 101st connection of a client unless told otherwise; every worker that a node
+# speaks of, and every version that an ingress serves, may need one at the same moment.
+MOST_CONNECTIONS = 2**31
+
+# Sent by a server that is a replica now, or starts, or is cut off.
+_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
+_FULL = "max number of clients reached"
+# MOVED, which is an AskError, comes when a slot has moved; ASK and TRYAGAIN while it moves. The
+# command was not carried out, and the right server is found by connecting again.
+NOT_DONE = (NotHere, AskError, TryAgainError)
+
+# So much may be read beyond a line or a string, and is copied: a line is shorter.
+AHEAD_BYTES = 32
+# So much is read of an answer before its length is known, and of its value copied.
+LINE_BYTES = 512
+_LINE_END = b"\r\n"
+_MISSING = (b"$-1", b"_")  # the second one if the URL asks for RESP3
+_MORE_IS_DUE = object()
+
+
+def connection_options(socket_timeout_s: float, *, is_local: bool = False) -> dict[str, Any]:
+    """Returns redis-py's options of all connections; `is_local` is one to a path."""
+    options = {
+        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
+        "socket_timeout": socket_timeout_s,
+        "max_connections": MOST_CONNECTIONS,
+        "protocol": 2,  # RESP3 would cost each new connection a round trip, for nothing
+    }
+    if is_local:
+        return options
+    return {**options, "socket_keepalive": True, "socket_keepalive_options": TCP_LIMITS}
+
+
+def packed(command: Command) -> bytes:
+    # Its stub says "tuple of one".
+    return hiredis.pack_command(command)  # type: ignore[arg-type, no-any-return]
+
+
+def packed_set(name: str, wire: Wire, ttl_ms: int) -> tuple[bytes, Buffer, bytes]:
+    """Returns a SET of a message's bytes; the piece in the middle is the body itself."""
+    key, ttl = name.encode(), str(ttl_ms).encode()
+    head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (
+        *(len(key), key),
+        *(wire.size_bytes, wire.head),
+    )
+    return head, wire.body, b"%b\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (wire.tail, len(ttl), ttl)
+
+
+def joined(sets: Sequence[tuple[bytes, Buffer, bytes]]) -> Iterator[Buffer]:
+    """Yields packed SETs in as few pieces as there can be without a copy of the bodies."""
+    before = b""
+    for head, body, tail in sets:
+        yield before + head
+        yield body
+        before = tail
+    yield before
+
+
+class StringReader:
+    """Reads a list of strings from a socket, each straight into the bytearray that is returned."""
+
+    def __init__(self, sock: Any, ahead: bytes) -> None:
+        self._sock = sock
+        self._ahead = ahead  # what was read of what comes next
+
+    def read(self) -> list[bytearray | None]:
+        """Returns the strings; None for one that does not exist.
+
+        Raises:
+            RedisError, OSError: the connection cannot be used any more.
+        """
+        return [self._string() for _ in range(self._length(b"*"))]
+
+    def _length(self, kind: bytes) -> int:
+        while (end := self._ahead.find(_LINE_END)) < 0:
+            self._ahead += _not_closed(self._sock.recv(AHEAD_BYTES))
+        line, self._ahead = self._ahead[:end], self._ahead[end + len(_LINE_END) :]
+        if line in _MISSING:
+            return -1
+        digits = line.removeprefix(kind)
+        if digits == line or not digits.isdigit():
+            raise InvalidResponse(f"no length of a string: {line!r}")
+        return int(digits)
+
+    def _string(self) -> bytearray | None:
+        size = self._length(b"$")
+        if size < 0:
+            return None
+        end, filled = size + len(_LINE_END), len(self._ahead)
+        string = bytearray(max(end, filled) + AHEAD_BYTES)
+        string[:filled] = self._ahead
+        with memoryview(string) as room:
+            while filled < end:
+                filled += _not_closed(self._sock.recv_into(room[filled:]))
+        self._ahead = bytes(string[end:filled])
+        # Does not move what stays.
+        del string[size:]
+        return string
+
+
+def _not_closed(received: Any) -> Any:
+    if not received:
+        raise redis.ConnectionError("Connection closed by server.")
+    return received
+
+
+class StringParser(DefaultParser):  # type: ignore[misc, valid-type]
+    """redis-py's parser, which hands undecoded strings out as `StringReader` reads them.
+
+    Our clients decode nothing, so `disable_decoding` means nothing else on their connections.
+    """
+
+    def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
+        """Returns the next answer; with `disable_decoding` it is a list of strings, or an error."""
+        if disable_decoding:
+            begin = _not_closed(self._sock.recv(AHEAD_BYTES))
+            if begin.startswith(b"*"):
+                return StringReader(self._sock, begin).read()
+            self._reader.feed(begin)
+        return super().read_response(**options)
+
+
+def _noticing_the_wrong_server(parser: Any) -> Any:
+    classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
+    classes["ERR"] = {**classes["ERR"], _FULL: NotHere}
+    return type("Parser", (parser,), {"EXCEPTION_CLASSES": classes})
+
+
+PARSER = _noticing_the_wrong_server(StringParser)
+ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
+
+
+def _raise_first(answers: list[Any]) -> list[Any]:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+class HeldConnection:
+    """A connection of one thread's own. One call at a time.
+
+    Its calls raise redis' own errors and OSErrors. The commands may then have been carried out.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._pool = client.connection_pool
+        self._connection: Any = None
+
+    def exchange(self, buffers: Sequence[Buffer], count: int, **options: bool) -> list[Any]:
+        """Returns the answers to so many packed commands, ResponseErrors among them.
+
+        The buffers are sent as they are, without a copy.
+        """
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._pool.get_connection()
+        # Checked as the pool checks one that it gives away.
+        connection.connect()
+        drop_if_lost(connection)
+
+        def exchange() -> list[Any]:
+            connection.send_packed_command(buffers)
+            return [_answer_or_error(connection, options) for _ in range(count)]
+
+        answers: list[Any] = connection.retry.call_with_retry(
+            exchange, lambda _: connection.disconnect()
+        )
+        return answers
+
+    def call(self, command: Command) -> Any:
+        [answer] = _raise_first(self.exchange([packed(command)], 1))
+        return answer
+
+    def fetch(self, names: Sequence[str]) -> list[bytearray | None]:
+        """Returns the strings under these names, as they were received; None for a missing one."""
+        answers = self.exchange([packed(("MGET", *names))], 1, disable_decoding=True)
+        strings: list[bytearray | None] = _raise_first(answers)[0]
+        return strings
+
+    def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        """Returns what the script `<verb>.lua` answers."""
+        [answer] = _raise_first(self.run_all([(verb, keys, arguments)]))
+        return answer
+
+    def run_all(self, calls: Sequence[scripts.ScriptCall]) -> list[Any]:
+        """Returns what each script answers, or its ResponseError; one round trip for all."""
+        commands = [packed(scripts.command(*call)) for call in calls]
+        answers = self.exchange(commands, len(calls))
+        for n, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                self.call(("SCRIPT", "LOAD", scripts.source(calls[n][0])))
+                [answers[n]] = self.exchange([commands[n]], 1)
+        return answers
+
+
+def _answer_or_error(connection: Any, options: dict[str, bool]) -> Any:
+    try:
+        return connection.read_response(**options)
+    except NOT_DONE:
+        raise
+    except ResponseError as error:
+        return error
+
+
+def drop_if_lost(connection: Any) -> None:
+    """Closes a blocking connection that the server has closed, so that its next use opens it again.
+
+    No reply may be due on it. Servers with a `timeout` close idle connections.
+    """
+    try:
+        is_stale = connection.can_read()
+    except AWAY:
+        is_stale = True
+    if is_stale:
+        connection.disconnect()
+
+
+class NoticesItsLoss:
+    """Makes redis-py's asyncio connections connect again when the event loop has closed them.
+
+    The kernel ends idle connections to a host that was cut off. redis-py would send on them, since
+    the stream has an error and not an end; uvloop then raises a RuntimeError, which no caller
+    expects. Nothing was sent, so nothing is repeated.
+
+    A new connection reads the files for TLS again, as they may have been renewed.
+    """
+
+    _writer: Any
+    is_elsewhere = False  # for connections that look for their server
+
+    @property
+    def transport(self) -> Any:
+        return self._writer.transport
+
+    async def _connect(self) -> None:
+        if (tls := getattr(self, "ssl_context", None)) is not None:
+            tls.context = None  # redis-py's blocking connections keep none
+        await super()._connect()  # type: ignore[misc]
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self._writer is not None and self._writer.is_closing():
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        await super().send_packed_command(command, check_health)  # type: ignore[misc]
+
+
+@functools.cache
+def noticing_its_loss(kind: type) -> type:
+    """Returns the subclass of this kind of redis-py's asyncio connections that notices its loss."""
+    return type(kind.__name__, (NoticesItsLoss, kind), {})
+
+
+class _Exchange:
+    """One call at a time over a transport: written at once, answered by one future.
+
+    Each call ends in time, or when the connection ends; the two kinds read the answers. After a
+    call that was broken off, or an answer that was not asked for, no later answer can be told from
+    a late one, so that the connection is given up at once. What had not been sent is dropped: a
+    request whose client was told that it failed must not reach Redis later.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._former = transport.get_protocol()  # which redis-py may wait for
+        self._due = 0
+        self._answers: list[Any] = []
+        self._answered: asyncio.Future[list[Any]] | None = None
+        transport.set_protocol(self)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
+    async def call(
+        self, buffers: Sequence[Buffer], count: int, timeout_s: float | None
+    ) -> list[Any]:
+        """Returns so many answers to the commands in these buffers, errors among them.
+
+        Raises:
+            RedisError: the answers have not come; the commands may have been carried out.
+        """
+        if not self.is_open:
+            raise redis.ConnectionError("Connection closed by server.")
+        loop = asyncio.get_running_loop()
+        self._due, self._answers = count, []
+        answered: asyncio.Future[list[Any]] = loop.create_future()
+        self._answered = answered
+        timer = None
+        if timeout_s is not None:
+            late = redis.TimeoutError("Timeout reading from Redis")
+            timer = loop.call_later(timeout_s, self._fail, late)
+        try:
+            self._transport.writelines(buffers)
+            return await answered
+        except BaseException:
+            self.give_up()
+            raise
+        finally:
+            self._answered = None
+            if timer is not None:
+                timer.cancel()
+
+    def give_up(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """Does nothing: what is held back is the one call that is under way."""
+
+    def resume_writing(self) -> None:
+        """Does nothing."""
+
+    def eof_received(self) -> None:
+        self._fail(redis.ConnectionError("Connection closed by server."))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(redis.ConnectionError(f"Connection lost: {error or 'closed by server'}."))
+        self._former.connection_lost(error)
+
+    def _add(self, answer: Any) -> None:
+        answered = self._answered
+        if answered is None or len(self._answers) == self._due:
+            self.give_up()
+            return
+        self._answers.append(answer)
+        if len(self._answers) == self._due and not answered.done():
+            answered.set_result(self._answers)
+
+    def _fail(self, error: Exception) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+
+
+class ParsedExchange(_Exchange, asyncio.Protocol):
+    """Exchanges whose answers are of any form, parsed by hiredis."""
+
+    def __init__(self, transport: Any) -> None:
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=ASYNC_PARSER.parse_error,
+            notEnoughData=_MORE_IS_DUE,
+        )
+        super().__init__(transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (answer := reader.gets()) is not _MORE_IS_DUE:
+                self._add(answer)
+        except InvalidResponse as error:
+            self._fail(error)
+            self.give_up()
+
+
+class StringExchange(_Exchange, asyncio.BufferedProtocol):
+    """Exchanges of GET and UNLINK: each large string is received in the buffer that it stays in."""
+
+    def __init__(self, transport: Any) -> None:
+        self._line = memoryview(bytearray(LINE_BYTES))
+        self._read = 0
+        self._string: memoryview | None = None  # that is coming in, its end included
+        super().__init__(transport)
+
+    def get_buffer(self, _: int) -> memoryview:
+        buffer = self._line if self._string is None else self._string
+        return buffer[self._read :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._read += count
+        string = self._string
+        if string is None:
+            octets, self._read = bytes(self._line[: self._read]), 0
+            try:
+                self._take_lines(octets)
+            except ValueError as error:
+                self._fail(InvalidResponse(str(error)))
+                self.give_up()
+        elif self._read == len(string):
+            self._string, self._read = None, 0
+            self._add(string[: -len(_LINE_END)])
+
+    def _take_lines(self, octets: bytes) -> None:
+        """Takes in whole answers, then the beginning of a string, or of a line."""
+        while octets:
+            line, line_end, octets = octets.partition(_LINE_END)
+            if not line_end:
+                if len(line) == LINE_BYTES:
+                    raise ValueError("an answer begins with an endless line")
+                self._line[: len(line)] = line
+                self._read = len(line)
+            elif line[:1] == b"$" and line != b"$-1":
+                octets = self._begin_string(int(line[1:]) + len(_LINE_END), octets)
+            else:
+                self._add(_short_answer(line))
+
+    def _begin_string(self, size: int, octets: bytes) -> bytes:
+        """Returns what follows the string in these bytes."""
+        string = memoryview(bytearray(size))
+        start = octets[:size]
+        string[: len(start)] = start
+        if len(start) == size:
+            self._add(string[: -len(_LINE_END)])
+        else:
+            self._string, self._read = string, len(start)
+        return octets[size:]
+
+
+def _short_answer(line: bytes) -> Any:
+    if line[:1] == b"-":
+        return ASYNC_PARSER.parse_error(line[1:].decode(errors="replace"))
+    if line[:1] == b":":
+        return int(line[1:])
+    if line == b"$-1":
+        return None
+    raise ValueError(f"an answer begins with {line!r}")
+
+
+class AsyncHeldConnection:
+    """As `HeldConnection`, for one task. A connection on which a reply may come is not reused."""
+
+    def __init__(self, client: AsyncClient, *, is_for_strings: bool = False) -> None:
+        self._pool = client.connection_pool
+        self._kind = StringExchange if is_for_strings else ParsedExchange
+        self._connection: Any = None
+        self._line: ParsedExchange | StringExchange | None = None
+
+    async def exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
+        """Returns the answers to so many packed commands, errors among them.
+
+        The buffers are sent as they are, in one write, and carried out in this order.
+        """
+        if self._connection is None:
+            self._connection = await self._pool.get_connection()
+        return await self._connection.retry.call_with_retry(  # type: ignore[no-any-return]
+            lambda: self._exchange(buffers, count), _drop_nothing
+        )
+
+    async def call(self, *commands: Command) -> list[Any]:
+        """Returns the answers to these commands, or raises the first error among them."""
+        buffers = [packed(command) for command in commands]
+        return _raise_first(await self.exchange(buffers, len(commands)))
+
+    async def run(
+        self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]
+    ) -> Any:
+        """Returns what the script `<verb>.lua` answers."""
+        command = scripts.command(verb, keys, arguments)
+        try:
+            [answer] = await self.call(command)
+        except NoScriptError:
+            _, answer = await self.call(("SCRIPT", "LOAD", scripts.source(verb)), command)
+        return answer
+
+    async def close(self) -> None:
+        """Closes the connection and gives it back; no call may be under way."""
+        connection, self._connection, self._line = self._connection, None, None
+        if connection is not None:
+            # Not kept for other callers: in a cluster they have pools of their own.
+            await connection.disconnect(nowait=True)
+            await self._pool.release(connection)
+
+    async def _exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
+        line, connection = self._line, self._connection
+        if line is None or not line.is_open or connection.is_elsewhere:
+            if line is not None:
+                self._line = None
+                await connection.disconnect(nowait=True)
+            if not connection.is_connected:
+                await connection.connect()
+            line = self._line = self._kind(connection.transport)
+        answers = await line.call(buffers, count, connection.socket_timeout)
+        for answer in answers:
+            if isinstance(answer, (redis.ConnectionError, *NOT_DONE)):
+                line.give_up()
+                raise answer
+        return answers
+
+
+async def _drop_nothing(_: Exception) -> None:
+    """Is called before a command is repeated; its connection was given up by then."""

@@ -1,0 +1,440 @@
+"""Held connections: calls get their own answers, strings come uncopied, lost ones are made again.
+
+Whole hosts are cut in tests/network.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+import redis
+import uvloop
+
+from batching.store.clients import connect, connect_async
+from batching.store.held_connections import (
+    AHEAD_BYTES,
+    LINE_BYTES,
+    AsyncHeldConnection,
+    HeldConnection,
+    ParsedExchange,
+    StringExchange,
+    StringReader,
+)
+from tests.unit.batching.store.channels import feed
+
+BOTH_KINDS = pytest.mark.parametrize("is_for_strings", [False, True], ids=["parsed", "strings"])
+PING = [b"*1\r\n$4\r\nPING\r\n"]
+LARGE = bytes(range(256)) * 400
+NAMES = ["{ferry}:a", "{ferry}:b", "{ferry}:c"]
+BEATS = "{ferry}:beats"
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+
+
+@pytest.fixture
+def line(real_backend):
+    """A connection for scripts, to the real server."""
+    client = connect(real_backend.url)
+    yield HeldConnection(client)
+    client.connection_pool.disconnect()
+
+
+def beat(line, *members):
+    silent, added = line.run("beat", [BEATS], [60_000, 60_000, 0, len(members), *members])
+    assert silent == []
+    return added
+
+
+def test_held_connection_brings_a_script_that_the_server_does_not_know(line, real_backend):
+    # Given
+    real_backend.client.execute_command("SCRIPT", "FLUSH")
+
+    # When / Then
+    assert beat(line, "a", "b") == 2
+    assert beat(line, "b", "c") == 1
+
+
+def test_held_connection_is_made_again_when_the_server_closed_it_meanwhile(line, real_backend):
+    # Given
+    beat(line, "a")
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+
+    # When / Then: nothing was under way, so no caller need hear of it
+    assert beat(line, "a") == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, AHEAD_BYTES - 5, AHEAD_BYTES, 1000, 3_000_000])
+def test_strings_of_any_size_come_in_buffers_of_their_own(size, line, real_backend):
+    # Given
+    first, last = bytes(range(256)) * (size // 256 + 1), b"\r\n$5\r\n" * (size // 7 + 1)
+    real_backend.client.set(NAMES[0], first[:size], ex=60)
+    real_backend.client.set(NAMES[2], last[:size], ex=60)
+
+    # When
+    found = line.fetch(NAMES)
+
+    # Then
+    assert found == [first[:size], None, last[:size]]
+    assert all(type(one) is bytearray for one in (found[0], found[2]))
+    # And nothing is left on the connection
+    assert line.call(("ECHO", "x")) == b"x"
+
+
+def test_refusal_is_raised_and_the_connection_goes_on(line, real_backend):
+    # Given
+    real_backend.client.execute_command("ACL", "SETUSER", "default", "-mget")
+
+    # When / Then
+    try:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            line.fetch(NAMES)
+    finally:
+        real_backend.client.execute_command("ACL", "SETUSER", "default", "+mget")
+    assert line.fetch(NAMES) == [None] * 3
+
+
+def answering(pieces):
+    """A socket on which these bytes arrive, one after the other, and then the end."""
+    ours, theirs = socket.socketpair()
+
+    def send():
+        with theirs:
+            for piece in pieces:
+                theirs.sendall(piece)
+
+    threading.Thread(target=send).start()
+    return ours
+
+
+def read(*pieces):
+    with answering(pieces) as sock:
+        sock.settimeout(5.0)
+        return StringReader(sock, b"").read()
+
+
+def test_strings_may_come_byte_by_byte():
+    # Given
+    answer = b"*3\r\n$3\r\nabc\r\n$-1\r\n$40\r\n" + b"x" * 40 + b"\r\n"
+
+    # When / Then
+    assert read(*[answer[n : n + 1] for n in range(len(answer))]) == [b"abc", None, b"x" * 40]
+
+
+@pytest.mark.parametrize("end", [0, 1, 5, 9, 20])
+def test_answer_that_ends_early_is_an_error(end):
+    with pytest.raises(redis.ConnectionError):
+        read(b"*1\r\n$20\r\nxxxxxxxxxxxxxxxxxxxx\r\n"[:end])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"*1\r\n:1\r\n", b"*x\r\n", b"*1\r\n$1x\r\nab\r\n", b"$1\r\na\r\n"]
+)
+def test_other_answer_is_an_error(answer):
+    with pytest.raises(redis.InvalidResponse):
+        read(answer)
+
+
+def test_silent_server_is_given_up(real_backend):
+    # Given
+    client = connect(real_backend.url, socket_timeout_s=0.1)
+    line = HeldConnection(client)
+    assert line.fetch(NAMES) == [None] * 3
+    real_backend.client.client_pause(400, all=True)
+
+    # When / Then
+    with pytest.raises(redis.TimeoutError):
+        line.fetch(NAMES)
+    real_backend.client.client_unpause()
+    assert line.fetch(NAMES) == [None] * 3
+    client.connection_pool.disconnect()
+
+
+class ScriptedServer:
+    """Greets as Redis does, and answers each PING with the next of these texts.
+
+    It may close its first connection after the first of them.
+    """
+
+    def __init__(self, *texts, closes_first=False):
+        self._texts, self._closes_first = list(texts), closes_first
+        self.connections = 0
+        self._serving = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"redis://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        self.connections += 1
+        self._serving.add(asyncio.current_task())
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while words := await reader.read(4096):
+                for _ in range(words.count(b"SETINFO")):
+                    writer.write(b"+OK\r\n")
+                for _ in range(words.count(b"PING")):
+                    writer.write(self._texts.pop(0))
+                    if self._closes_first and self.connections == 1:
+                        return
+
+
+@contextlib.asynccontextmanager
+async def line_to(server, is_for_strings, **options):
+    """A held connection to this server."""
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    async with connect_async(f"{server.url}?{query}") as client:
+        line = AsyncHeldConnection(client, is_for_strings=is_for_strings)
+        yield line
+        await line.close()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    """Runs a coroutine on each kind of event loop."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("part", [b"", b"$", b"$6\r\n", b"$6\r\nnot", b"$102400\r\n" + LARGE[:9]])
+def test_connection_that_ends_in_the_middle_of_an_answer_fails_the_call_at_once(
+    run, is_for_strings, part
+):
+    async def test():
+        async with (
+            ScriptedServer(part, b"$5\r\nagain\r\n", closes_first=True) as server,
+            line_to(server, is_for_strings) as line,
+        ):
+            # When
+            with pytest.raises(redis.ConnectionError):
+                await line.exchange(PING, 1)
+            # Then
+            assert await line.exchange(PING, 1) == [b"again"]
+            assert server.connections == 2
+
+    run(asyncio.wait_for(test(), 4))
+
+
+@BOTH_KINDS
+def test_call_that_is_not_answered_in_time_gets_no_later_one_its_answer(run, is_for_strings):
+    async def test():
+        async with (
+            ScriptedServer(b"$4\r\nla", b"$5\r\nagain\r\n") as server,
+            line_to(server, is_for_strings, socket_timeout=0.1) as line,
+        ):
+            # When
+            with pytest.raises(redis.TimeoutError):
+                await line.exchange(PING, 1)
+            # Then
+            assert await line.exchange(PING, 1) == [b"again"]
+            assert server.connections == 2
+
+    run(test())
+
+
+@BOTH_KINDS
+def test_call_that_was_cancelled_gets_no_later_one_its_answer(run, is_for_strings):
+    async def test():
+        async with (
+            ScriptedServer(b"$4\r\nla", b"$5\r\nagain\r\n") as server,
+            line_to(server, is_for_strings) as line,
+        ):
+            # When
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(line.exchange(PING, 1), 0.1)
+            # Then
+            assert await line.exchange(PING, 1) == [b"again"]
+            assert server.connections == 2
+
+    run(test())
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("text", [b"$1\r\na\r\n$1\r\nb\r\n", b"?1\r\n" + b"x" * LINE_BYTES])
+def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, is_for_strings, text):
+    async def test():
+        async with (
+            ScriptedServer(text, b"$5\r\nagain\r\n") as server,
+            line_to(server, is_for_strings) as line,
+        ):
+            # When
+            with contextlib.suppress(redis.RedisError):
+                await line.exchange(PING, 1)
+            # Then
+            assert await line.exchange(PING, 1) == [b"again"]
+            assert server.connections == 2
+
+    run(test())
+
+
+def test_error_among_the_answers_leaves_the_others_to_their_caller(run):
+    async def test():
+        texts = b"$1\r\na\r\n", b"-OOM command not allowed\r\n", b"$1\r\nb\r\n"
+        async with ScriptedServer(*texts) as server, line_to(server, False) as line:
+            # When
+            first, second, third = await line.exchange(PING * 3, 3)
+            # Then
+            assert (first, third) == (b"a", b"b")
+            assert isinstance(second, redis.exceptions.OutOfMemoryError)
+            assert server.connections == 1
+
+    run(test())
+
+
+class StillTransport(asyncio.Transport):
+    """Sends nothing; what arrives is fed to its protocol."""
+
+    def __init__(self):
+        super().__init__()
+        self.protocol = None
+        self.written = []
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def get_protocol(self):
+        return self.protocol
+
+    def is_closing(self):
+        return False
+
+    def abort(self):
+        """There is nothing to close."""
+
+    def writelines(self, buffers):
+        self.written += buffers
+
+
+ANSWERS = {
+    b"$5\r\nhello\r\n": b"hello",
+    b"$0\r\n\r\n": b"",
+    b"$-1\r\n": None,
+    b":12\r\n": 12,
+    b"$%d\r\n%b\r\n" % (len(LARGE), LARGE): LARGE,
+    b"$4\r\n\r\n\r\n\r\n": b"\r\n\r\n",
+}
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("size", [1, 2, 3, 7, LINE_BYTES - 1, LINE_BYTES, 4096, 10**6])
+async def test_answers_may_arrive_in_pieces_of_any_size(is_for_strings, size):
+    # Given
+    calls = (StringExchange if is_for_strings else ParsedExchange)(StillTransport())
+    answers = asyncio.create_task(calls.call([], len(ANSWERS), 5.0))
+    await asyncio.sleep(0)
+    # When
+    arriving = b"".join(ANSWERS)
+    for start in range(0, len(arriving), size):
+        feed(calls, arriving[start : start + size])
+    # Then
+    assert await answers == list(ANSWERS.values())
+
+
+async def test_large_value_is_what_was_received_and_no_copy_of_it():
+    # Given
+    calls = StringExchange(StillTransport())
+    answers = asyncio.create_task(calls.call([], 1, 5.0))
+    await asyncio.sleep(0)
+    # When
+    feed(calls, b"$%d\r\n" % len(LARGE))
+    place = calls.get_buffer(-1)
+    place[:] = LARGE + b"\r\n"
+    calls.buffer_updated(len(place))
+    # Then
+    [value] = await answers
+    assert value.obj is place.obj
+
+
+class PongServer:
+    """Answers every command with PONG, and can lose all its connections as a dead host does."""
+
+    def __init__(self):
+        self.connections = []
+        self._answering = []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self.stop()
+        await asyncio.gather(*self._answering)
+
+    def stop(self):
+        self._server.close()
+        for writer in self.connections:
+            writer.close()
+
+    async def _answer(self, reader, writer):
+        self.connections.append(writer)
+        self._answering.append(asyncio.current_task())
+        with contextlib.suppress(OSError):
+            while commands := (await reader.read(4096)).count(b"*"):
+                writer.write(b"+PONG\r\n" * commands)
+
+    async def lose(self, client_writer):
+        """The client's connection ends with an error, and its event loop knows."""
+        for writer in self.connections:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            writer.transport.abort()
+        self.connections.clear()
+        async with asyncio.timeout(5):
+            while not client_writer.is_closing():
+                await asyncio.sleep(0.01)
+
+
+def test_held_connection_that_was_lost_while_idle_is_made_anew(run):
+    async def test():
+        async with PongServer() as server, connect_async(server.url) as client:
+            # Given
+            line = AsyncHeldConnection(client)
+            assert await line.call(("PING",)) == [b"PONG"]
+            # When
+            await server.lose(line._connection._writer)
+            # Then
+            assert await line.call(("PING",)) == [b"PONG"]
+            await line.close()
+
+    run(test())
+
+
+def test_pooled_connection_that_was_lost_while_idle_is_made_anew(run):
+    async def test():
+        async with PongServer() as server, connect_async(server.url) as client:
+            # Given
+            assert await client.ping()
+            [idle] = client.connection_pool._available_connections
+            # When
+            await server.lose(idle._writer)
+            # Then
+            assert await client.ping()
+
+    run(test())
+
+
+def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(run):
+    async def test():
+        async with PongServer() as server, connect_async(server.url) as client:
+            # Given
+            line = AsyncHeldConnection(client)
+            await line.call(("PING",))
+            # When
+            await server.lose(line._connection._writer)
+            server.stop()
+            # Then
+            with pytest.raises(redis.ConnectionError):
+                await line.call(("PING",))
+            await line.close()
+
+    run(test())
