@@ -213,9 +213,9 @@ def _require_plain(entry: Any) -> None:
 
 
 def _initialise_class(module: ModuleType, context: Context) -> Entry:
-    classes = [found for found in list_classes_from_module(module) if not inspect.isabstract(found)]
+    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
     if len(classes) != 1:
-        names = ", ".join(found.__name__ for found in classes) or "none"
+        names = ", ".join(kind.__name__ for kind in classes) or "none"
         raise ValueError(
             f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
             f"or exactly one class; its classes: {names}."
