@@ -82,12 +82,7 @@ class UnregisteredVersions:
         return list(self._ended)
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """Adds the versions that are to have no workers any more; drops those wanted again.
-
-        Args:
-            before: what was registered at the last look.
-            specs: what is registered now.
-        """
+        """Adds the versions that are to have no workers any more; drops those wanted again."""
         # Registered versions that had no workers before need no look. A new node cannot know these,
         # as the only node with workers may have died: it looks at all versions once.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
@@ -11,10 +10,11 @@ import site
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import psutil
 
 from batching.models.statuses import WorkerState
@@ -61,8 +61,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What a worker process says of itself.
 
     FAILED, with the error, when it could not load; READY, with its model's interface.
@@ -72,7 +71,7 @@ class Report:
     error: str = ""
     traceback: str = ""
     is_out_of_memory: bool = False
-    interface: Mapping[str, Any] = field(default_factory=dict)
+    interface: dict[str, Any] = {}
 
 
 class WorkerProcess:
@@ -101,13 +100,7 @@ class WorkerProcess:
         *,
         has_one_output: bool = False,
     ) -> Self:
-        """Starts the process.
-
-        Args:
-            python: the interpreter.
-            environment: makes its environment, given the descriptors of its reports and deadline.
-            has_one_output: its standard error goes where its standard output goes.
-        """
+        """Starts the process."""
         reader_fd, *descriptors = os.pipe()
         try:
             descriptors.append(shared_memory())
@@ -241,8 +234,8 @@ async def _hear(
     while True:
         try:
             line = await reader.readline()
-            report = _parse(line) if line else None
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            report = msgspec.json.decode(line, type=Report) if line else None
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             # Model code has the descriptor, too, and may write anything. Reading goes on: a process
             # that cannot write does not end.
             log.warning("unreadable report: %s", error)
@@ -252,17 +245,6 @@ async def _hear(
         await unhandled.put(report)
         if report is None:
             return
-
-
-def _parse(line: bytes) -> Report:
-    record = json.loads(line)
-    return Report(
-        WorkerState(record["state"]),
-        str(record.get("error", "")),
-        str(record.get("traceback", "")),
-        bool(record.get("is_out_of_memory")),
-        dict(record.get("interface", {})),
-    )
 
 
 # --- its environment
