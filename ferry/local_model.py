@@ -23,7 +23,7 @@ from workers.python_models.decoding import Row  # noqa: E402
 from workers.python_models.python_model import (  # noqa: E402
     PythonModel,
     encode,
-    nobody,
+    no_requests,
 )
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
@@ -65,7 +65,7 @@ def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
         for place, piece in some.items():
             pieces[place].append(piece)
 
-    outcomes = model.answer(rows, nobody, send)
+    outcomes = model.answer(rows, no_requests, send)
     return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
 
 

@@ -108,12 +108,7 @@ def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) ->
     """Returns the last lines of the traceback, of files below `root` only, named relative to it.
 
     Frames of installed packages and of this server are left out. If none is left, the innermost
-    frame of a library stays.
-
-    Args:
-        error: as caught.
-        root: the model's folder.
-        most_lines: above the exception's own text, which is cut to MAX_TEXT_CHARS.
+    frame of a library stays. The exception's own text is cut to MAX_TEXT_CHARS.
     """
     files = _Files(root)
     last = TracebackException(

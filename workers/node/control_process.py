@@ -25,13 +25,7 @@ RESTART_S = 1.0
 
 
 class ControlProcesses:
-    """Keeps no process while no job waits, and two at most.
-
-    Args:
-        settings: of the node.
-        count_waiting: asks Redis how many jobs wait.
-        outage: knows what was logged of Redis.
-    """
+    """Keeps no process while no job waits, and two at most."""
 
     def __init__(
         self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog

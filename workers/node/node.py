@@ -44,8 +44,7 @@ from workers.node.control_process import ControlProcesses, keep_webhook_sender
 from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
 from workers.node.probe_files import keep_probe_files
-from workers.node.registry_memory import RegistryMemory
-from workers.node.unregistered_versions import UnregisteredVersions
+from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
 from workers.slots.slots import Slots
@@ -185,7 +184,7 @@ class Node:
         if self._signals.stop.is_set() or not self._has_reconciled.is_set():
             return False
         records = self._records()
-        return all(one.state is WorkerState.READY or not one.is_expected for one in records)
+        return all(slot.state is WorkerState.READY or not slot.is_expected for slot in records)
 
     def _records(self) -> list[SlotRecord]:
         return [slot.record for slot in self._slots.all()]

@@ -276,8 +276,8 @@ def _special(kind: Any, value: Any) -> Any:
         return kind.model_validate(value)
     except import_module("pydantic").ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(["$", *map(str, first["loc"])])
-        raise ValueError(f"{first['msg']} - at `{place}`") from error
+        location = ".".join(["$", *map(str, first["loc"])])
+        raise ValueError(f"{first['msg']} - at `{location}`") from error
 
 
 def _image(value: Any) -> Any:

@@ -91,9 +91,9 @@ class Inference:
         asked = [wish["name"] for wish in _wishes(self.document)]
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}
-            found = {name: t for name, t in tensors.items() if t is not None and t.shape}
-            if len(found) == len(output):
-                return {name: t for name, t in found.items() if not asked or name in asked}
+            shaped = {name: t for name, t in tensors.items() if t is not None and t.shape}
+            if len(shaped) == len(output):
+                return {name: t for name, t in shaped.items() if not asked or name in asked}
         name = asked[0] if len(asked) == 1 else OUTPUT_NAME
         return {name: tensor_of(output) or text_tensor(output)}
 
@@ -149,5 +149,5 @@ def _wishes(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _parameters(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = description.get("parameters")
-    return found if isinstance(found, dict) else {}
+    parameters = description.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}

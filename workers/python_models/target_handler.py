@@ -59,15 +59,15 @@ class LoadedTarget:
             return [encoded(self.interface)]
 
         def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
-            for place, (_, kind) in pieces.items():
-                context.set_response_content_type(place, kind)
+            for index, (_, kind) in pieces.items():
+                context.set_response_content_type(index, kind)
             assert context.send_pieces is not None
-            ids = {place: items[place].request_id for place in pieces}
-            context.send_pieces({place: body for place, (body, _) in pieces.items()}, ids)
+            ids = {index: items[index].request_id for index in pieces}
+            context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
 
         rows = [Row({part.name: part for part in item.request.parts}) for item in items]
         return self._model.answer(
-            rows, lambda places: self._told([items[place] for place in places]), send
+            rows, lambda indexes: self._told([items[index] for index in indexes]), send
         )
 
     def close(self) -> None:
@@ -79,11 +79,11 @@ class LoadedTarget:
     def _told(self, items: Sequence[Claimed]) -> Requests:
         now_s = time.monotonic()
         told = [item.request.headers for item in items]
-        headers = [{name.lower(): value for name, value in one.items()} for one in told]
+        headers = [{name.lower(): value for name, value in sent.items()} for sent in told]
         return Requests(
             [item.request_id for item in items],
             headers,
-            [dict(parse_qsl(one.get(URL_QUERY, ""))) for one in told],
+            [dict(parse_qsl(sent.get(URL_QUERY, ""))) for sent in told],
             [now_s + self._left_s(*pair) for pair in zip(items, headers, strict=True)],
         )
 

@@ -69,11 +69,11 @@ def load_module(target: Target, model_dir: Path) -> ModuleType:
 
 def find_model(module: ModuleType, name: str) -> Model:
     """Returns the model of this name: the class' object, or one around the function."""
-    found = getattr(module, name or "predict", None)
-    if inspect.isclass(found) and issubclass(found, Model):
-        model: Model = found()
-    elif callable(found) and not inspect.isclass(found):
-        model = _OfFunction(found)
+    member = getattr(module, name or "predict", None)
+    if inspect.isclass(member) and issubclass(member, Model):
+        model: Model = member()
+    elif callable(member) and not inspect.isclass(member):
+        model = _OfFunction(member)
     else:
         raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
     if inspect.iscoroutinefunction(model.predict):
@@ -127,10 +127,10 @@ class _Registered(MetaPathFinder):
         self._copies = copies
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        place = Path(*name.split("."))
+        path = Path(*name.split("."))
         for file, folders in (
-            (place / "__init__.py", [str(self._folder / place)]),
-            (place.with_suffix(".py"), None),
+            (path / "__init__.py", [str(self._folder / path)]),
+            (path.with_suffix(".py"), None),
         ):
             if (self._copies / file).is_file():
                 original = self._folder / file

@@ -94,16 +94,16 @@ class TensorModel(FileModel):
 
     def predict(self, batch: list[dict[str, Any]]) -> list[Any]:
         groups = defaultdict(list)
-        for place, row in enumerate(batch):
+        for index, row in enumerate(batch):
             alike = [(array.shape, array.dtype.str) for array in row.values()]
-            groups[place if self._is_one_by_one else repr(alike)].append(place)
+            groups[index if self._is_one_by_one else repr(alike)].append(index)
         outputs: list[Any] = [None] * len(batch)
-        for places in groups.values():
-            for start in range(0, len(places), self._net.most_rows):
-                chosen = places[start : start + self._net.most_rows]
-                rows = self._run_or_refuse([batch[place] for place in chosen])
-                for place, output in zip(chosen, rows, strict=True):
-                    outputs[place] = output
+        for indexes in groups.values():
+            for start in range(0, len(indexes), self._net.most_rows):
+                chosen = indexes[start : start + self._net.most_rows]
+                rows = self._run_or_refuse([batch[index] for index in chosen])
+                for index, output in zip(chosen, rows, strict=True):
+                    outputs[index] = output
         return outputs
 
     def _run_or_refuse(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -115,24 +115,24 @@ class TensorModel(FileModel):
             if is_checked or len(rows) > 1 or "CUDA" in str(error):
                 raise
             sent = ", ".join(
-                f"{name} {one.dtype} {list(one.shape)}" for name, one in rows[0].items()
+                f"{name} {array.dtype} {list(array.shape)}" for name, array in rows[0].items()
             )
             reason = str(error).strip().splitlines()[-1]  # TorchScript's source stands before it
             return [BadInput(f"The model does not take {sent}: {reason}")]
 
     def _run(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         np = import_module("numpy")
-        found = self._net.run({name: np.stack([row[name] for row in rows]) for name in rows[0]})
-        for name, value in found.items():
+        outputs = self._net.run({name: np.stack([row[name] for row in rows]) for name in rows[0]})
+        for name, value in outputs.items():
             shape = list(getattr(value, "shape", ()))
             if shape[:1] != [len(rows)]:
                 raise PredictionFailed(
                     f"Output {name} has shape {shape} for {len(rows)} rows: its first axis must be "
                     "the batch."
                 )
-        if len(found) == 1:
-            return list(next(iter(found.values())))
-        return [{name: value[i] for name, value in found.items()} for i in range(len(rows))]
+        if len(outputs) == 1:
+            return list(next(iter(outputs.values())))
+        return [{name: value[i] for name, value in outputs.items()} for i in range(len(rows))]
 
     def _read_row(self, row: Row) -> dict[str, Any]:
         values = self._values(row)
@@ -188,7 +188,7 @@ def _unconverted(port: Port, value: Any) -> Any:
             array = np.char.decode(array, "utf-8")
     except ValueError as error:
         raise BadInput(f"Input {port.name} is {error}.") from error
-    is_text = array.dtype.kind in "UO" and all(isinstance(one, str) for one in array.flat)
+    is_text = array.dtype.kind in "UO" and all(isinstance(value, str) for value in array.flat)
     if is_text != (port.datatype == BYTES) or (array.dtype.kind not in "biuf" and not is_text):
         wanted = "text in UTF-8" if port.datatype == BYTES else "numbers"
         raise BadInput(f"Input {port.name} is not an array of {wanted}.")
@@ -270,8 +270,8 @@ def _load_pt2(path: Path, device: Any) -> Net:
         )
     pytree = import_module("torch.utils._pytree")
     in_spec, out_spec = module._in_spec, module._out_spec  # noqa: SLF001 - torch has no public name
-    places = module.graph.find_nodes(op="placeholder")
-    inputs = [_torch_port(node.target, node.meta.get("val")) for node in places]
+    indexes = module.graph.find_nodes(op="placeholder")
+    inputs = [_torch_port(node.target, node.meta.get("val")) for node in indexes]
     values = module.graph.find_nodes(op="output")[0].meta["val"]
     outputs = _named(pytree.tree_unflatten(list(values), out_spec))
 
@@ -283,7 +283,7 @@ def _load_pt2(path: Path, device: Any) -> Net:
         inputs,
         [_torch_port(name, value) for name, value in outputs.items()],
         _on_device(run, inputs, device),
-        most_rows=min((_most_rows(node.meta["val"]) for node in places), default=sys.maxsize),
+        most_rows=min((_most_rows(node.meta["val"]) for node in indexes), default=sys.maxsize),
     )
 
 
@@ -323,24 +323,26 @@ def _load_torchscript(path: Path, device: Any) -> Net:
         ) from error
     module.eval()
     arguments = module.forward.schema.arguments[1:]
-    wanted = [one for one in arguments if not one.has_default_value()]
-    if not wanted or any(str(one.type) != "Tensor" for one in wanted):
+    wanted = [argument for argument in arguments if not argument.has_default_value()]
+    if not wanted or any(str(argument.type) != "Tensor" for argument in wanted):
         raise ValueError(f"{path.name} has a forward that takes more than tensors")
     weights = [*module.parameters(), *module.buffers()]
-    likely_float = next((_datatype(one) for one in weights if one.is_floating_point()), "FP32")
+    likely_float = next(
+        (_datatype(weight) for weight in weights if weight.is_floating_point()), "FP32"
+    )
     is_whole = "aten::embedding" in str(module.inlined_graph)
     shape = [DYNAMIC]
     if len(wanted) == 1:
         shape += _likely_row(module, weights, device, is_whole)
     datatype = "INT64" if is_whole else likely_float
-    inputs = [Port(one.name, datatype, shape, likely_float) for one in wanted]
+    inputs = [Port(argument.name, datatype, shape, likely_float) for argument in wanted]
     return Net(inputs, [], _on_device(lambda tensors: module(*tensors), inputs, device))
 
 
 def _likely_row(module: Any, weights: Sequence[Any], device: Any, is_whole: bool) -> list[int]:
     """Returns the shape of a row for the first weights; [] if the network does not run with it."""
     torch = import_module("torch")
-    first = next((one for one in weights if one.dim() > 1), None)
+    first = next((weight for weight in weights if weight.dim() > 1), None)
     if first is None:
         return []
     row = [DYNAMIC] if is_whole else [first.shape[1], *[DYNAMIC] * (first.dim() - 2)]

@@ -26,8 +26,7 @@ from workers.archives.model_files import Prepared
 from workers.machine import Device
 from workers.slots.assignment import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, Assignment, ExitStatus
 from workers.slots.slot_record import SlotRecord
-from workers.slots.worker_environment import worker_environment
-from workers.slots.worker_process import Report, WorkerProcess
+from workers.slots.worker_process import Report, WorkerProcess, worker_environment
 
 log = logging.getLogger(__name__)
 
