@@ -331,14 +331,15 @@ def _unpack(path: Path, target: Path, before: os.stat_result) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with folder_to_unpack_in(target.parent) as staging:
         content, copy = staging / "content", staging / "copy"
-        copy.mkdir()
         if path.is_dir():
+            copy.mkdir()
             (copy / MODEL).symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
         else:
             content.mkdir()
             with read_entries(path) as entries:
                 for entry in entries:
                     write_entry(entry, content)
+            copy.mkdir()
             _without_wrapper(content).rename(copy / MODEL)
         write_stamp(copy)
         _require_same(path, before)
