@@ -48,8 +48,9 @@ from ferry.commands.torchserve import DEFAULTS, completed, torchserve
 from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.start_checks import check_free, require_store
+from ingress.access.certificate import certificate_of
 from ingress.access.key_file import check_keys
-from ingress.listeners import certificate_of, listener_table
+from ingress.role import listener_table
 from workers.archives.model_files import is_writable, work_dir_of
 
 SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"

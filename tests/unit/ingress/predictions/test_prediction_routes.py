@@ -4,15 +4,16 @@ import socket
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import pytest
 import requests
 
+from batching.models.spec import VersionKey
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.awaited_prediction import answer_prediction
-from ingress.predictions.http_prediction import HttpPredictions
+from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually
 
@@ -65,17 +66,15 @@ def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
 )
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
-    predictions = HttpPredictions(
-        echo.services.predictor,
-        is_open_inference=True,
-        max_response_size_bytes=1000,
-        max_form_parts=1000,
-        jobs=echo.services.jobs,
-    )
+    services = echo.services
+    settings = replace(services.settings, open_inference_rows=True)
+    shared = HttpPredictions(services.predictor, services.jobs, settings)
+
+    async def ask():
+        return await AwaitedPrediction(shared, parse_prediction_path(path), {}).answer(b"{}")
+
     # When
-    answer = echo.services.on_loop(
-        answer_prediction(predictions, parse_prediction_path(path), {}, b"{}")
-    )
+    answer = services.on_loop(ask())
     # Then
     assert answer.body == f"body:{kind}|{{}}".encode()
 
@@ -116,12 +115,12 @@ def readiness(ingress, path):
 
 def test_stream_is_counted_once_it_has_ended(echo):
     # Given
-    answered = echo.services.metrics.requests.labels("echo", "1.0", "200")
+    metrics, key = echo.services.metrics, VersionKey("echo", "1.0")
     # When
     answer = echo.predict("/predictions/echo", headers={"x-pieces": "one,two"}, data=b"last")
     # Then
     assert answer.text == "onetwobody:|last"
-    eventually(lambda: answered.value == 1)
+    eventually(lambda: metrics.series[key].codes == {200: 1})
 
 
 def test_body_is_held_once_while_its_client_waits(echo, node):
