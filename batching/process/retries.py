@@ -41,10 +41,10 @@ class Reminder:
         self._said = ""
         self._silent_until_s = 0.0
 
-    def is_due(self, words: str) -> bool:
-        """Returns whether these words are new, or REMIND_S old; if so, notes them as written."""
+    def is_due(self, message: str) -> bool:
+        """Returns whether this message is new, or REMIND_S old; if so, notes them as written."""
         now_s = time.monotonic()
-        if words == self._said and now_s < self._silent_until_s:
+        if message == self._said and now_s < self._silent_until_s:
             return False
-        self._said, self._silent_until_s = words, now_s + REMIND_S
+        self._said, self._silent_until_s = message, now_s + REMIND_S
         return True

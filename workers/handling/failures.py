@@ -64,24 +64,24 @@ class FailureLog:
         self._clock = clock
         self._written: dict[_Raised, _Written] = {}
 
-    def write(self, words: str, error: Exception) -> None:
-        """Logs these words, and the traceback unless the same one was logged lately."""
+    def write(self, message: str, error: Exception) -> None:
+        """Logs the message, and the traceback unless the same one was logged lately."""
         kind, file_name, line = raised = _innermost(error)
         now_s = self._clock()
         last = self._written.get(raised)
         if last is not None and now_s - last.at_s < QUIET_S:
             last.left_out += 1
-            self._log.error("%s error=%s at=%s:%d", words, kind, file_name, line)
+            self._log.error("%s error=%s at=%s:%d", message, kind, file_name, line)
             return
         if len(self._written) >= MAX_RAISED:
             self._written.clear()
         self._written[raised] = _Written(now_s)
         if last is not None and last.left_out:
-            words = f"{words} left_out={last.left_out}"
+            message = f"{message} left_out={last.left_out}"
         if self._shown_dir is not None:
-            self._log.error("%s\n%s", words, user_traceback(error, self._shown_dir))
+            self._log.error("%s\n%s", message, user_traceback(error, self._shown_dir))
         else:
-            self._log.error("%s", words, exc_info=error)
+            self._log.error("%s", message, exc_info=error)
 
 
 def short_ids(items: Sequence[Claimed]) -> str:

@@ -91,6 +91,6 @@ def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
     try:
         return decode(part.content)
     except (ValueError, RecursionError) as error:
-        words = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
-        log.warning(words, part.name, kind, error)
+        template = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
+        log.warning(template, part.name, kind, error)
         return part.content

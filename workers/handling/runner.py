@@ -32,6 +32,7 @@ from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
+from workers.handling.spare_memory import free_gpu_memory
 from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Runner:
         if replies is None:
             if self.is_device_broken:
                 raise DeviceBroken
-            _free_gpu_memory()
+            free_gpu_memory()  # so that the items have room to run
             self._deadline.wait()
             # The handler may have changed the bodies, which are its own.
             again = self._read_again(items)
@@ -162,10 +163,10 @@ class Runner:
             shape = f"list of {len(outputs)}" if is_list else type(outputs).__name__
             log.error("handler returned %s for %s, not %s", shape, self._what(items), wanted)
             self._why_failed = f"it returned {shape}, not {wanted}"
-            text = "number of batch response mismatched"
-            if not is_list:
-                text = "Invalid model predict output"
-            return self._all_or_none(items, PredictionFailed(text))
+            message = "Invalid model predict output"
+            if is_list:
+                message = "number of batch response mismatched"
+            return self._all_or_none(items, PredictionFailed(message))
         return [
             self._reply(index, item, output)
             for index, (item, output) in enumerate(zip(items, outputs, strict=True))
@@ -295,10 +296,3 @@ def _error_reply(error: ServeError | PredictionException) -> Reply:
         error_type=PredictionFailed.type,
         reason=PredictionFailed.reason,
     )
-
-
-def _free_gpu_memory() -> None:
-    """Empties torch's cache after a failed batch, so that its items have room to run."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

@@ -28,11 +28,16 @@ def taken_bytes() -> int:
     return taken
 
 
-def give_back_memory() -> None:
-    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+def free_gpu_memory() -> None:
+    """Empties torch's cache of GPUs."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+    free_gpu_memory()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

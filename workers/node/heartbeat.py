@@ -137,7 +137,10 @@ class Heartbeat:
         quiet_s = max(0.0, self._dead_after_s - 2 * self._beat_s)
         heard = await self._queue.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
-        self._expect(heard.silent_s)
+        loop = asyncio.get_running_loop()
+        for silent_s in set(heard.silent_s):
+            overdue_in_s = max(0.0, self._dead_after_s + OVERDUE_S - silent_s)
+            loop.call_later(overdue_in_s, self._is_overdue.set)
         for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
         # A slot beats for its worker before it is seen here, so no worker should be new.
@@ -173,11 +176,6 @@ class Heartbeat:
             if worker_id not in known:
                 # What it owned may be back, too. `reap` acts on one that still seems to beat.
                 await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
-
-    def _expect(self, silent_s: Iterable[float]) -> None:
-        loop = asyncio.get_running_loop()
-        for overdue_in_s in {self._dead_after_s + OVERDUE_S - one_s for one_s in silent_s}:
-            loop.call_later(max(0.0, overdue_in_s), self._is_overdue.set)
 
     def _hear(self, key: VersionKey | None) -> None:
         now = time.monotonic()

@@ -36,9 +36,9 @@ async def keep_probe_files(
             complaint = ""
         except OSError as error:
             # Work goes on; probes see an old file. Said once: a full disk stays full for long.
-            if (words := error.strerror or str(error)) != complaint:
-                log.warning("probe_dir=%s: %s", folder, words)
-            complaint = words
+            if (reason := error.strerror or str(error)) != complaint:
+                log.warning("probe_dir=%s: %s", folder, reason)
+            complaint = reason
 
     write(is_alive=False)
     try:

@@ -29,10 +29,10 @@ _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
     """Returns what the version's manifest names."""
     section = (spec.manifest or {}).get("model") or {}
-    text = section.get("target") or section.get("serializedFile")
-    if not isinstance(text, str) or not text:
+    target = section.get("target") or section.get("serializedFile")
+    if not isinstance(target, str) or not target:
         raise ValueError(f"{spec.handler} needs a target, or a serializedFile, in the manifest")
-    return Target.of(text, model_dir)
+    return Target.of(target, model_dir)
 
 
 class LoadedTarget:

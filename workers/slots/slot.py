@@ -124,10 +124,10 @@ class Slot:
         except Exception as error:
             # A start that failed in any other way: no thread can be started, say. If that ended the
             # slot, it would be opened again at once, hundreds of times a second.
-            words = error.strerror if isinstance(error, OSError) else None
-            text = "model=%s version=%s cannot be prepared: %s"
-            log.error(text, *self.spec.key, error, exc_info=words is None)
-            await self._note_failure(error=words or str(error))
+            reason = error.strerror if isinstance(error, OSError) else None
+            template = "model=%s version=%s cannot be prepared: %s"
+            log.error(template, *self.spec.key, error, exc_info=reason is None)
+            await self._note_failure(error=reason or str(error))
             return
         if prepared is None or self._should_stop.is_set():
             return
@@ -318,5 +318,5 @@ class Slot:
 def _with_cause(error: ServeError) -> str:
     """Returns the error's text with that of the system's error, such as a full disk."""
     cause = error.__cause__
-    words = (isinstance(cause, OSError) and cause.strerror) or ""
-    return f"{error.message} ({words})" if words not in error.message else error.message
+    reason = (isinstance(cause, OSError) and cause.strerror) or ""
+    return f"{error.message} ({reason})" if reason not in error.message else error.message
