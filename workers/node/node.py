@@ -2,7 +2,7 @@
 
 Heartbeat says that the node and its workers live, and takes back what dead nodes held;
 UnregisteredVersions refuses requests for versions that are gone; Slot keeps one worker process
-alive; ControlProcesses run control jobs.
+alive; ControlProcesses run control jobs; a thread tells receivers of webhooks.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -40,11 +40,12 @@ from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine import list_gpus
-from workers.node.control_process import ControlProcesses, keep_webhook_sender
+from workers.node.control_process import ControlProcesses
 from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
 from workers.node.probe_files import keep_probe_files
 from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
+from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
 from workers.slots.slots import Slots
@@ -116,9 +117,6 @@ class Node:
             self._keep(self._reconcile_forever, "reconciler"),
             self._keep(self._control.run, "control jobs"),
         ]
-        if self._settings.webhook_secrets:
-            sender = keep_webhook_sender(self._settings)
-            starters.append(asyncio.create_task(sender, name="webhook sender"))
         roles = [
             *starters,
             # Without beats others take its requests: if this fails, a new node is better.
@@ -127,6 +125,8 @@ class Node:
             self._keep(self._follow_changes, "changes"),
             self._keep(self._sweep_forever, "sweeper"),
         ]
+        if self._settings.webhook_secrets:
+            roles.append(self._keep(self._send_webhooks, "webhooks"))
         if not self._settings.disable_system_metrics:
             roles.append(self._keep(self._report_host, "host meter"))
         if self._settings.probe_dir is not None:
@@ -155,6 +155,9 @@ class Node:
     def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
         """Starts a role, again after each error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
+
+    async def _send_webhooks(self) -> None:
+        await send_webhooks(self._settings)
 
     async def _report_host(self) -> None:
         slots = self._slots.all
