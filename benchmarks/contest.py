@@ -23,7 +23,7 @@ from benchmarks.servers.running import (
     Torchferry,
     TorchServe,
 )
-from workers.slots.worker_environment import ALLOCATOR
+from workers.slots.worker_process import ALLOCATOR
 
 TORCHSERVE, MOSEC, BARE_LOOP = TorchServe.name, Mosec.name, "bare loop"
 # Beside torchferry, as options name them, and as everything else does.

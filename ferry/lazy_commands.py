@@ -34,7 +34,6 @@ COMMANDS = (
     LazyCommand("up", "ferry.commands.up", _SERVE, "Redis, ingress and one node, here."),
     LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
     LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
-    LazyCommand("webhooks", "ferry.commands.roles", _SERVE, "The sender of webhooks only."),
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
     LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
     LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Predictions that are done later."),
@@ -59,11 +58,9 @@ class LazyGroup(click.Group):
     """Finds its commands in `COMMANDS`, and loads the module of the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names, those that are not listed included."""
         return [one.name for one in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns the command; None if there is none of this name."""
         for one in COMMANDS:
             if one.name == cmd_name and not one.module:
                 return added_command(cmd_name)
@@ -74,7 +71,6 @@ class LazyGroup(click.Group):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands, section by section, without loading any."""
         width = max(len(one.name) for one in COMMANDS)
         for section in dict.fromkeys(one.section for one in COMMANDS if one.section):
             rows = [

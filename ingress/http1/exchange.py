@@ -55,7 +55,7 @@ class Connection(Protocol):
     def take_more(self) -> None: ...
     def take_no_more(self) -> None: ...
     def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None: ...
-    def say_continue(self) -> None: ...
+    def write(self, *pieces: Body) -> None: ...
     def answer(
         self, exchange: "Exchange", status: int, headers: Sequence[Header], body: Body
     ) -> None: ...
@@ -77,7 +77,7 @@ class Exchange:
 
     # What most exchanges never need is the class's until they do.
     status = 0
-    is_begun = is_received = is_broken = is_late = is_ended = False
+    is_served = is_received = is_broken = is_late = is_ended = False
     on_left: Callable[[], object] | None = None
     _wants_whole = _has_asked = False
     _kept_bytes = 0
@@ -254,11 +254,10 @@ class Exchange:
     # --- the connection's side
 
     def feed(self, chunk: bytes) -> None:
-        """Adds a part of the body."""
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
-        if self.is_begun and not self._wants_whole:
+        if self.is_served and not self._wants_whole:
             self._kept_bytes += len(chunk)
             if self._kept_bytes > AHEAD_BYTES:
                 self.connection.take_no_more()
@@ -269,16 +268,14 @@ class Exchange:
         if whole is not None:
             self._chunks = [whole]
         self.is_received = True
-        if self.is_begun:
+        if self.is_served:
             self._wake()
 
     def break_off(self) -> None:
-        """Tells the application that nothing more will come."""
         self.is_broken = True
         self._wake()
 
     def leave(self) -> None:
-        """Tells the application that the client no longer waits."""
         on_left, self.on_left = self.on_left, None
         if on_left is not None:
             on_left()
@@ -302,7 +299,7 @@ class Exchange:
                 name.lower() == "expect" and value.lower() == "100-continue"
                 for name, value in self.headers
             ):
-                self.connection.say_continue()
+                self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.connection.take_more()
         arrival = asyncio.Event()
         self._then = arrival.set

@@ -22,13 +22,12 @@ import sys, threading, time
 from pathlib import Path
 from workers.archives import model_archive as archive
 
-def extract(path, folder):
-    folder.mkdir()
+def write_entry(entry, folder):
     folder.joinpath("half").touch()
     has_begun.set()
     time.sleep(60)
 
-archive._extract, has_begun = extract, threading.Event()
+archive.write_entry, has_begun = write_entry, threading.Event()
 path, work_dir = map(Path, sys.argv[1:])
 arguments = (path, archive.hash_archive(path), work_dir)
 threading.Thread(target=archive.unpack_archive, args=arguments, daemon=True).start()
