@@ -29,12 +29,11 @@ Seconds = dict[str, list[float]]
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdict]]:
     folder = CACHE / "loading"
-    photo = folder / "photo.jpg"
-    if not photo.exists():
-        run_module("networks", "examples", folder)
     names = MODELS[:1] if options.short else MODELS
+    if missing := [name for name in names if not (folder / f"{name}.mar").exists()]:
+        run_module("networks", "examples", folder, *missing)
     models = [ServedModel(name, folder / f"{name}.mar", 1, 100) for name in names]
-    body = photo.read_bytes()
+    body = (folder / "photo.jpg").read_bytes()
     seconds = {model.name: in_turns(model, options.rounds, body) for model in models}
     title = "from a registration to the first answer"
     return {"measured": title, "rounds": options.rounds, "seconds": seconds}, verdicts(seconds)

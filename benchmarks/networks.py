@@ -2,7 +2,7 @@
 
     python -m benchmarks.networks resnet FOLDER
     python -m benchmarks.networks classifier FOLDER NETWORK DTYPE DECODER...
-    python -m benchmarks.networks examples FOLDER
+    python -m benchmarks.networks examples FOLDER NETWORK...
 
 A process of its own, so that the driver of the load has no torch in its memory. `resnet` is for
 `benchmarks.compare`, `classifier` for `benchmarks.gpu`, `examples` for `benchmarks.loading`.
@@ -163,8 +163,8 @@ def normalise(network: torch.nn.Module, batch: torch.Tensor) -> None:
     network.eval()
 
 
-# The image classifiers that `benchmarks.loading` loads: a model file and a state dict, or a script.
-EAGER, SCRIPTED = ("resnet18", "alexnet", "densenet161", "resnet152"), "resnet152-scripted"
+# All others are written as a model file and a state dict.
+SCRIPTED = "resnet152-scripted"
 MODEL_FILE = """from torch import nn
 from torchvision.models import get_model
 
@@ -179,18 +179,21 @@ class Network(nn.Module):
 """
 
 
-def write_examples(folder: Path) -> None:
-    """Writes the archives into the folder and then, as a sign that all are there, a photo."""
+def write_examples(folder: Path, names: Sequence[str]) -> None:
+    """Writes a photo and these archives into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model_file, weights = folder / "model.py", folder / "weights.pth"
     model = {"modelFile": model_file.name, "serializedFile": weights.name, "handler": BUILT_IN}
-    for name in EAGER:
+    for name in names:
+        if name == SCRIPTED:
+            continue
         model_file.write_text(MODEL_FILE.format(name=name))
         torch.save(runpy.run_path(str(model_file))["Network"]().state_dict(), weights)
         write_archive(folder / f"{name}.mar", model, model_file, weights, is_deflated=True)
-    script = folder / f"{SCRIPTED}.pt"
-    save_script(torchvision.models.resnet152(weights=None).eval(), script)
-    write_script(folder / f"{SCRIPTED}.mar", script)
+    if SCRIPTED in names:
+        script = folder / f"{SCRIPTED}.pt"
+        save_script(torchvision.models.resnet152(weights=None).eval(), script)
+        write_script(folder / f"{SCRIPTED}.mar", script)
     (folder / PHOTO).write_bytes(photo(0))
 
 
@@ -201,4 +204,4 @@ if __name__ == "__main__":
     elif what == "classifier":
         write_classifier(Path(folder), words[0], words[1], words[2:])
     else:
-        write_examples(Path(folder))
+        write_examples(Path(folder), words)
