@@ -45,20 +45,16 @@ def check_server(settings: Settings) -> None:
     if not settings.redis_url:
         raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
     _check_tls_files(settings)
-    client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
-        check_client(client)
-        check_nodes(client, int(settings.dead_after_s * 1000))
+        with _client(settings) as client:
+            check_client(client)
+            check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
         url = RedisUrl.parse(settings.redis_url)
-        why = _greeting(url) or str(error) or type(error).__name__
         log.warning(
             "Redis could not be checked, and this waits for it redis=%s: %s",
-            url.without_secrets(),
-            why,
+            *(url.without_secrets(), _reason(url, error)),
         )
-    finally:
-        client.close()
 
 
 def why_away(settings: Settings, *, wait_s: float) -> str:
@@ -76,9 +72,7 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
-            with contextlib.closing(
-                connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
-            ) as client:
+            with _client(settings) as client:
                 client.ping()
         except (redis.ResponseError, redis.BusyLoadingError):
             return ""  # it is there, be it that this user may not ask, or that it reads its file
@@ -86,8 +80,8 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
             if time.monotonic() < give_up_s:
                 time.sleep(_RETRY_S)
                 continue
-            why = _greeting(url) or str(error) or type(error).__name__
-            return f"no Redis can be used at {url.without_secrets()}: {why.rstrip('.')}"
+            why = _reason(url, error).rstrip(".")
+            return f"no Redis can be used at {url.without_secrets()}: {why}"
         return ""
 
 
@@ -114,16 +108,14 @@ def facts_of(settings: Settings) -> ServerFacts:
         SettingsError: the URL cannot be used.
     """
     try:
-        with contextlib.closing(
-            connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
-        ) as client:
+        with _client(settings) as client:
             version = client.info("server").get("redis_version", "")
             policy = client.info("memory").get("maxmemory_policy", SAFE_POLICY)
             file = client.info("persistence")
             fsync = ""
             with contextlib.suppress(redis.ResponseError):
                 fsync = client.config_get("appendfsync").get("appendfsync", "")
-    except (*AWAY, redis.RedisError) as error:
+    except AWAY as error:
         raise OSError(str(error) or type(error).__name__) from error
     return ServerFacts(
         version=str(version),
@@ -132,6 +124,10 @@ def facts_of(settings: Settings) -> ServerFacts:
         has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
         fsync=str(fsync),
     )
+
+
+def _client(settings: Settings) -> contextlib.closing[Client]:
+    return contextlib.closing(connect(store_url(settings), socket_timeout_s=_TIMEOUT_S))
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -143,10 +139,11 @@ def _check_tls_files(settings: Settings) -> None:
         load_pair(context, settings.redis_cert_file, settings.redis_key_file)
 
 
-def _greeting(url: RedisUrl) -> str:
-    """Returns the reason that a server gives as it ends each connection at once; mostly empty.
+def _reason(url: RedisUrl, error: Exception) -> str:
+    """Returns why Redis cannot be used.
 
-    In protected mode, say. redis-py fails to send its command before it has read the reason.
+    A server may give its reason as it ends each connection at once, in protected mode, say;
+    redis-py fails before it has read that.
     """
     if url.scheme == "redis":
         with (
@@ -154,9 +151,10 @@ def _greeting(url: RedisUrl) -> str:
             socket.create_connection(url.addresses[0], _TIMEOUT_S) as connection,
         ):
             connection.settimeout(_GREETING_S)
-            said = connection.recv(_GREETING_BYTES).decode(errors="replace")
-            return said.lstrip("-").partition(". ")[0].strip()
-    return ""
+            greeting = connection.recv(_GREETING_BYTES).decode(errors="replace")
+            if reason := greeting.lstrip("-").partition(". ")[0].strip():
+                return reason
+    return str(error) or type(error).__name__
 
 
 def check_client(client: Client) -> None:
@@ -183,8 +181,8 @@ def check_client(client: Client) -> None:
 
 
 def _is_too_old(version: str) -> bool:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) < MIN_VERSION
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < MIN_VERSION
 
 
 def check_nodes(client: Client, dead_after_ms: int) -> None:

@@ -92,28 +92,22 @@ class ParkedPop:
         Raises:
             RedisError, OSError: an element may have been lost.
         """
-        try:
-            return self._wait(timeout_s)
-        except AWAY:
-            if not self.is_interrupted:
-                raise
-            return False
-
-    def _wait(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         try:
             while (left_s := end - time.monotonic()) > 0:
                 self._park()
-                if self.is_interrupted:
-                    return False
-                if not self._connection.can_read(timeout=left_s):
+                if self.is_interrupted or not self._connection.can_read(timeout=left_s):
                     return False
                 self._is_parked = False
                 if self._connection.read_response() is not None:
                     return True
-        except BaseException:
-            self._drop()
-            raise
+        except BaseException as error:
+            if self._connection is not None:
+                self._connection.disconnect()
+                self._pool.release(self._connection)
+            self._connection, self._is_parked = None, False
+            if not (isinstance(error, AWAY) and self.is_interrupted):
+                raise
         return False
 
     def _park(self) -> None:
@@ -125,13 +119,6 @@ class ParkedPop:
             drop_if_lost(self._connection)
         self._connection.send_command("BLPOP", self._name, self._block_s)
         self._is_parked = True
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.disconnect()
-            self._pool.release(self._connection)
-        self._connection = None
-        self._is_parked = False
 
 
 def _hang_up(connection: Any) -> None:

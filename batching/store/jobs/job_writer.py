@@ -19,7 +19,7 @@ from batching.store.jobs.job_records import OPEN_INFERENCE
 from batching.store.jobs.webhook_records import Receiver
 from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
-from batching.store.open_records import rest_of_record
+from batching.store.records import rest_of_record
 from batching.store.scripts import loader as scripts
 
 SUBMIT_AT_ONCE = 256
