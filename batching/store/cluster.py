@@ -128,10 +128,6 @@ class Finder:
                 return self.address
         raise redis.ConnectionError(f"no server answers for {self._name}")
 
-    def doubt(self) -> None:
-        """Notes that the server has not answered in time."""
-        self.doubted_at = time.monotonic()
-
     def is_time_to_look(self) -> bool:
         """Returns whether `look_again` is to be called: the server may have changed unheard."""
         return not self._is_cluster and time.monotonic() >= self._look_at
@@ -199,7 +195,7 @@ class FoundConnection(redis.Connection):
             answer = super().read_response(*arguments, **options)
         except redis.TimeoutError:
             if "timeout" not in options:  # otherwise a look at a channel, which may be silent
-                self._finder.doubt()
+                self._finder.doubted_at = time.monotonic()
             raise
         return received(answer) if self._is_for_rq else answer
 
