@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml)
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
-	$(BIN)/pip install --quiet -e packages/client -e packages/moving -e '.[worker,local,bench,test,dev]'
+	$(BIN)/pip install --quiet -e packages/client -e packages/bulk -e packages/moving -e '.[worker,local,bench,test,dev]'
 	@touch $@
 
 # Trains a small network, serves it and asks it. Stays up until Ctrl-C.

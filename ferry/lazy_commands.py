@@ -38,7 +38,7 @@ COMMANDS = (
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
     LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
     LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Predictions that are done later."),
-    LazyCommand("status", "ferry.commands.status", _ASK, "Nodes, models, workers and queues."),
+    LazyCommand("status", "ferry.commands.models", _ASK, "Nodes, models, workers and queues."),
     LazyCommand("new", "ferry.commands.new", _PREPARE, "A model to begin with, and its test."),
     LazyCommand("archive", "ferry.commands.archive", _PREPARE, "Pack a model for serving."),
     LazyCommand(

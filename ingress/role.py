@@ -1,11 +1,73 @@
-"""The APIs that a listener may serve."""
+"""The three APIs, and the addresses on which the settings say that they are served."""
 
+import socket
 from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from batching.settings.settings import Settings, SettingsError
+from ingress.http1.listener import Address, AddressUnavailable
 
 
 class Role(StrEnum):
-    """One of TorchServe's three APIs."""
+    """One of TorchServe's three APIs, which a listener may serve."""
 
     INFERENCE = "inference"
     MANAGEMENT = "management"
     METRICS = "metrics"
+
+
+_DEFAULT_PORTS = {
+    "http": {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082},
+    "https": {Role.INFERENCE: 443, Role.MANAGEMENT: 8444, Role.METRICS: 8445},
+}
+
+
+def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
+    """Returns each address with what it serves; roles with equal addresses share a listener.
+
+    Raises:
+        SettingsError: an address that cannot be listened on, or management open to the network.
+    """
+    table: dict[Address, frozenset[Role]] = {}
+    for name, written in settings.addresses().items():
+        role = Role(name)
+        address = parse_address(written, role)
+        table[address] = table.get(address, frozenset()) | {role}
+    is_open_allowed = settings.allow_open_management or settings.keys_path() is not None
+    for address, roles in table.items():
+        if Role.MANAGEMENT in roles and not address.is_private and not is_open_allowed:
+            raise SettingsError(
+                f"management_address={address} is reachable from other machines, and a client that "
+                "reaches it can run code here. Use 127.0.0.1, or ask for tokens with "
+                "token_authorization=true, or set allow_open_management=true if the network itself "
+                "keeps others out."
+            )
+    return table
+
+
+def parse_address(written: str, role: Role) -> Address:
+    """Returns the address that config.properties spells `http[s]://host:port` or `unix:/path`.
+
+    Raises:
+        SettingsError: it spells something else, or its host has no address.
+    """
+    try:
+        parts = urlsplit(written)
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"{role}_address={written!r}: {error}") from error
+    if parts.scheme == "unix" and parts.path:
+        return Address("", 0, Path(parts.path))
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise SettingsError(f"{role}_address={written!r}: write http[s]://host:port or unix:/path")
+    try:
+        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # the latter: a name longer than names may be
+        words = f"{role}_address={written!r}: the host has no address ({error})"
+        raise AddressUnavailable(words) from error
+    # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
+    hosts = sorted((str(sockaddr[0]) for *_, sockaddr in infos), key=lambda host: ":" in host)
+    if port is None:
+        port = _DEFAULT_PORTS[parts.scheme][role]
+    return Address(hosts[0], port, is_tls=parts.scheme == "https")

@@ -21,26 +21,19 @@ from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
-from ingress.access.access_log import (
-    AccessLog,
-    added_headers,
-    answering_preflights,
-    cors_headers,
-)
+from ingress.access.access_log import NO_GUESSING, AccessLog, answering_preflights, cors_headers
 from ingress.access.authorizer import Authorizer
-from ingress.access.certificate import Certificate
+from ingress.access.certificate import Certificate, certificate_of
 from ingress.access.key_file import open_keys
-from ingress.file_watcher import watch_open_files
 from ingress.http1.exchange import Application
-from ingress.http1.path_aliases import with_aliases
-from ingress.listeners import Address, Listener, certificate_of, listener_table
+from ingress.http1.listener import Address, Listener
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
-from ingress.role import Role
+from ingress.role import Role, listener_table
 from ingress.services import Services, build_services
 from ingress.torchserve.answers import error_answer
 
@@ -129,7 +122,6 @@ class _Ingress:
         yield self._load_models()
         metrics, registry = self._services.metrics, self._services.probe_registry
         yield keep_going(partial(metrics.forget_unregistered, registry), "of the stale series")
-        yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 
@@ -143,8 +135,9 @@ class _Ingress:
         return Listener(
             address,
             app,
-            AccessLog(count, is_logging=settings.access_log),
-            added_headers=added_headers(settings),
+            error_answer,
+            note_answer=AccessLog(count, is_logging=settings.access_log).note,
+            added_headers=[NO_GUESSING, *cors_headers(settings)],
             settings=settings,
             tls=None if self._certificate is None else self._certificate.context,
             shares_port=self._siblings.count > 1,
@@ -202,11 +195,14 @@ class _Ingress:
                     log.warning("refusing open=%d", waiting)
                 else:
                     # Their requests are not at work: they send or read too slowly, or not at all.
-                    log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
+                    log.warning(
+                        "cutting off clients=%d",
+                        sum(len(listener.connections) for listener in listeners),
+                    )
                 await self._services.broker.close()
                 error = Draining("The server is shutting down.", retry_after_s=1.0)
                 for listener in listeners:
-                    listener.refuse_incomplete(error_answer(error))
+                    listener.refuse_incomplete(error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
         finally:
@@ -239,14 +235,7 @@ def application(
     if Role.INFERENCE not in roles:
         return bridge
     services.http_predictions.tells_errors = is_private or settings.show_tracebacks
-    router = InferenceRouter(
-        services.http_predictions,
-        bridge,
-        settings=settings,
-        authorizer=authorizer,
-    )
-    aliases = settings.aliases()
-    return with_aliases(router, aliases) if aliases else router
+    return InferenceRouter(services.http_predictions, bridge, authorizer)
 
 
 def _calm_collector() -> None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
-from batching.settings.values import TrustedProxies
 from batching.store.broker import Broker
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
@@ -17,18 +16,16 @@ from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
-from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
-from ingress.http1.base_url import BaseUrls
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.job_lists import JobLists
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics, broker_families
 from ingress.metrics.torchserve_metrics import LEGACY
-from ingress.predictions.http_prediction import HttpPredictions
+from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
 log = logging.getLogger(__name__)
@@ -75,7 +72,6 @@ class Services:
     probe_client: Client
     probe_registry: Registry
     control: ControlQueue
-    downloads: Downloads
     outage: OutageLog
     catalog: Catalog
     broker: Broker
@@ -144,7 +140,6 @@ def build_services(
             receivers=settings.receiver_rules(),
             submitters="" if keys is None else KeyScope.INFERENCE,
         ),
-        BaseUrls(TrustedProxies.of(settings.trusted_proxies)),
     )
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
@@ -157,18 +152,11 @@ def build_services(
         probe_client=probe_client,
         probe_registry=probe_registry,
         control=ControlQueue(client),
-        downloads=Downloads(client),
         outage=outage,
         catalog=catalog,
         broker=broker,
         predictor=predictor,
-        http_predictions=HttpPredictions(
-            predictor,
-            is_open_inference=settings.open_inference_rows,
-            max_response_size_bytes=settings.max_response_size_bytes,
-            jobs=jobs,
-            max_form_parts=settings.max_form_parts,
-        ),
+        http_predictions=HttpPredictions(predictor, jobs, settings),
         jobs=jobs,
         job_lists=JobLists(job_store, registry),
         metrics=metrics,

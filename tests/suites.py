@@ -49,6 +49,7 @@ LONG_FILES = frozenset(
         "test_readme.py",
         # Slow, and beside the request's way.
         "test_bench.py",
+        "test_bulk_wheel.py",
         "test_client_wheel.py",
         "test_control_queue.py",
         "test_digits_example.py",

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -31,7 +30,6 @@ from batching.store.registry.control_queue import (
     JOB_BEAT_S,
     wrap_error,
 )
-from batching.store.registry.downloads import Download, Downloads
 from batching.store.registry.registry import Registry
 from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
@@ -43,7 +41,6 @@ log = logging.getLogger("workers.control_jobs")
 
 IDLE_S = 10
 CLOCKS_DIFFER_S = 86_400
-PROGRESS_S = 0.3
 # RQ blocks for a job for IDLE_S, and waits for the answer for 10 s more at most.
 RQ_SOCKET_TIMEOUT_S = IDLE_S + 10.0
 
@@ -107,7 +104,6 @@ class ControlWorker(SimpleWorker):
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """Returns the verified archive's description, or the error that a client should see."""
     settings, _ = load_settings()
-    progress = Progress(settings, url)
     try:
         path = fetch.locate_archive(
             url,
@@ -116,7 +112,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             startup_models=settings.load_models,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
             is_unused=lambda: _is_unused(url, settings),
-            on_progress=progress.note,
         )
         # Unpacked at once: this node will need the files, and large archives take seconds to read.
         return {"value": asdict(archive.inspect_archive(path, url, work_dir_of(settings)))}
@@ -125,30 +120,6 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
     except Exception:
         log.exception("inspecting url=%s failed", url)
         return wrap_error(InternalError(f"Failed to save model: {url}"))
-    finally:
-        progress.end()
-
-
-class Progress:
-    """Notes in Redis now and then, and not for each chunk, how far a download has come."""
-
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._settings = settings
-        self._url = url
-        self._downloads: Downloads | None = None
-        self._next_s = 0.0
-
-    def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_S
-            # Most archives are in the store already and need no connection.
-            self._downloads = self._downloads or Downloads(connect(store_url(self._settings)))
-            self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
-
-    def end(self) -> None:
-        """Takes the download off the list."""
-        if self._downloads is not None:
-            self._downloads.forget(self._url)
 
 
 def _is_unused(url: str, settings: Settings) -> bool:

@@ -19,6 +19,17 @@ NOT_HERE: Mapping[str, str] = {
     "continuousBatching": "a batch stays as it was formed until the handler returns",
     "sequenceBatching": "requests of one sequence may go to different workers",
 }
+_NO_SEQUENCES = "there is no sequence batching"
+# Key -> what happens instead.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
+    "parallelLevel": "a worker is one process",
+    "useJobTicket": "requests wait, up to job_queue_size",
+    "sequenceMaxIdleMSec": _NO_SEQUENCES,
+    "sequenceTimeoutMSec": _NO_SEQUENCES,
+    "maxNumSequence": _NO_SEQUENCES,
+    "maxSequenceJobQueueSize": _NO_SEQUENCES,
+}
 
 
 def ignored_values(

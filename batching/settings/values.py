@@ -21,6 +21,11 @@ ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _SOCKETS = "unix"
 
+# Of what a client sends, only this may get into a URL: no user, path, comma or control character.
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_PREFIX = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+)+")
+_MOST_PREFIX_CHARS = 256
+
 
 def model_settings(text: str) -> ModelSettings:
     """Parses the text of `models`, settings of single model versions.
@@ -91,6 +96,35 @@ class TrustedProxies:
         # A listener for both families sees IPv4 so.
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self.networks)
+
+    def base_url(self, headers: Mapping[str, str], *, scheme: str, peer: str) -> str:
+        """Returns the URL, without a slash at the end, under which a client sees this server.
+
+        What is not well-formed is ignored. X-Forwarded-Proto, -Host and -Prefix are read as nginx,
+        Envoy and Traefik know them; they are no standard. `Forwarded` (RFC 7239), which few proxies
+        send, is not.
+
+        Args:
+            headers: of the request, names in lower case.
+            scheme: of the listener.
+            peer: the address at the other end of the connection; empty for a unix socket.
+        """
+
+        def forwarded(name: str) -> str:
+            # A proxy that adds to the header writes behind what its own client has made up.
+            return headers.get(f"x-forwarded-{name}", "").rpartition(",")[2].strip()
+
+        host = headers.get("host", "")
+        host = host if _HOST.fullmatch(host) else "localhost"
+        if not self.has(peer):
+            return f"{scheme}://{host}"
+        if _HOST.fullmatch(forwarded("host")):
+            host = forwarded("host")
+        if forwarded("proto").lower() in {"http", "https"}:
+            scheme = forwarded("proto").lower()
+        prefix = forwarded("prefix").rstrip("/")
+        is_plain = len(prefix) <= _MOST_PREFIX_CHARS and _PREFIX.fullmatch(prefix)
+        return f"{scheme}://{host}{prefix if is_plain else ''}"
 
 
 def check_models(_key: str, text: str) -> None:

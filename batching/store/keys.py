@@ -21,7 +21,6 @@ MODELS = (
 NODES = f"{HOME}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
 NODE_INFO = f"{HOME}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by nodes
 EPOCH = f"{HOME}:epoch"  # random string; permanent. Missing or another: Redis was emptied
-DOWNLOADS = f"{HOME}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 STARTED = f"{HOME}:startup_models"  # hash   entry of load_models -> 1; never deleted
 CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 

@@ -18,7 +18,7 @@ import click
 
 from batching.errors import ServeError
 from batching.metrics import read_metrics_config
-from batching.models.config_keys import why_not_here
+from batching.models.config_keys import WITHOUT_EFFECT, why_not_here
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
 from batching.settings.files import read_properties
@@ -48,10 +48,10 @@ from ferry.commands.torchserve import DEFAULTS, completed, torchserve
 from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.start_checks import check_free, require_store
+from ingress.access.certificate import certificate_of
 from ingress.access.key_file import check_keys
-from ingress.listeners import certificate_of, listener_table
+from ingress.role import listener_table
 from workers.archives.model_files import is_writable, work_dir_of
-from workers.doctor.config_examination import WITHOUT_EFFECT
 
 SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"
 _NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file names none"

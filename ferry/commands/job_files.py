@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from ferry.api import Api, token_hint
-from ferry.wrong_address import ELSEWHERE
+from ferry.api import ELSEWHERE, Api, token_hint
 from ferry_client.async_client import AsyncClient
 from ferry_client.calls import Options, guessed_type
 from ferry_client.errors import (

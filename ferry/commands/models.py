@@ -1,28 +1,30 @@
-"""`ferry models`: the management API as commands."""
+"""`ferry models` and `ferry status`: the management API as commands."""
 
-import concurrent.futures
-import contextlib
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 import httpx
+from click.core import ParameterSource
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
-from ferry.api import Api, ApiError
-from ferry.console import ending_at_interrupt, err, out, spinner
-from ferry.next_step import next_step, registering_goes_on
+from ferry.api import Api, ApiError, error_text
+from ferry.console import ending_at_interrupt, out, spinner
 from ferry.options import inference_option, json_option, management_option, version_option
 
-POLL_S = 0.3
 # GET /models answers at most this many names at a time.
 PAGE_SIZE = 100
+
+# The text of a registration that was waited for.
+_REGISTERED = re.compile(r'Model "([^"]+)" Version: (\S+) registered with (\d+) initial workers')
+_NO_MODELS = "No models. `ferry models register` adds one."
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,13 +35,12 @@ wait_option = click.option(
 
 def parameter_options(command: Command) -> Command:
     """Adds an option for each model parameter that a registration may have."""
-    for one in reversed([one for one in PARAMETERS if one.rest]):
-        name = f"--{one.rest.replace('_', '-')}"
-        kind = click.Choice(one.choices) if one.choices else one.kind
-        unit = one.unit.upper() or None
-        command = click.option(name, type=kind, metavar=unit, help=one.doc.replace("`", ""))(
-            command
-        )
+    for parameter in reversed([it for it in PARAMETERS if it.rest]):
+        name = f"--{parameter.rest.replace('_', '-')}"
+        kind = click.Choice(parameter.choices) if parameter.choices else parameter.kind
+        unit = parameter.unit.upper() or None
+        description = parameter.doc.replace("`", "")
+        command = click.option(name, type=kind, metavar=unit, help=description)(command)
     return command
 
 
@@ -71,17 +72,48 @@ def register(
     under the adaptive policy.
     """
     query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
-
-    def what_goes_on() -> str:
-        asked = parameters["model_name"]
-        return registering_goes_on(url, asked, management_url, lambda: _name_of(api, url))
-
+    interrupted = (
+        f"The server goes on registering {url}: `ferry models list{_same_server(management_url)}` "
+        "shows it."
+    )
     with Api(management_url) as api:
-        with ending_at_interrupt(what_goes_on):
-            answer = _watched(api, url, query, is_quiet=as_json)
+        with (
+            ending_at_interrupt(lambda: interrupted),
+            spinner(f"Registering {url}", is_quiet=as_json or not wait),
+        ):
+            answer = api.call("POST", "models", **query)
         _print_status(answer, as_json)
         if not as_json:
-            click.echo(next_step(api, answer["status"], management_url, inference_url), nl=False)
+            next_step = _next_step(api, answer["status"], management_url, inference_url)
+            click.echo(next_step, nl=False)
+
+
+def _next_step(api: Api, status: str, management_url: str, inference_url: str) -> str:
+    """Returns a line: how to ask the model, or to start its first worker; "" if that is unknown."""
+    registered = _REGISTERED.match(status)
+    if registered is None:
+        return ""
+    name, version, workers = registered.groups()
+    if workers == "0":
+        server = _same_server(management_url)
+        return f"Start one: ferry models scale {name} --min-worker 1{server}\n"
+    source = click.get_current_context().get_parameter_source("inference_url")
+    management = httpx.URL(management_url)
+    if source is ParameterSource.DEFAULT and management.port:
+        # `ferry up --port-base` and TorchServe's defaults have the one port before the other.
+        inference_url = str(management.copy_with(port=management.port - 1))
+    url = f"{inference_url.rstrip('/')}/predictions/{name}"
+    if api.call("GET", "models", name)[0]["modelVersion"] != version:
+        url += f"/{version}"
+    return f"Ask it: curl {shlex.quote(url)} -T FILE\n"
+
+
+def _same_server(management_url: str) -> str:
+    """Returns the option that a further command needs to reach the same server, or ""."""
+    source = click.get_current_context().get_parameter_source("management_url")
+    if source is not ParameterSource.COMMANDLINE:
+        return ""
+    return f" --management-url {shlex.quote(management_url)}"
 
 
 @models.command()
@@ -125,15 +157,15 @@ def list_models(management_url: str, as_json: bool) -> None:
     """List the registered models, with all their versions."""
     with Api(management_url) as api:
         if as_json:
-            click.echo(json.dumps(all_models(api), indent=2))
+            click.echo(json.dumps(_all_models(api), indent=2))
             return
-        found = all_versions(api)
-    if not found:
-        click.echo("No models. `ferry models register` adds one.")
+        versions = _all_versions(api)
+    if not versions:
+        click.echo(_NO_MODELS)
         return
     table = Table("model", "version", "archive", box=None)
-    for record in found:
-        row = (record["modelName"], marked_version(record), record["modelUrl"])
+    for record in versions:
+        row = (record["modelName"], _marked_version(record), record["modelUrl"])
         table.add_row(*(escape(cell) for cell in row))
     out().print(table)
 
@@ -165,102 +197,124 @@ def set_default(model: str, version: str, management_url: str, as_json: bool) ->
     _print_status(answer, as_json)
 
 
-def all_models(api: Api) -> list[dict[str, str]]:
+@click.command()
+@management_option
+@inference_option
+@json_option
+def status(management_url: str, inference_url: str, as_json: bool) -> None:
+    """Show whether the server is ready, its nodes, models, workers and queues.
+
+    Exit status 0 also of a server that is not ready: scripts look at `ready` of --json, or ask
+    /readyz.
+    """
+    with Api(inference_url, answer_timeout_s=10) as inference:
+        response = inference.answer("GET", "readyz")
+    with Api(management_url, answer_timeout_s=10) as management:
+        nodes = management.call("GET", "nodes")
+        versions = _all_versions(management)
+    is_ready = response.status_code == httpx.codes.OK
+    counts = Counter(worker["node"] for version in versions for worker in version["workers"])
+    record = {
+        "ready": is_ready,
+        "reason": "" if is_ready else _unready_reason(response),
+        "nodes": {node["node"]: counts[node["node"]] for node in nodes},
+        "hosts": {node["node"]: node["host"] for node in nodes},
+        "models": [_summary(version) for version in versions],
+    }
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        _print_summary(record)
+
+
+def _unready_reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["status"])
+    except (ValueError, KeyError, TypeError):  # a proxy's answer, perhaps, or a refusal
+        return error_text(response)
+
+
+def _summary(version: dict[str, Any]) -> dict[str, Any]:
+    queue = version["jobQueueStatus"]
+    return {
+        "model": version["modelName"],
+        "version": version["modelVersion"],
+        "is_default": version.get("isDefault", False),
+        "workers": dict(Counter(_state(worker) for worker in version["workers"])),
+        "workers_per_node": version["minWorkers"],
+        "waiting": queue["pendingRequests"],
+        "room": queue["remainingCapacity"],
+        "errors": _errors(version),
+    }
+
+
+def _print_summary(record: dict[str, Any]) -> None:
+    console = out()
+    console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
+    nodes = ", ".join(
+        f"{name}{f' on {host}' if (host := record['hosts'][name]) else ''} "
+        f"({count} worker{'s' * (count != 1)})"
+        for name, count in record["nodes"].items()
+    )
+    console.print(f"Nodes: {escape(nodes) or 'none runs. `ferry node` starts one.'}")
+    if not record["models"]:
+        console.print(_NO_MODELS)
+        return
+    table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
+    for model in record["models"]:
+        states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
+        default = " (default)" if model["is_default"] else ""
+        table.add_row(
+            escape(model["model"]),
+            escape(model["version"] + default),
+            states or "none",
+            *(str(model[name]) for name in ("workers_per_node", "waiting", "room")),
+        )
+    console.print(table)
+    for model in record["models"]:
+        for error in model["errors"]:
+            name = escape(f"{model['model']} {model['version']}")
+            console.print(f"[red]not loaded:[/] {name}: {escape(error)}", soft_wrap=True)
+
+
+def _all_models(api: Api) -> list[dict[str, str]]:
     """Lists every registered model, page by page, sorted by name."""
-    found: list[dict[str, str]] = []
+    listed: list[dict[str, str]] = []
     start: str | None = "0"
     while start is not None:
         page = api.page("models", limit=PAGE_SIZE, next_page_token=start)
-        found += page["models"]
+        listed += page["models"]
         start = page.get("nextPageToken") if page["models"] else None
-    return found
+    return listed
 
 
-def all_versions(api: Api) -> list[dict[str, Any]]:
+def _all_versions(api: Api) -> list[dict[str, Any]]:
     """Describes every version of every registered model."""
-    found: list[dict[str, Any]] = []
-    for model in all_models(api):
+    versions: list[dict[str, Any]] = []
+    for model in _all_models(api):
         try:
-            found += api.call("GET", "models", model["modelName"], "all")
+            versions += api.call("GET", "models", model["modelName"], "all")
         except ApiError as error:
             # It may have been unregistered since it was listed.
             if error.status != httpx.codes.NOT_FOUND:
                 raise
-    return found
+    return versions
 
 
-def marked_version(record: dict[str, Any]) -> str:
+def _marked_version(record: dict[str, Any]) -> str:
     """Returns the name of a described version, marked if it is the model's default."""
     return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
 
 
-def worker_states(record: dict[str, Any]) -> dict[str, int]:
-    """Counts the workers of a described version by their states."""
-    return dict(Counter(map(_state, record.get("workers", ()))))
-
-
-def errors_of(record: dict[str, Any]) -> list[str]:
+def _errors(record: dict[str, Any]) -> list[str]:
     """Returns why a described version, or some of its workers, could not be loaded."""
-    found = (record.get("error"), *(worker.get("error") for worker in record.get("workers", ())))
+    errors = (record.get("error"), *(worker.get("error") for worker in record.get("workers", ())))
     # Each once: most errors keep all workers from loading.
-    return list(dict.fromkeys(filter(None, found)))
+    return list(dict.fromkeys(filter(None, errors)))
 
 
 def _state(worker: dict[str, Any]) -> str:
     return str(worker.get("state") or worker["status"])
-
-
-def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
-    """Registers a model and returns the answer; on a terminal, shows how far it has come."""
-    console = err()
-    if is_quiet or not console.is_terminal:
-        return api.call("POST", "models", **query)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
-    )
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-    answer = pool.submit(api.call, "POST", "models", **query)
-    pool.shutdown(wait=False)  # Ctrl-C does not wait for the answer
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None, amount="")
-        while not answer.done():
-            progress.update(task, **registration_stage(api, url))
-            concurrent.futures.wait([answer], timeout=POLL_S)
-        return answer.result()
-
-
-def _name_of(api: Api, url: str) -> str:
-    return next((one["modelName"] for one in all_models(api) if one["modelUrl"] == url), "")
-
-
-def registration_stage(api: Api, url: str) -> dict[str, Any]:
-    """Returns how far the registration has come, as fields of a progress bar."""
-    # Only decoration: the registration's own answer tells what has gone wrong.
-    with contextlib.suppress(click.ClickException):
-        for model in all_models(api):
-            if model["modelUrl"] == url:
-                return _loading(api.call("GET", "models", model["modelName"])[0])
-        for download in api.call("GET", "downloads"):
-            if download["url"] == url:
-                return _downloading(download)
-    return {"description": f"Checking {escape(url)}", "total": None, "amount": ""}
-
-
-def _loading(record: dict[str, Any]) -> dict[str, Any]:
-    ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
-    text, amount = f"Loading workers of {escape(record['modelName'])}", f"{ready}/{wanted}"
-    return {"description": text, "total": wanted, "completed": ready, "amount": amount}
-
-
-def _downloading(record: dict[str, Any]) -> dict[str, Any]:
-    done, total = record["done_bytes"], record["total_bytes"] or None
-    amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f} MB" if total else " MB")
-    text = f"Downloading {escape(record['url'])}"
-    return {"description": text, "total": total, "completed": done, "amount": amount}
 
 
 def _print_status(answer: dict[str, Any], as_json: bool) -> None:
@@ -270,7 +324,7 @@ def _print_status(answer: dict[str, Any], as_json: bool) -> None:
 def _print_version(record: dict[str, Any]) -> None:
     console = out()
     queue = record.get("jobQueueStatus", {})
-    version = escape(marked_version(record))
+    version = escape(_marked_version(record))
     console.print(f"[bold]{escape(record['modelName'])}[/] version {version}")
     facts = {
         "archive": record["modelUrl"],
@@ -284,7 +338,7 @@ def _print_version(record: dict[str, Any]) -> None:
         table.add_row(name, escape(str(value)))
     console.print(table)
     _print_workers(record.get("workers", ()))
-    for error in errors_of(record):
+    for error in _errors(record):
         console.print(f"[red]not started:[/] {escape(error)}")
 
 

@@ -72,9 +72,8 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
     if all(prediction.status is None for prediction in predictions):
         raise click.ClickException(predictions[0].answer)
     if as_json:
-        click.echo(
-            json.dumps([prediction_record(prediction) for prediction in predictions], indent=2)
-        )
+        records = [prediction_record(prediction) for prediction in predictions]
+        click.echo(json.dumps(records, indent=2))
     else:
         print_predictions(predictions)
     if not all(prediction.is_ok for prediction in predictions):
@@ -144,14 +143,13 @@ def print_predictions(predictions: list[Prediction]) -> None:
     for prediction in predictions:
         if not prediction.is_ok:
             status = f" (HTTP {prediction.status})" if prediction.status else ""
-            text = f"{prediction.file}: {prediction.answer}{status}"
-            err().print(escape(text), style="red", soft_wrap=True)
+            complaint = f"{prediction.file}: {prediction.answer}{status}"
+            err().print(escape(complaint), style="red", soft_wrap=True)
         elif not prediction.classes:
             prefix = f"{prediction.file}: " if len(predictions) > 1 else ""
             answer = prediction.answer
-            click.echo(
-                prefix + (answer if isinstance(answer, str) else json.dumps(answer, indent=2))
-            )
+            shown = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
+            click.echo(prefix + shown)
 
 
 def _is_probability(value: Any) -> bool:

@@ -21,11 +21,6 @@ access_log = logging.getLogger("ACCESS_LOG")
 NO_GUESSING: Header = ("x-content-type-options", "nosniff")
 
 
-def added_headers(settings: Settings) -> list[Header]:
-    """Returns the headers that every answer gets beside its own."""
-    return [NO_GUESSING, *cors_headers(settings)]
-
-
 def cors_headers(settings: Settings) -> list[Header]:
     """Returns the three headers, if all three are configured, as in TorchServe."""
     headers = [
@@ -43,44 +38,35 @@ class AccessLog:
         self._count = count
         self._is_logging = is_logging
 
-    def on_answered(self, exchange: Exchange) -> None:
-        """Counts an answer that an application has made."""
-        self._count(exchange.status)
-        if self._is_logging:
-            milliseconds = (time.perf_counter() - exchange.started_s) * 1000
-            access_log.info("%s %d %d", _request_line(exchange), exchange.status, milliseconds)
-
-    def on_refused(self, client: str, status: int) -> None:
-        """Counts an answer that the connection made without the application."""
+    def note(self, status: int, client: str, exchange: Exchange | None) -> None:
+        """Notes an answer; `exchange` is None where the connection made it by itself."""
         self._count(status)
-        if self._is_logging:
+        if not self._is_logging:
+            return
+        if exchange is None:
             access_log.info('/%s "-" %d 0', client, status)
+            return
+        milliseconds = (time.perf_counter() - exchange.started_s) * 1000
+        # The path comes percent-decoded, line breaks included. It is quoted again, or a client
+        # could write lines of its own into the log.
+        target = quote(exchange.path, safe="/:@!$&'()*+,;=~-._")
+        target += f"?{exchange.query}" if exchange.query else ""
+        line = f'/{client} "{exchange.method} {target} HTTP/{exchange.http_version}"'
+        access_log.info("%s %d %d", line, status, milliseconds)
 
 
 def answering_preflights(app: Application) -> Application:
-    """Returns the application, but what a browser asks before a page's request needs no key."""
+    """Returns the application, but what a browser asks before a page's request needs no key.
+
+    Browsers ask it without one. Source: Fetch, "CORS-preflight fetch".
+    """
 
     def answer(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        if exchange.method != "OPTIONS" or not _is_keyless(exchange):
+        fields = exchange.fields
+        is_preflight = exchange.method == "OPTIONS" and "access-control-request-method" in fields
+        if not is_preflight or "authorization" in fields:
             return app(exchange)
         exchange.respond(HTTPStatus.NO_CONTENT, [], b"")
         return None
 
     return answer
-
-
-def _is_keyless(exchange: Exchange) -> bool:
-    """Returns whether a browser asks this before a page's request, which it does without a key.
-
-    Source: Fetch, "CORS-preflight fetch".
-    """
-    names = exchange.fields
-    return "access-control-request-method" in names and "authorization" not in names
-
-
-def _request_line(exchange: Exchange) -> str:
-    # The path comes percent-decoded, line breaks included. It is quoted again, or a client could
-    # write lines of its own into the log.
-    path = quote(exchange.path, safe="/:@!$&'()*+,;=~")
-    query = f"?{exchange.query}" if exchange.query else ""
-    return f'/{exchange.client} "{exchange.method} {path}{query} HTTP/{exchange.http_version}"'

@@ -11,7 +11,6 @@ from ingress.access.key_file import KeyFile, KeyScope
 from ingress.role import Role
 from ingress.torchserve.routes import key_for
 
-_SCHEME = "Bearer"
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 
@@ -23,16 +22,12 @@ class InvalidKey(BadRequest):
 
 
 class Authorizer:
-    """Checks the token of each request to one listener."""
+    """Checks the token of each request to one listener; `is_closed` if tokens are asked for."""
 
     def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:
         self._keys = keys
         self._roles = frozenset(roles)
-
-    @property
-    def is_closed(self) -> bool:
-        """Returns whether tokens are asked for."""
-        return self._keys is not None
+        self.is_closed = keys is not None
 
     def admit(self, method: str, path: str, authorization: str) -> None:
         """Checks that the request may pass.
@@ -70,4 +65,4 @@ def refused_renewal() -> InvalidKey:
 def bearer_token(authorization: str) -> str:
     """Returns the token of an Authorization header; without one, an empty text, which is no key."""
     scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme == _SCHEME else ""
+    return token.strip() if scheme == "Bearer" else ""

@@ -1,23 +1,38 @@
 """HTTP/1.1 on one connection: its requests are answered one after the other.
 
-A client's cost is bounded: heads and bodies in bytes and time (`request_parser`, `exchange`,
-`body_reader`); a connection without a request, and an answer that is not read, in time.
+A client's cost is bounded: heads and bodies in bytes and time (`heads`, `exchange`); a connection
+without a request, and an answer that is not read, in time.
 """
 
 import asyncio
 import logging
+import resource
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from ingress.http1.exchange import Answer, Body, ConnectionEnded, Exchange, Header
-from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
-from ingress.http1.host import HttpHost
-from ingress.http1.peer import is_sent, place_of
-from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadable
-from ingress.http1.silence_watch import SilenceWatch
-from ingress.http1.whole_body import WholeBody
+from batching.errors import BadRequest, MethodNotAllowed, ServeError
+from batching.process.retries import Reminder
+from batching.settings.settings import Settings
+from ingress.http1.exchange import (
+    Answer,
+    Application,
+    Body,
+    ConnectionEnded,
+    Content,
+    Exchange,
+    Header,
+)
+from ingress.http1.heads import (
+    CHUNKED,
+    CONTINUE,
+    WITHOUT_BODY,
+    RequestParser,
+    Unreadable,
+    head_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +48,151 @@ HALF_CLOSED_S = 0.1
 # further, and ends with their answers.
 MAX_WAITING = 256
 
+# What is read at once. The rest of a body that has more goes to a place of its own.
+_READ_BYTES = 16 * 1024
+
+# A client that announces megabytes and sends nothing gets no more memory than this.
+_FIRST_BODY_BYTES = 256 * 1024
+
+# Of the files that the process may open; the lowest free number is given first.
+_SPARE_FILES = 16
+
 _LARGE_BYTES = 64 * 1024
 
 _LOWEST_ERROR = HTTPStatus.BAD_REQUEST.value  # Python 3.11 compares numbers faster than members
 
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
+
+_UNKNOWN_METHOD = "Requested method is not allowed, please refer to API document."
+
+# The first is the status, the second the client's address and port; the third is None for bytes
+# that are no request, or too many.
+NoteAnswer = Callable[[int, str, Exchange | None], None]
+
+
+class HttpHost:
+    """Holds the application, the limits and the open connections of one listener.
+
+    `error_answer` makes the answers to requests that the application never sees. `note_answer` is
+    told of each answer that has been sent, or whose client has left. `added_headers`, with names in
+    lower case, go with every answer.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        error_answer: Callable[[ServeError], Answer],
+        note_answer: NoteAnswer,
+        *,
+        scheme: str,
+        settings: Settings,
+        added_headers: Sequence[Header],
+    ) -> None:
+        self._app = app
+        self.error_answer = error_answer
+        self.note_answer = note_answer
+        self.added_headers = tuple(added_headers)
+        # Shared, as what one connection reads is taken before another one reads.
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
+        self.scheme = scheme
+        self.settings = settings
+        self.is_draining = False
+        self.connections: set[HttpConnection] = set()
+        # asyncio alone does not keep its tasks from being collected as garbage.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
+        self._senders: list[HttpConnection] = []
+        self._reminder = Reminder()
+
+    def serve(self, exchange: Exchange) -> None:
+        """Has the application answer this request, now or later."""
+        # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
+        if not _names_one_host(exchange):
+            words = "Send one Host header with each request, such as `Host: example.com`."
+            exchange.respond(*self.error_answer(BadRequest(words)))
+            return
+        try:
+            rest = self._app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+            _end_unanswered(exchange)
+        else:
+            if rest is not None:
+                task = asyncio.get_running_loop().create_task(_finish(exchange, rest))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def add(self, connection: "HttpConnection", sock: Any) -> None:
+        """Adds a connection; logs that the process will soon be able to open no more files.
+
+        libuv then accepts each new connection and closes it, so that its client does not wait.
+        """
+        self.connections.add(connection)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if sock.fileno() >= limit - _SPARE_FILES and self._reminder.is_due(""):
+            log.warning("hardly a file can be opened limit=%d", limit)
+
+    def send_soon(self, connection: "HttpConnection") -> None:
+        """Has the connection `send` after everything that is ready to run by now."""
+        if not self._senders:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._senders.append(connection)
+
+    def drain(self) -> None:
+        """Closes connections without a request now, and the others with their last answer."""
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        self._check_closed()
+
+    def refuse_incomplete(self, error: ServeError) -> None:
+        """Answers the requests whose bodies have not come whole."""
+        for connection in list(self.connections):
+            connection.refuse_incomplete(error)
+
+    async def wait_closed(self) -> None:
+        """Waits, after `drain`, until all requests are answered and all connections closed."""
+        await self._closed.wait()
+
+    def forget(self, connection: "HttpConnection") -> None:
+        """Removes a connection that has been closed."""
+        self.connections.discard(connection)
+        self._check_closed()
+
+    def _send(self) -> None:
+        senders, self._senders = self._senders, []
+        for connection in senders:
+            connection.send()
+
+    def _check_closed(self) -> None:
+        if self.is_draining and not self.connections:
+            self._closed.set()
+
+
+def _names_one_host(exchange: Exchange) -> bool:
+    if "host" not in exchange.fields:
+        return exchange.http_version < "1.1"
+    # Mostly no header comes twice, which costs less to see.
+    if len(exchange.fields) == len(exchange.headers):
+        return True
+    return [name.lower() for name, _ in exchange.headers].count("host") == 1
+
+
+async def _finish(exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
+    try:
+        await rest
+    except Exception:  # the outermost frame
+        log.exception("request failed")
+    finally:
+        _end_unanswered(exchange)
+
+
+def _end_unanswered(exchange: Exchange) -> None:
+    if exchange.status == 0:
+        exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
+    elif not exchange.is_ended:
+        exchange.cut_off()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -49,61 +203,56 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, host: HttpHost) -> None:
         self.client = self.server = ""
+        self.scheme = host.scheme
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
         self._parser: RequestParser | None = RequestParser(
-            self, self._on_request, host.settings.max_header_size_bytes
+            self, host.settings.max_header_size_bytes
         )
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
         self._unsent: list[Body] = []
-        self._body: WholeBody | None = None  # the last one's, which is read in place
+        self._body: _WholeBody | None = None  # the last one's, which is read in place
         self._is_paused = False
         self._is_last = False  # no further request is read
         self._is_half_closed = False  # the client sends no more
-        self._is_behind = False  # the client reads too slowly; the next request is not begun
-        self._silence = SilenceWatch(
-            self._loop, host.settings.idle_timeout_s, self._waits_for_client
-        )
+        self._is_behind = False  # the client reads too slowly; the next request waits
         self._drained: asyncio.Future[None] | None = None
-
-    @property
-    def scheme(self) -> str:
-        """Returns http or https."""
-        return self._host.scheme
+        # How long the client has kept the server waiting. Looked at seldom, as most are never late.
+        self._timer: asyncio.TimerHandle | None = None
+        self._silent_since_s = self._loop.time()
+        self._unsent_bytes = sys.maxsize  # at the last look
 
     def close_if_idle(self) -> None:
         """Closes the connection, unless it has a request."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
         self.send()
-        has_all = is_sent(self._transport)
         self._transport.close()
-        if self.scheme == "https" and has_all:
+        if self.scheme == "https":
             # The transport waits for the client's farewell, and a client that reads only when it
             # asks again sends none.
-            self._host.forget(self)
+            self._loop.call_later(LINGER_S, self._host.forget, self)
 
-    def refuse_incomplete(self, answer: Answer) -> None:
+    def refuse_incomplete(self, error: ServeError) -> None:
         """Answers a request whose body is still to come, or to end."""
         if self._asked and not self._asked[0].is_received:
-            self._asked[0].respond(*answer)
+            self._asked[0].respond(*self._host.error_answer(error))
 
     # --- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins to wait for the first request."""
         self._transport = transport
         # Kept, as the transport forgets them when the connection is reset.
-        self.client = place_of(transport.get_extra_info("peername"))
-        self.server = place_of(transport.get_extra_info("sockname"))
+        self.client = _host_and_port(transport.get_extra_info("peername"))
+        self.server = _host_and_port(transport.get_extra_info("sockname"))
         self._transport.set_write_buffer_limits(_AHEAD_BYTES)
-        self._host.connections.add(self)
-        self._silence.begin(transport)
+        self._host.add(self, transport.get_extra_info("socket"))
+        self._timer = self._loop.call_later(self._host.settings.idle_timeout_s, self._look)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the place for what is read next: the one that all share, or a body's own."""
+        """Returns where to read next: the buffer that all share, or a body's own."""
         del sizehint
         return self._host.read_buffer if self._body is None else self._body.free()
 
@@ -131,7 +280,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Ends the requests that are still running for this client."""
         del error
-        self._silence.end()
+        if self._timer is not None:
+            self._timer.cancel()
         self._is_behind = False
         self.resume_writing()
         asked, self._asked = self._asked, deque()
@@ -144,11 +294,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host.forget(self)
 
     def pause_writing(self) -> None:
-        """Notes that the client is behind with reading."""
         self._drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Goes on when the client has caught up."""
         drained, self._drained = self._drained, None
         if drained is not None:
             drained.set_result(None)
@@ -168,7 +316,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self.take_no_more()
             if self._asked and not self._asked[0].is_begun:
                 if self._drained is None:
-                    self._begin(self._asked[0])
+                    self._serve_first()
                 else:
                     self._is_behind = True
 
@@ -180,8 +328,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         except Unreadable as error:
             self._is_last = True
             if not self._asked:
-                is_known = not isinstance(error, UnknownMethod)
-                self._refuse(error.answer if is_known else self._host.unknown_method())
+                self._refuse(error.answer)
             elif not self._asked[-1].is_received:
                 self._asked[-1].break_off()
 
@@ -189,14 +336,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answers bytes that no application can be shown, and closes the connection."""
         if self._transport.is_closing():
             return
+        if answer.status == MethodNotAllowed.status:
+            answer = self._host.error_answer(MethodNotAllowed(_UNKNOWN_METHOD))
         framing = f"content-length: {len(answer.body)}"
         head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
         self._write(head, answer.body)
-        self._host.on_refused(self.client, answer.status)
+        self._host.note_answer(answer.status, self.client, None)
         self._close(is_all_read=False)
 
-    def _waits_for_client(self) -> bool:
-        return not self._asked or self._is_behind
+    def _look(self) -> None:
+        """Closes the connection if its client has been silent for too long."""
+        now_s, silence_s = self._loop.time(), self._host.settings.idle_timeout_s
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if 0 < unsent_bytes < self._unsent_bytes:
+            self._silent_since_s = now_s  # the client reads
+        self._unsent_bytes = unsent_bytes
+        left_s = self._silent_since_s + silence_s - now_s
+        is_clients_turn = not self._asked or self._is_behind
+        if is_clients_turn and left_s <= 0:
+            self._transport.close()
+        else:
+            look_s = left_s if is_clients_turn else silence_s
+            self._timer = self._loop.call_later(look_s, self._look)
 
     def _close(self, *, is_all_read: bool) -> None:
         """Closes the connection after the written bytes have been sent."""
@@ -210,9 +371,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self.take_more()
-        self._silence.close_in(LINGER_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(LINGER_S, self._transport.close)
 
     # --- the requests' side
+
+    def take_request(self, exchange: Exchange) -> None:
+        """Takes a request whose head has come."""
+        if not self._is_last:
+            self._asked.append(exchange)
+            self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
 
     def take_more(self) -> None:
         """Resumes reading from the client."""
@@ -226,9 +395,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def read_into(self, body: WholeBody) -> None:
-        """Reads the rest of the last request's body into its own buffer."""
-        self._body = body
+    def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None:
+        """Reads the last request's body, the rest of what was received, into its own buffer."""
+        self._body = _WholeBody(length_bytes, received)
 
     def say_continue(self) -> None:
         """Tells the client to send its body."""
@@ -246,7 +415,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
         head = self._head(exchange, status, headers, framing)
-        exchange.status = status
         if self._asked and self._asked[0] is exchange:
             if len(body) >= _LARGE_BYTES or len(self._asked) > 1 or not exchange.keeps_alive:
                 self._write(head, body)
@@ -269,7 +437,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
         """Sends the head of an answer in pieces."""
         head = self._head(exchange, status, headers, CHUNKED)
-        exchange.status = status
         if self._is_answering(exchange):
             self._write(head)
 
@@ -290,15 +457,12 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.abort()
                 raise ConnectionEnded
 
-    def end_stream(self, exchange: Exchange) -> None:
-        """Tells the client that it has all pieces."""
-        if self._is_answering(exchange):
+    def end_stream(self, exchange: Exchange, *, is_whole: bool) -> None:
+        """Tells the client that it has all pieces, or closes the connection after what it has."""
+        if not is_whole:
+            exchange.keeps_alive = False
+        elif self._is_answering(exchange):
             self._transport.write(b"0\r\n\r\n")
-        self._end(exchange)
-
-    def cut_off(self, exchange: Exchange) -> None:
-        """Closes the connection after the pieces that were written."""
-        exchange.keeps_alive = False
         self._end(exchange)
 
     def _head(
@@ -313,20 +477,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             and not (self._is_last and len(self._asked) == 1)
         )
         added = self._host.added_headers
-        return head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
-
-    def _on_request(self, exchange: Exchange) -> None:
-        if self._is_last:
-            return
-        self._asked.append(exchange)
-        self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
-
-    def _begin(self, exchange: Exchange) -> None:
-        """Has the application answer this request, for which the client now waits."""
-        exchange.is_begun = True
-        if self._is_half_closed:
-            self._loop.call_later(HALF_CLOSED_S, exchange.leave)
-        self._host.serve(exchange)
+        head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
+        exchange.status = status
+        return head
 
     def _is_answering(self, exchange: Exchange) -> bool:
         return bool(self._asked) and self._asked[0] is exchange
@@ -336,8 +489,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange.is_ended = True
         # It leads back to the exchange, and only the collector would take such a cycle apart.
         exchange.on_left = None
-        self._host.on_answered(exchange)
-        if not self._asked or self._asked[0] is not exchange:
+        self._host.note_answer(exchange.status, self.client, exchange)
+        if not self._is_answering(exchange):
             return  # its client has left
         self._asked.popleft()
         if not self._asked:
@@ -352,23 +505,65 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._held.clear()
             self._close(is_all_read=is_all_read)
             return
-        self._silence.note_answer()
+        self._silent_since_s = self._loop.time()
         if self._asked or self._held or self._is_paused:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begins the next request once the client has read the answers before it."""
+        """Serves the next request once the client has read the answers before it."""
         if self._asked and self._drained is not None:
             self._is_behind = True
         elif self._asked:
-            # Later, or hundreds that are answered at once would each be begun by the one before.
-            self._loop.call_soon(self._begin_first)
+            # Later, or hundreds that are answered at once would each be served by the one before.
+            self._loop.call_soon(self._serve_first)
         else:
             held, self._held = self._held, []
             self.take_more()
             for data in held:
                 self._take(data)
 
-    def _begin_first(self) -> None:
-        if self._asked and not self._asked[0].is_begun:
-            self._begin(self._asked[0])
+    def _serve_first(self) -> None:
+        """Has the application answer the first request, for which the client now waits."""
+        if not self._asked or self._asked[0].is_begun:
+            return
+        exchange = self._asked[0]
+        exchange.is_begun = True
+        if self._is_half_closed:
+            self._loop.call_later(HALF_CLOSED_S, exchange.leave)
+        self._host.serve(exchange)
+
+
+class _WholeBody:
+    """A body of announced length, read from the socket into the very bytes that are sent on.
+
+    No two requests share one, so none is ever written to again.
+    """
+
+    def __init__(self, length_bytes: int, received: Sequence[Content]) -> None:
+        """Begins with what was received together with the head: less than the whole."""
+        self._length_bytes = length_bytes
+        self._filled_bytes = sum(map(len, received))
+        self.content = bytearray(min(length_bytes, max(_FIRST_BODY_BYTES, 2 * self._filled_bytes)))
+        start = 0
+        for chunk in received:
+            self.content[start : start + len(chunk)] = chunk
+            start += len(chunk)
+
+    def free(self) -> memoryview:
+        """Returns the place for the bytes that come next, never empty before the body is whole."""
+        missing_bytes = self._length_bytes - len(self.content)
+        if missing_bytes and self._filled_bytes == len(self.content):
+            self.content.extend(bytes(min(missing_bytes, self._filled_bytes)))
+        return memoryview(self.content)[self._filled_bytes :]
+
+    def add(self, count: int) -> bool:
+        """Notes that so many bytes have been read; returns whether the body is whole."""
+        self._filled_bytes += count
+        return self._filled_bytes == self._length_bytes
+
+
+def _host_and_port(address: Any) -> str:
+    if not isinstance(address, tuple):
+        return ""  # a unix socket
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -5,11 +5,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ingress.http1.whole_body import WholeBody
+from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
 
 Header = tuple[str, str]
 Content = bytes | bytearray
 Body = bytes | memoryview
+
+# So much of a body is kept for an application that reads it in pieces; then its client waits.
+AHEAD_BYTES = 256 * 1024
+
+# Each chunk wakes the event loop (60 us): a body of one-byte chunks would keep it busy for minutes.
+MAX_CHUNKS = 16_384
+# Where `max_request_size` makes that more.
+LEAST_CHUNK_BYTES = 256
+
+# At most so much of a refused body is read, with no longer pauses.
+_DISCARD_BYTES = 64 * 1024 * 1024
+_DISCARD_PAUSE_S = 0.25
 
 
 class Answer(NamedTuple):
@@ -20,33 +32,36 @@ class Answer(NamedTuple):
     body: Body
 
 
-# So much of a body is kept for an application that reads it in pieces; then its client waits.
-AHEAD_BYTES = 256 * 1024
-
-
 class ConnectionEnded(Exception):
     """The client left, or sent what is not HTTP, before its request or answer was whole."""
 
 
+class UnsupportedEncoding(ServeError):
+    """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
+
+    status = 415
+    type = "UnsupportedMediaTypeException"
+    reason = "unsupported_encoding"
+
+
 class Connection(Protocol):
-    """The connection of an exchange, as its requests see it."""
+    """The connection of requests, as the parser that makes them and each of them sees it."""
 
     client: str
     server: str
+    scheme: str
 
-    @property
-    def scheme(self) -> str: ...
+    def take_request(self, exchange: "Exchange") -> None: ...
     def take_more(self) -> None: ...
     def take_no_more(self) -> None: ...
-    def read_into(self, body: WholeBody) -> None: ...
+    def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None: ...
     def say_continue(self) -> None: ...
     def answer(
         self, exchange: "Exchange", status: int, headers: Sequence[Header], body: Body
     ) -> None: ...
     def stream(self, exchange: "Exchange", status: int, headers: Sequence[Header]) -> None: ...
     async def write_piece(self, exchange: "Exchange", piece: bytes) -> None: ...
-    def end_stream(self, exchange: "Exchange") -> None: ...
-    def cut_off(self, exchange: "Exchange") -> None: ...
+    def end_stream(self, exchange: "Exchange", *, is_whole: bool) -> None: ...
 
 
 class Exchange:
@@ -56,8 +71,8 @@ class Exchange:
     their names; those whose values are not UTF-8 are left out. `fields` has the last one of each
     name, in lower case. Both belong to the application. `keeps_alive`: whether another request may
     follow on the connection. `started_s` is `time.perf_counter` of the head's end. `status` is 0
-    until there is an answer.
-    `on_left` is called when the client no longer waits for it.
+    until there is an answer. `connection` knows the addresses and ports of both ends.
+    `on_left` is called when the client no longer waits for its answer.
     """
 
     # What most exchanges never need is the class's until they do.
@@ -89,48 +104,110 @@ class Exchange:
         self.fields = fields
         self.keeps_alive = keeps_alive
         self.started_s = time.perf_counter()
-        self._connection = connection
+        self.connection = connection
         self._chunks: list[Content] = []
 
-    @property
-    def client(self) -> str:
-        """Returns the client's address and port."""
-        return self._connection.client
+    # --- the application's side: the body
 
-    @property
-    def server(self) -> str:
-        """Returns the address and port that the client connected to."""
-        return self._connection.server
+    def when_received(self, then: Callable[[], object], limit_bytes: int, timeout_s: float) -> bool:
+        """Calls `then`, which calls `received`, when the body is whole or will not be.
 
-    @property
-    def scheme(self) -> str:
-        """Returns http or https."""
-        return self._connection.scheme
-
-    # --- the application's side
-
-    def when_received(
-        self, then: Callable[[], object], length_bytes: int, timeout_s: float
-    ) -> None:
-        """Calls `then` when the body `is_received`, or will not be: `is_broken` or `is_late`.
+        Returns whether it will: a body that is too large, is encoded, comes in chunks, or when its
+        client is told to go on, is for `read_body`.
 
         Args:
-            then: may call `received`.
-            length_bytes: as announced, and found to be acceptable.
+            then: is called once, maybe at once.
+            limit_bytes: of the body.
             timeout_s: how long the rest of the body may take.
         """
+        fields = self.fields
+        if "transfer-encoding" in fields or "content-encoding" in fields or "expect" in fields:
+            return False
+        length_bytes = _number(fields.get("content-length", "0"))
+        if length_bytes > limit_bytes:
+            return False
         if self.is_received or self.is_broken:
             then()
-            return
+            return True
         self._then, self._wants_whole = then, True
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._be_late)
-        self._connection.read_into(WholeBody(length_bytes, self._chunks))
-        self._connection.take_more()
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_in_time)
+        self.connection.read_into_place(length_bytes, self._chunks)
+        self.connection.take_more()
+        return True
 
     def received(self) -> Content:
-        """Returns the whole body, once `is_received`; only once."""
+        """Returns the whole body; only once.
+
+        Raises:
+            BadRequest: the connection ended first.
+            RequestTimeout: it did not arrive in time.
+        """
+        if not self.is_received:
+            raise self._why_incomplete()
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def read_body(self, limit_bytes: int, timeout_s: float) -> Content:
+        """Returns the whole body, or refuses one that is over the limit and keeps nothing of it.
+
+        Raises:
+            UnsupportedEncoding: the body is compressed.
+            PayloadTooLarge: it has more than `limit_bytes`, announced or found while reading.
+            BadRequest: the connection ended first, or it came in absurdly many or broken chunks.
+            RequestTimeout: it did not arrive within `timeout_s`.
+        """
+        refuse_encoded(self.fields.get("content-encoding", ""))
+        length, transfer = self.fields.get("content-length"), self.fields.get("transfer-encoding")
+        if transfer is not None:
+            # All lines together are one list.
+            lines = [value for name, value in self.headers if name.lower() == "transfer-encoding"]
+            if [line.strip().lower() for line in lines] != ["chunked"]:
+                raise BadRequest("The only transfer encoding is chunked.")
+        elif length is None:
+            return b""
+        is_too_large = length is not None and _number(length) > limit_bytes
+        if is_too_large and "expect" in self.fields:  # its client has sent nothing yet
+            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+        return await self._gathered(limit_bytes, timeout_s, is_too_large=is_too_large)
+
+    async def _gathered(self, limit_bytes: int, timeout_s: float, *, is_too_large: bool) -> bytes:
+        """Returns a body whose length is not known, or known to be too large.
+
+        A body over the limit is read on for a while, but not kept. A socket that is closed while
+        the client still sends answers with a reset, and the client may never see why it was
+        refused. A client that pauses probably waits for the answer.
+        """
+        most_chunks = max(MAX_CHUNKS, limit_bytes // LEAST_CHUNK_BYTES)
+        kept: list[Content] = []
+        count = size_bytes = 0
+        now = asyncio.get_running_loop().time
+        end_s = now() + timeout_s
+        first_end_s = now() + _DISCARD_PAUSE_S if is_too_large else end_s
+        try:
+            async with asyncio.timeout_at(first_end_s) as timer:
+                async for chunk in self.pieces():
+                    count += 1
+                    size_bytes += len(chunk)
+                    is_too_large = is_too_large or size_bytes > limit_bytes
+                    if is_too_large:
+                        kept.clear()
+                        timer.reschedule(min(end_s, now() + _DISCARD_PAUSE_S))
+                    else:
+                        kept.append(chunk)
+                    if count > most_chunks or size_bytes > _DISCARD_BYTES + limit_bytes:
+                        break
+        except (TimeoutError, ConnectionEnded) as error:
+            if not is_too_large:
+                self.is_late = isinstance(error, TimeoutError)
+                raise self._why_incomplete() from error
+        if is_too_large:
+            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+        if count > most_chunks:
+            raise BadRequest(
+                f"The request body comes in more than {most_chunks} chunks: send larger ones, or "
+                "raise max_request_size."
+            )
+        return b"".join(kept)
 
     async def pieces(self) -> AsyncIterator[Content]:
         """Yields the body as it arrives; holds the client up while no piece is taken.
@@ -147,14 +224,16 @@ class Exchange:
                     return
                 await self._more()
 
+    # --- the application's side: the answer
+
     def respond(self, status: int, headers: Sequence[Header], body: Body) -> None:
         """Sends the answer, with the server's own headers. The status is from 200 to 999."""
         if not self.is_ended:  # by a drain that did not wait for its body, say
-            self._connection.answer(self, status, headers, body)
+            self.connection.answer(self, status, headers, body)
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
         """Sends the answer's head. Only for HTTP/1.1. Then comes `end`, or `cut_off`."""
-        self._connection.stream(self, status, headers)
+        self.connection.stream(self, status, headers)
 
     async def send(self, piece: bytes) -> None:
         """Sends a piece of the answer; returns when the client is not far behind.
@@ -162,15 +241,15 @@ class Exchange:
         Raises:
             ConnectionEnded: the client has gone, or has read nothing for too long.
         """
-        await self._connection.write_piece(self, piece)
+        await self.connection.write_piece(self, piece)
 
     def end(self) -> None:
         """Tells the client that it has all pieces."""
-        self._connection.end_stream(self)
+        self.connection.end_stream(self, is_whole=True)
 
     def cut_off(self) -> None:
         """Closes the connection, so that the client sees that pieces are missing."""
-        self._connection.cut_off(self)
+        self.connection.end_stream(self, is_whole=False)
 
     # --- the connection's side
 
@@ -182,7 +261,7 @@ class Exchange:
         if self.is_begun and not self._wants_whole:
             self._kept_bytes += len(chunk)
             if self._kept_bytes > AHEAD_BYTES:
-                self._connection.take_no_more()
+                self.connection.take_no_more()
             self._wake()
 
     def receive(self, whole: bytearray | None = None) -> None:
@@ -204,28 +283,30 @@ class Exchange:
         if on_left is not None:
             on_left()
 
-    def _be_late(self) -> None:
+    def _end_in_time(self) -> None:
         self.is_late = True
         self._wake()
+
+    def _why_incomplete(self) -> ServeError:
+        if self.is_late:
+            return RequestTimeout("The request body did not arrive in time; raise body_timeout.")
+        return BadRequest("The request body is incomplete.")
 
     async def _more(self) -> None:
         if self.is_broken:
             raise ConnectionEnded
         if not self._has_asked:
             self._has_asked = True
-            if self._waits_to_continue():
-                self._connection.say_continue()
-        self._connection.take_more()
+            # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
+            if self.http_version >= "1.1" and any(
+                name.lower() == "expect" and value.lower() == "100-continue"
+                for name, value in self.headers
+            ):
+                self.connection.say_continue()
+        self.connection.take_more()
         arrival = asyncio.Event()
         self._then = arrival.set
         await arrival.wait()
-
-    def _waits_to_continue(self) -> bool:
-        # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
-        return self.http_version >= "1.1" and any(
-            name.lower() == "expect" and value.lower() == "100-continue"
-            for name, value in self.headers
-        )
 
     def _wake(self) -> None:
         then, self._then = self._then, None
@@ -237,3 +318,19 @@ class Exchange:
 
 # Answers before it returns, or later, by a call; or returns what is to be awaited for that.
 Application = Callable[[Exchange], Coroutine[Any, Any, None] | None]
+
+
+def refuse_encoded(content_encoding: str) -> None:
+    """Checks that the body is not compressed.
+
+    Raises:
+        UnsupportedEncoding: it is compressed.
+    """
+    if content_encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
+
+
+def _number(length: str) -> int:
+    # The parser refuses a length that is no number, and stops at the announced one. Thousands of
+    # zeros before it would be too many digits for int().
+    return int(length.lstrip("0") or "0")

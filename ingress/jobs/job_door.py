@@ -10,7 +10,6 @@ from batching.models.spec import ModelSpec
 from batching.protocol import Request
 from batching.store.jobs.job_documents import job_document
 from batching.store.jobs.job_records import Job, JobStatus
-from ingress.http1.base_url import BaseUrls
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_errors import no_job
 from ingress.jobs.job_events import JobEvents
@@ -32,9 +31,8 @@ _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 class JobDoor:
     """Turns requests about jobs into answers; errors are answers too."""
 
-    def __init__(self, service: JobService, base_urls: BaseUrls) -> None:
+    def __init__(self, service: JobService) -> None:
         self.service = service
-        self.base_urls = base_urls
 
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str

@@ -1,8 +1,7 @@
 """Decides whether there is a page."""
 
 from batching.settings.settings import Settings
-from ingress.listeners import parse_address
-from ingress.role import Role
+from ingress.role import Role, parse_address
 
 
 def has_page(settings: Settings) -> bool:

@@ -3,49 +3,73 @@
 Knows no transport: a door reads the request from its own, and writes the reply into it.
 """
 
+import asyncio
+import logging
 import time
+from collections.abc import Mapping
 
 from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFound
 from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
-from batching.protocol import BatchTiming, Reply, Request
+from batching.protocol import Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.broker import Broker
-from batching.store.pending_request import PendingRequest
 from batching.store.registry.catalog import Catalog
-from ingress.metrics.ingress_metrics import Metrics, VersionMetrics
-from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
+from ingress.metrics.ingress_metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOWEST_STATUS = 500
+# A server that refuses thousands of requests a second logs a few of them.
+MAX_LINES = 5
+PERIOD_S = 1.0
 
 _SAME_ERROR_S = 1.0
 
 
-class Prediction(PendingRequest):
-    """One request, from its door until it is counted. `spec` is None until its version is found.
+class FailedRequests:
+    """Logs which requests were answered with 5xx, so that a request id leads to the reason.
 
-    A door's own kind of prediction says how an outcome is answered.
+    The access log has TorchServe's form, which has no place for a reason. Logs a few lines a
+    second, and a count of what was left out. Lives on one event loop.
     """
 
-    spec: ModelSpec | None = None
-    metrics: VersionMetrics | None = None
+    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._failed = 0  # in this period
 
-    def __init__(self, service: "PredictionService") -> None:
-        super().__init__(fresh_request_id())
-        self.started_s = time.perf_counter()
-        self.service = service
+    def note(self, request_id: str, status: int, reason: str, asked: Mapping[str, str]) -> None:
+        """Logs this failure.
+
+        Args:
+            request_id: as the client has it.
+            status: of the answer, from `LOWEST_STATUS` on.
+            reason: the word for what went wrong; empty where a handler has chosen the status.
+            asked: what was asked for, without blanks or line breaks.
+        """
+        if self._failed == 0:
+            asyncio.get_running_loop().call_later(self._period_s, self._end_period)
+        self._failed += 1
+        if self._failed > MAX_LINES:
+            return
+        wanted = " ".join(f"{name}={value}" for name, value in asked.items())
+        line = "failed request=%s status=%d reason=%s %s"
+        log.warning(line, request_id, status, reason or "handler", wanted)
+
+    def _end_period(self) -> None:
+        left_out, self._failed = self._failed - MAX_LINES, 0
+        if left_out > 0:
+            log.warning("failed requests left_out=%d", left_out)
 
 
 class PredictionService:
-    """Finds versions, asks their workers and counts. Lives on the broker's event loop.
-
-    A door makes one `Prediction` per request and calls `known` or `resolve`, `arrive`, `submit`,
-    and `end` unless its client has left.
-    """
+    """Finds versions, and why one cannot serve. Lives on the broker's event loop."""
 
     def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
         self._catalog = catalog
-        self._broker = broker
-        self._metrics = metrics
-        self._failed = FailedRequests()
+        self.broker = broker
+        self.metrics = metrics
+        self.failed = FailedRequests()
         self._load_error = (VersionKey("", ""), 0.0, "")
         # What `resolve` would return, if that needs no question to Redis.
         self.known = catalog.known
@@ -69,46 +93,6 @@ class PredictionService:
         """Makes the next prediction of this model ask the registry."""
         self._catalog.forget(model_name)
 
-    def arrive(self, prediction: Prediction, spec: ModelSpec, asked_version: str | None) -> None:
-        """Counts the request for this version; `asked_version` is the client's, or None."""
-        prediction.spec = spec
-        prediction.metrics = metrics = self._metrics.version(spec.key, asked_version)
-        metrics.totals.count_arrival()
-
-    def submit(self, prediction: Prediction, request: Request) -> None:
-        """Sends the request to a worker; the outcome comes as a call of the prediction.
-
-        Args:
-            prediction: has arrived; its `timeout_s` is the client's, or 0 for the version's own.
-            request: let go before the wait, as its encoded form is held until the reply.
-        """
-        assert prediction.spec is not None
-        if not prediction.is_over:
-            prediction.wire = request.to_wire()
-            self._broker.submit(prediction.spec, prediction)
-
-    def end(
-        self, prediction: Prediction, status: int, timing: BatchTiming | None, reason: str
-    ) -> None:
-        """Counts the answer, and logs a failure.
-
-        Args:
-            prediction: not ended before.
-            status: as replies and errors have it.
-            timing: of its batch, if it ran in one.
-            reason: the word for what went wrong; empty when nothing did.
-        """
-        spec, metrics = prediction.spec, prediction.metrics
-        if status >= LOWEST_STATUS:
-            name, version = spec.key if spec else ("unknown", "unknown")
-            asked = {"model": name, "version": version}
-            self._failed.note(prediction.request_id, status, reason, asked)
-        if spec is None or metrics is None:
-            self._metrics.count_unknown(status, reason)
-            return
-        seconds = time.perf_counter() - prediction.started_s
-        metrics.count_answer(status, seconds, timing, reason=reason, full_size=spec.batch_size)
-
     async def describe(self, spec: ModelSpec) -> Reply:
         """Asks a worker's handler to describe itself.
 
@@ -117,8 +101,8 @@ class PredictionService:
         Raises:
             ServeError: no worker, or no answer.
         """
-        request = Request({"describe": "True"}, [])
-        reply = await self._broker.predict(spec, request.to_wire(), request_id=fresh_request_id())
+        wire = Request({"describe": "True"}, []).to_wire()
+        reply = await self.broker.predict(spec, wire, request_id=fresh_request_id())
         if not isinstance(reply, Reply):
             await reply.close()
             raise PredictionFailed("Invalid model predict output")
@@ -138,7 +122,7 @@ class PredictionService:
 
     async def why_unknown(self, spec: ModelSpec, error: VersionNotFound) -> ServeError:
         """Returns the reason why a version that was known has no queue."""
-        reason = await self._broker.why_unknown(error)
+        reason = await self.broker.why_unknown(error)
         if reason is not error:
             return reason
         self._catalog.forget(spec.model_name)

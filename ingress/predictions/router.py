@@ -7,25 +7,23 @@ from collections.abc import Coroutine
 from typing import Any
 
 from batching.errors import ServeError
-from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.body_reader import plain_length_bytes, read_body, received_body
 from ingress.http1.exchange import Answer, Application, Exchange
-from ingress.http1.peer import host_of
 from ingress.jobs.job_door import JOB_PATH
-from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
+from ingress.predictions.prediction import HttpPredictions, Prediction
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
-from ingress.torchserve.routes import LIVE_PATH, parse_prediction_path
-
-Going = Coroutine[Any, Any, None]
+from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
 
 
-class _RoutedPrediction(HttpPrediction):
+class RoutedPrediction(Prediction):
     """The prediction of an exchange."""
 
-    exchange: Exchange
+    def __init__(self, shared: HttpPredictions, target: Target, exchange: Exchange) -> None:
+        super().__init__(shared, target, exchange.fields, exchange.query)
+        self.exchange = exchange
+        self.respond = exchange.respond
 
     def base_url(self) -> str:
         return _base_url(self.shared, self.exchange)
@@ -34,87 +32,77 @@ class _RoutedPrediction(HttpPrediction):
         return dict(self.exchange.headers)
 
     async def send_stream(self, answer: StreamedAnswer) -> None:
-        await send_answer(answer, self.exchange, self.shared.max_response_size_bytes)
+        await send_answer(answer, self.exchange, self.shared.settings.max_response_size_bytes)
 
-    def begin_late(self) -> None:
-        """Begins when the rest of the body has come, or will not come."""
+    def submit_received(self) -> None:
+        """Submits the request when its body has come, or refuses it when it will not come."""
         try:
-            self.begin(received_body(self.exchange))
+            self.submit(self.exchange.received())
         except ServeError as error:
-            self.exchange.respond(*error_answer(error))
+            self.respond(*error_answer(error))
 
-    async def begin_carefully(self, limit_bytes: int, timeout_s: float) -> None:
-        """Begins with a body in chunks, or one that may have to be refused."""
-        exchange = self.exchange
+    async def submit_read(self, limit_bytes: int, timeout_s: float) -> None:
+        """Submits a request whose body comes in chunks, or may have to be refused."""
         try:
             # Without a name here, which would keep the body while its client waits.
-            self.begin(await read_body(exchange, exchange.fields, limit_bytes, timeout_s))
+            self.submit(await self.exchange.read_body(limit_bytes, timeout_s))
         except ServeError as error:
-            exchange.respond(*error_answer(error))
+            self.respond(*error_answer(error))
 
 
 class InferenceRouter:
-    """The application of the inference port."""
+    """The application of the inference port; `others` answers what is no prediction."""
 
     def __init__(
-        self,
-        predictions: HttpPredictions,
-        others: Application,
-        *,
-        settings: Settings,
-        authorizer: Authorizer,
+        self, predictions: HttpPredictions, others: Application, authorizer: Authorizer
     ) -> None:
         self._predictions = predictions
         self._others = others
-        self._max_request_size_bytes = settings.max_request_size_bytes
-        self._body_timeout_s = settings.body_timeout_s
+        self._aliases = predictions.settings.aliases()
+        self._limit_bytes = predictions.settings.max_request_size_bytes
+        self._timeout_s = predictions.settings.body_timeout_s
         self._authorizer = authorizer
-        self._asks_for_tokens = authorizer.is_closed
 
-    def __call__(self, exchange: Exchange) -> Going | None:
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answers the request, if not by a call later: a prediction is one."""
+        if self._aliases:
+            exchange.path = self._aliases.get(exchange.path.rstrip("/"), exchange.path)
         target = parse_prediction_path(exchange.path)
         if target is None or exchange.method == "OPTIONS":
             return self._answer_other(exchange)
-        headers = exchange.fields
-        if self._asks_for_tokens and not self._is_admitted(exchange, headers):
+        if self._authorizer.is_closed and not self._is_admitted(exchange):
             return None
-        prediction = _RoutedPrediction(
-            self._predictions, target, headers, exchange.query, exchange.respond
-        )
-        prediction.exchange = exchange
+        prediction = RoutedPrediction(self._predictions, target, exchange)
         exchange.on_left = prediction.leave
-        limit_bytes = self._max_request_size_bytes
-        length_bytes = plain_length_bytes(headers, limit_bytes)
-        if length_bytes is None:
-            prediction.continue_with(prediction.begin_carefully(limit_bytes, self._body_timeout_s))
-        elif exchange.is_received:
-            prediction.begin(exchange.received())
-        else:
-            exchange.when_received(prediction.begin_late, length_bytes, self._body_timeout_s)
+        limits = self._limit_bytes, self._timeout_s
+        if not exchange.when_received(prediction.submit_received, *limits):
+            prediction.continue_with(prediction.submit_read(*limits))
         return None
 
-    def _answer_job(self, exchange: Exchange) -> Going | None:
-        # Not through Flask, whose threads would wait with the clients.
-        headers = exchange.fields
-        if self._asks_for_tokens and not self._is_admitted(exchange, headers):
-            return None
+    def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path == LIVE_PATH:
+            # Not through Flask: its threads may all wait for Redis. Nor may they wait with clients
+            # of jobs.
+            exchange.respond(*status_answer(LIVE_TEXT))
+        elif not exchange.path.startswith("/jobs/") or not JOB_PATH.fullmatch(exchange.path):
+            return self._others(exchange)
+        elif not self._authorizer.is_closed or self._is_admitted(exchange):
+            return self._answer_job(exchange)
+        return None
 
-        async def answer() -> None:
-            jobs, shared = self._predictions.jobs, self._predictions
-            asked = exchange.method, exchange.path, headers, _base_url(shared, exchange)
-            found = await jobs.answer(*asked)
-            if isinstance(found, Answer):
-                exchange.respond(*found)
-            else:
-                await send_answer(found, exchange, shared.max_response_size_bytes)
+    async def _answer_job(self, exchange: Exchange) -> None:
+        shared, fields = self._predictions, exchange.fields
+        url = _base_url(shared, exchange)
+        answer = await shared.jobs.answer(exchange.method, exchange.path, fields, url)
+        if isinstance(answer, Answer):
+            exchange.respond(*answer)
+        else:
+            await send_answer(answer, exchange, shared.settings.max_response_size_bytes)
 
-        return answer()
-
-    def _is_admitted(self, exchange: Exchange, headers: dict[str, str]) -> bool:
+    def _is_admitted(self, exchange: Exchange) -> bool:
         try:
             # Neither Redis nor a handler needs the key.
-            authorization = headers.pop("authorization", "")
+            authorization = exchange.fields.pop("authorization", "")
             exchange.headers = [
                 header for header in exchange.headers if header[0].lower() != "authorization"
             ]
@@ -124,16 +112,8 @@ class InferenceRouter:
             return False
         return True
 
-    def _answer_other(self, exchange: Exchange) -> Going | None:
-        if exchange.path.startswith("/jobs/") and JOB_PATH.fullmatch(exchange.path):
-            return self._answer_job(exchange)
-        if exchange.path != LIVE_PATH:
-            return self._others(exchange)
-        # Not through Flask: its threads may all wait for Redis.
-        exchange.respond(*status_answer(LIVE_TEXT))
-        return None
-
 
 def _base_url(shared: HttpPredictions, exchange: Exchange) -> str:
-    fields, peer = exchange.fields, host_of(exchange.client)
-    return shared.jobs.base_urls.of(fields, scheme=exchange.scheme, peer=peer)
+    client_host = exchange.connection.client.rpartition(":")[0].strip("[]")
+    scheme = exchange.connection.scheme
+    return shared.proxies.base_url(exchange.fields, scheme=scheme, peer=client_host)

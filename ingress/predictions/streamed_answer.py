@@ -8,7 +8,7 @@ from batching.errors import InternalError, ServeError
 from batching.protocol import BatchTiming
 from batching.store.pending_request import ReplyStream
 from ingress.http1.exchange import ConnectionEnded, Exchange
-from ingress.http1.head import WITHOUT_BODY
+from ingress.http1.heads import WITHOUT_BODY
 
 log = logging.getLogger(__name__)
 

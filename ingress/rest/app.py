@@ -19,10 +19,9 @@ from batching.errors import (
     StoreUnavailable,
 )
 from ingress.access.authorizer import Authorizer
-from ingress.http1.body_reader import refuse_encoded
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import Answer, refuse_encoded
 from ingress.page.page_switch import has_page
-from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
+from ingress.predictions.prediction_service import LOWEST_STATUS, FailedRequests
 from ingress.rest.inference_api import InferenceView, OpenInferenceView
 from ingress.rest.management_api import ManagementView, TokenView
 from ingress.rest.metrics_api import MetricsView

@@ -13,7 +13,7 @@ from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer
 from ingress.page.served_models import interface_of
-from ingress.predictions.awaited_prediction import answer_prediction
+from ingress.predictions.prediction import AwaitedPrediction
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import base_url, lower_case_headers, stream_response
 from ingress.services import Services
@@ -53,16 +53,13 @@ class InferenceView:
         if services.keys is not None:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace")
-        answer = services.on_loop(
-            answer_prediction(
-                services.http_predictions,
-                target,
-                headers,
-                body,
-                query=query,
-                base_url=base_url(services),
-            )
-        )
+        url = base_url(services)
+
+        async def answered() -> Answer | StreamedAnswer:
+            shared = services.http_predictions
+            return await AwaitedPrediction(shared, target, headers, query, url).answer(body)
+
+        answer = services.on_loop(answered())
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)
         return answer

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from flask import request
@@ -47,7 +46,7 @@ _CURSOR = re.compile(r"[0-9]{1,20}")
 
 
 class ManagementView:
-    """Answers for models, jobs, nodes and downloads."""
+    """Answers for models, jobs and nodes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -102,9 +101,6 @@ class ManagementView:
         spec = self._registrar.resolve(model_name, None)
         is_ready = self._services.health.is_ready(spec)
         return json_answer({"name": model_name, "ready": is_ready})
-
-    def list_downloads(self) -> Answer:
-        return json_answer([asdict(download) for download in self._services.downloads.all()])
 
     def list_nodes(self) -> Answer:
         nodes = self._registry.nodes()

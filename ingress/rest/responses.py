@@ -54,7 +54,8 @@ def answer_job(services: Services) -> Answer | Response:
 def base_url(services: Services) -> str:
     """Returns the URL of this server as the client sees it, without a slash at the end."""
     peer = request.environ.get("REMOTE_ADDR", "")
-    return services.jobs.base_urls.of(lower_case_headers(), scheme=request.scheme, peer=peer)
+    headers, proxies = lower_case_headers(), services.http_predictions.proxies
+    return proxies.base_url(headers, scheme=request.scheme, peer=peer)
 
 
 def lower_case_headers() -> dict[str, str]:

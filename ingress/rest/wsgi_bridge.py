@@ -10,7 +10,6 @@ from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.authorizer import Authorizer
-from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Exchange
 from ingress.rest.responses import PlainResponse
 from ingress.torchserve.answers import error_answer
@@ -41,7 +40,7 @@ class WsgiBridge:
         try:
             # The application checks again. Here, no body is read for a client without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
-            body = await read_body(exchange, headers, *self._limits)
+            body = await exchange.read_body(*self._limits)
             environ = make_environ(exchange, body)
             async with self._slots:
                 answer = await in_daemon_thread(lambda: _answer(self._app, environ))
@@ -52,8 +51,9 @@ class WsgiBridge:
 
 def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
     """Returns the environ of this request; by PEP 3333, strings are bytes read as Latin-1."""
-    server_host, _, server_port = exchange.server.rpartition(":")
-    client_host, _, client_port = exchange.client.rpartition(":")
+    connection = exchange.connection
+    server_host, _, server_port = connection.server.rpartition(":")
+    client_host, _, client_port = connection.client.rpartition(":")
     environ: dict[str, Any] = {
         "REQUEST_METHOD": exchange.method,
         "SCRIPT_NAME": "",
@@ -65,7 +65,7 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
         "REMOTE_ADDR": client_host.strip("[]"),
         "REMOTE_PORT": client_port,
         "wsgi.version": (1, 0),
-        "wsgi.url_scheme": exchange.scheme,
+        "wsgi.url_scheme": connection.scheme,
         "wsgi.input": io.BytesIO(body),
         "wsgi.errors": sys.stderr,
         "wsgi.multithread": True,

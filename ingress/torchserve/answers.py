@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from batching.errors import (
-    BadRequest,
     InternalError,
     MethodNotAllowed,
     NotFound,
@@ -164,18 +163,6 @@ def not_found() -> NotFound:
 
 def wrong_method() -> MethodNotAllowed:
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
-
-
-def unknown_method() -> Answer:
-    """Answers a request with a method that HTTP does not know, as TorchServe does."""
-    return error_answer(wrong_method())
-
-
-def unclear_host() -> Answer:
-    """Answers a request of HTTP/1.1 without a Host header, or one with several."""
-    return error_answer(
-        BadRequest("Send one Host header with each request, such as `Host: example.com`.")
-    )
 
 
 def _clean_value(value: str) -> str:

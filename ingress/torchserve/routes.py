@@ -160,7 +160,6 @@ ROUTES = (
     Route("DELETE", _VERSION, _MANAGEMENT, "management.unregister", "versionUnregisterModel"),
     Route("PUT", f"{_VERSION}/set-default", _MANAGEMENT, "management.set_default", "setDefault"),
     Route("GET", _V1_MODEL, _MANAGEMENT, "management.kserve_ready"),
-    Route("GET", "/downloads", _MANAGEMENT, "management.list_downloads", "listDownloads"),
     Route("GET", "/nodes", _MANAGEMENT, "management.list_nodes", "listNodes"),
     # Only with tokens on.
     Route(ANY, "/token", _MANAGEMENT, "token.renew", key=Key.NONE),

@@ -25,11 +25,13 @@ MAY_IMPORT = {
     "ferry": frozenset({"batching", "ingress", "workers", "ferry_client"}),
     # What is a client of the HTTP API; the server knows nothing of it.
     "ferry_client": frozenset[str](),
+    "ferry_bulk": frozenset({"ferry_client"}),
     "ferry_moving": frozenset({"ferry_client"}),
 }
 # Side package -> its folder. They are distributions of their own.
 SIDE_PACKAGES = {
     "ferry_client": "packages/client/ferry_client",
+    "ferry_bulk": "packages/bulk/ferry_bulk",
     "ferry_moving": "packages/moving/ferry_moving",
 }
 # To a model in Python, this module is what `ts` is to a handler. It imports nothing of ours.
@@ -44,7 +46,7 @@ TS_USERS = frozenset({"compat", "workers"})
 ONLY_IN = {
     "redis": ("batching/store/",),
     "rq": ("batching/store/", "workers/control_jobs.py"),
-    "flask": ("ingress/",),
+    "flask": ("ingress/", "packages/bulk/"),
     "httptools": ("ingress/",),
     "torch": ("workers/", "compat/"),
     "torchvision": ("workers/", "compat/"),
@@ -205,11 +207,16 @@ def test_the_layering_test_looks_at_every_package(package):
         ),
         *(
             (
-                "packages/moving/ferry_moving/doctor.py",
+                f"packages/{place}/{package}/main.py",
                 f"import {server}",
-                f"ferry_moving must not import {server}",
+                f"{package} must not import {server}",
             )
+            for place, package in (("bulk", "ferry_bulk"), ("moving", "ferry_moving"))
             for server in ("batching", "ingress", "workers", "ferry", "ts")
+        ),
+        *(
+            (f"{package}/main.py", "import ferry_bulk", f"{package} must not import ferry_bulk")
+            for package in ("batching", "ingress", "workers", "compat", "ferry")
         ),
         ("ferry/main.py", "import ferry_moving", "ferry must not import ferry_moving"),
         ("ingress/rest/app.py", "from ts.context import Context", "ingress must not import ts"),
@@ -272,6 +279,7 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
             "ferry_client",
             {"torch", "flask", "redis", "batching", "ingress", "workers", "ferry"},
         ),
+        ("ferry_bulk.main", {"torch", "redis", "batching", "ingress", "workers", "ferry"}),
         ("ferry_moving.shadow", {"torch", "batching", "ingress", "workers", "ferry"}),
     ],
 )

@@ -45,7 +45,6 @@ _NO_STORE = "`ferry up --model-store FOLDER` has one, and `ferry node --model-st
 log = logging.getLogger(__name__)
 
 # Told (bytes so far, bytes in all or None) while a download runs.
-OnProgress = Callable[[int, int | None], None]
 
 
 def locate_archive(
@@ -56,7 +55,6 @@ def locate_archive(
     startup_models: str = "",
     is_registered: bool = False,
     is_unused: Callable[[], bool] | None = None,
-    on_progress: OnProgress | None = None,
     downloader: "Downloader | None" = None,
 ) -> Path:
     """Returns the archive file or model folder in the model store; downloads a remote one.
@@ -75,7 +73,6 @@ def locate_archive(
             caller knows its SHA-256 and compares.
         is_unused: whether no version needs a file of that name; an earlier download from this URL
             is then replaced rather than refused. Asked again before that is done.
-        on_progress: hears of the download.
         downloader: fetches remote archives; tests pass one with its own network.
 
     Raises:
@@ -99,7 +96,7 @@ def locate_archive(
     if is_registered and _is_archive(known := _store_path(url, model_store)):
         return known
     downloader = downloader or Downloader(allowed_urls)
-    return downloader.fetch(url, model_store, on_progress, is_unused)
+    return downloader.fetch(url, model_store, is_unused)
 
 
 # --- in the store
@@ -307,7 +304,6 @@ class Downloader:
         self,
         url: str,
         model_store: Path,
-        on_progress: OnProgress | None = None,
         is_unused: Callable[[], bool] | None = None,
     ) -> Path:
         """Downloads and verifies the archive; a failure changes nothing in the model store.
@@ -321,7 +317,7 @@ class Downloader:
         try:
             with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as staging:
                 file = Path(staging) / target.name
-                self._download(url, file, on_progress)
+                self._download(url, file)
                 inspect_archive(file, url)
                 # Before it is in the store: without a note it would never be replaced or removed.
                 note_of(file).write_text(url, encoding="utf-8")
@@ -334,19 +330,16 @@ class Downloader:
             raise not_saved(url, model_store, error) from error
         return target
 
-    def _download(self, url: str, file: Path, on_progress: OnProgress | None) -> None:
+    def _download(self, url: str, file: Path) -> None:
         give_up_at = time.monotonic() + MAX_DOWNLOAD_S
         try:
             with self._open(url) as response, file.open("xb") as stream:
-                total_bytes = int(response.headers.get("content-length", 0)) or None
                 for chunk in response.iter_raw():
                     if stream.tell() + len(chunk) > self._max_bytes:
                         raise httpx.TransportError("too large")
                     if time.monotonic() > give_up_at:
                         raise httpx.TransportError("too slow")
                     stream.write(chunk)
-                    if on_progress:
-                        on_progress(stream.tell(), total_bytes)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise _failed(url, error) from error
 

@@ -79,9 +79,7 @@ def _of_bodies(old: bytes, new: bytes, tolerance: Tolerance) -> list[str]:
     try:
         changes = _of_values(None, json.loads(old), json.loads(new), tolerance)
         written = ((_written(path), change) for path, change in changes)
-        counted = (
-            f"{path}: {change}" for path, change in written if not _is_ignored(path, tolerance)
-        )
+        counted = (f"{path}: {text}" for path, text in written if not _is_ignored(path, tolerance))
         return list(itertools.islice(counted, MOST_DIFFERENCES))
     except (ValueError, RecursionError):
         start = _first_other(old, new)

@@ -21,7 +21,6 @@ from ferry_moving.report import Result
 
 # Of all copies together. What is more is not compared, and takes no memory from the clients.
 MOST_BYTES = 256 * 1024 * 1024
-_MOST_ANSWER_BYTES = 256 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 # Clients, and then the copies that still wait, have this long at the end.
 _DRAIN_S = 10.0
@@ -45,7 +44,7 @@ NO_ANSWER = "no answer from the old server"
 class Target:
     """A server at a URL. `token`, if any, takes the place of the request's own.
 
-    `timeout_s`: how long a whole answer to a recorded request may take.
+    `timeout_s` limits a whole answer to a recorded request.
     """
 
     def __init__(self, url: str, token: str, timeout_s: float) -> None:
@@ -93,8 +92,8 @@ class Target:
             async with asyncio.timeout(self._timeout_s), self.sending(request) as response:
                 async for piece in response.aiter_bytes():
                     body += piece
-                    if len(body) > _MOST_ANSWER_BYTES:
-                        return Answer(failure=f"it has more than {_MOST_ANSWER_BYTES} bytes")
+                    if len(body) > MOST_BYTES:
+                        return Answer(failure=f"it has more than {MOST_BYTES} bytes")
         except TimeoutError:
             return Answer(failure=f"none within {self._timeout_s:g} s")
         except httpx.HTTPError as error:
@@ -151,13 +150,7 @@ class Copy:
 class Proxy:
     """Handles the requests of aiohttp's server, and compares copies. Lives on one event loop.
 
-    Args:
-        old: the server whose answers clients get.
-        new: the server that is tried.
-        result: where comparisons are added.
-        share: how many of all requests are copied, from 0 to 1.
-        most_open: how many copies there may be at a time; what is more is only counted.
-        recorder: gets each copied request.
+    A `share` of all requests, from 0 to 1, is copied, `most_open` at a time; more are counted.
     """
 
     def __init__(
@@ -313,14 +306,9 @@ async def serve(
     stop: asyncio.Event,
     show: Callable[[], Coroutine[None, None, None]],
 ) -> None:
-    """Serves until `stop`, and finishes what has begun.
+    """Serves until `stop`, and finishes what has begun; runs `show` once clients can connect.
 
-    Args:
-        proxy: answers.
-        address: host and port to listen on.
-        connections: most copies at a time on their way to the new server.
-        stop: ends it.
-        show: is called once clients can connect, and runs beside it.
+    At most `connections` copies at a time are on their way to the new server.
 
     Raises:
         OSError: the address is in use, or not this machine's.

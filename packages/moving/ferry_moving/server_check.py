@@ -36,9 +36,7 @@ def configuration_rows(
 ) -> Iterator[Row]:
     """Yields what becomes of each key of the file, of its models, and of a start with it.
 
-    Args:
-        config: the file.
-        variables: those of the container that starts with it; None: it starts here.
+    Without the `variables` of a container, the start is one on this machine.
 
     Raises:
         CannotExamine: the file cannot be read.

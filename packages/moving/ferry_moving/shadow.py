@@ -28,7 +28,6 @@ _DIFFERENT = 1
 _LOOK_S = 0.5
 # Where no terminal shows progress, a line tells it so often.
 _LINE_S = 60.0
-_URL_OPTIONS = ("old", "new")
 _OPTIONS = (
     click.option("--old", help="URL of the server that is trusted."),
     click.option("--new", help="URL of the server that is tried."),
@@ -106,7 +105,7 @@ def shadow(context: click.Context, /, recording: Path | None, **options: Any) ->
     Exit status: 0 all answers are the same, 1 some differ or are missing, 2 nothing was compared.
     """
     if context.invoked_subcommand is not None:
-        if recording or any(options[name] for name in _URL_OPTIONS):
+        if recording or options["old"] or options["new"]:
             raise click.UsageError("write options behind `serve`")
         return
     if recording is None:
@@ -234,19 +233,12 @@ def serve_shadow(context: click.Context, /, record_path: Path | None, **options:
 def _targets(options: dict[str, Any]) -> tuple[Target, Target]:
     if not options["old"] or not options["new"]:
         raise click.UsageError("give --old URL and --new URL")
-    keys = {"old": (_OLD_TOKEN_VARIABLE,), "new": (_INFERENCE_TOKEN_VARIABLE, TOKEN_VARIABLE)}
     try:
-        old, new = (
-            Target(
-                options[side],
-                next((token for name in names if (token := token_of(name))), ""),
-                options["timeout_s"],
-            )
-            for side, names in keys.items()
-        )
+        new_token = token_of(_INFERENCE_TOKEN_VARIABLE) or token_of(TOKEN_VARIABLE)
+        old = Target(options["old"], token_of(_OLD_TOKEN_VARIABLE), options["timeout_s"])
+        return old, Target(options["new"], new_token, options["timeout_s"])
     except (ValueError, FerryError) as error:
         raise click.UsageError(str(error)) from error
-    return old, new
 
 
 def _result(options: dict[str, Any]) -> Result:

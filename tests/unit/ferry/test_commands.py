@@ -20,8 +20,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ferry.api import Api
-from ferry.commands.models import registration_stage
 from ferry.main import main
 from ferry.process_tree.start_checks import check_free
 from ingress.models.worker_wait import failed_text
@@ -466,6 +464,34 @@ def test_status_says_that_no_node_runs(server, ferry):
     assert json.loads(ferry("status", "--json").stdout)["nodes"] == {}
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"status": "No ready worker: m"}, "No ready worker: m"),
+        ({"code": 400, "message": "Token failed"}, "Token failed"),
+        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
+        (["status"], '["status"]'),
+        (b"", "Service Unavailable"),
+    ],
+)
+def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, ferry, answer, reason):
+    # Given
+    failed = {"node": "n1", "status": "UNLOADING", "error": "No [GPU]"}
+    version = DESCRIPTION | {"workers": [failed] * 2}
+    gone = DESCRIPTION | {"modelVersion": "2.0", "workers": [], "error": "Not found"}
+    server.answers |= {
+        ("GET", "/readyz"): (503, answer),
+        ("GET", "/nodes"): (200, NODES[:1]),
+        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
+        ("GET", "/models/m/all"): (200, [version, gone]),
+    }
+    # When
+    lines = ferry("status").stdout.splitlines()
+    # Then
+    assert lines[0] == reason
+    assert lines[-2:] == ["not loaded: m 1.0: No [GPU]", "not loaded: m 2.0: Not found"]
+
+
 def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_path):
     # Given
     server.answers["POST", "/predictions/m"] = (200, {"cat [tabby]": 0.75, "dog": 0.25})
@@ -807,41 +833,6 @@ def test_up_ends_with_2_whichever_part_finds_that_a_setting_cannot_be_used(
     # Then
     assert complaint in result.stdout + result.stderr
     assert result.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("download", "expected"),
-    [
-        (None, ("Checking https://x/m.mar", None, "")),
-        ((5_000_000, 20_000_000), ("Downloading https://x/m.mar", 20_000_000, "5.0/20.0 MB")),
-        ((5_000_000, 0), ("Downloading https://x/m.mar", None, "5.0 MB")),
-    ],
-)
-def test_register_shows_how_far_a_download_has_come(server, download, expected):
-    # Given
-    url = "https://x/m.mar"
-    server.answers["GET", "/models"] = (200, {"models": []})
-    if download is not None:
-        record = {"url": url, "done_bytes": download[0], "total_bytes": download[1]}
-        server.answers["GET", "/downloads"] = (200, [{"url": "https://other"}, record])
-    # When
-    with Api(server.url) as api:
-        stage = registration_stage(api, url)
-    # Then
-    assert (stage["description"], stage["total"], stage["amount"]) == expected
-
-
-def test_register_shows_how_many_workers_have_loaded(server):
-    # Given
-    record = {"modelName": "m", "modelUrl": "m.mar"}
-    server.answers["GET", "/models"] = (200, {"models": [record]})
-    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
-    # When
-    with Api(server.url) as api:
-        stage = registration_stage(api, "m.mar")
-    # Then
-    assert stage["description"] == "Loading workers of m"
-    assert (stage["completed"], stage["total"]) == (1, DESCRIPTION["minWorkers"])
 
 
 def test_up_finds_its_configuration_by_torchserves_variable(tmp_path):

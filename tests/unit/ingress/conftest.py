@@ -11,16 +11,16 @@ from batching.errors import ModelNotFound
 from batching.models.spec import ArchiveInfo, ModelSpec
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from ingress.listeners import Address, Listener
+from ingress.http1.listener import Address, Listener
 from ingress.rest.app import create_app
 from ingress.role import Role
 from ingress.server import application
 from ingress.services import Patience, Services, build_services
+from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
-from tests.unit.ingress.sockets import Unobserved
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ async def _listen(services):
         Listener(
             Address("127.0.0.1", free_ports(1)),
             application(services, frozenset({role})),
-            Unobserved(),
+            error_answer,
         )
         for role in (Role.INFERENCE, Role.MANAGEMENT)
     ]

@@ -7,24 +7,15 @@ from dataclasses import replace
 
 import uvloop
 
-from ingress.listeners import Address, Listener
-from ingress.predictions.http_prediction import HttpPredictions
+from ingress.http1.listener import Address, Listener
+from ingress.predictions.prediction import HttpPredictions
 from ingress.role import Role
 from ingress.server import application
+from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 
 TIMEOUT_S = 10
-
-
-class Unobserved:
-    """Sees the answers of a listener, and does nothing about them."""
-
-    def on_answered(self, exchange):
-        pass
-
-    def on_refused(self, client, status):
-        pass
 
 
 def connect_to(url):
@@ -38,7 +29,7 @@ def served(app, client, *, tls=None, **options):
 
     async def main():
         address = Address("127.0.0.1", free_ports(1), is_tls=tls is not None)
-        listener = Listener(address, app, Unobserved(), tls=tls and tls.context, **options)
+        listener = Listener(address, app, error_answer, tls=tls and tls.context, **options)
         await listener.start()
         try:
             return await asyncio.to_thread(client, address.port)
@@ -52,19 +43,13 @@ def served(app, client, *, tls=None, **options):
 @contextlib.contextmanager
 def listening(echo, address, tls=None, settings=None):
     """The inference port of this ingress on another address, too."""
-    settings = settings or echo.services.settings
-    predictions = HttpPredictions(
-        echo.services.predictor,
-        is_open_inference=False,
-        max_response_size_bytes=20,
-        max_form_parts=settings.max_form_parts,
-        jobs=echo.services.jobs,
-    )
+    settings = replace(settings or echo.services.settings, max_response_size_bytes=20)
+    predictions = HttpPredictions(echo.services.predictor, echo.services.jobs, settings)
     services = replace(echo.services, http_predictions=predictions, settings=settings)
     app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():
-        listener = Listener(address, app, Unobserved(), tls=tls, settings=settings)
+        listener = Listener(address, app, error_answer, tls=tls, settings=settings)
         await listener.start()
         return listener
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from batching.settings.settings import Settings, SettingsError
-from ingress.listeners import Address, certificate_of, listener_table, parse_address
-from ingress.role import Role
+from ingress.access.certificate import certificate_of
+from ingress.http1.listener import Address
+from ingress.role import Role, listener_table, parse_address
 
 
 def test_listeners_are_on_loopback_by_default():

@@ -263,28 +263,6 @@ def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_server_without_a_free_descriptor_says_so():
-    # Given
-    script = """
-import asyncio, contextlib, logging, resource
-from ingress.file_watcher import watch_open_files
-
-async def main():
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(watch_open_files(), 0.01)
-
-logging.basicConfig()
-asyncio.run(main())
-"""
-    # When
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    # Then
-    assert "no file can be opened limit=0" in done.stderr
-
-
 def test_server_refuses_to_open_management_to_the_network(start):
     code, log = start(management_address="http://0.0.0.0:8081").end()
     assert code == 2

@@ -6,18 +6,18 @@ import logging
 import socket
 import ssl
 import subprocess
-from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvloop
 
 from batching.settings.settings import SettingsError
 from ingress.access.certificate import Certificate
-from ingress.listeners import Address, Listener
+from ingress.http1.listener import Address, Listener
+from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.support import eventually_async
 from tests.tls import OPENSSL, make_certificate, needs_openssl, shown_certificate, write_certificate
-from tests.unit.ingress.sockets import Unobserved, served
+from tests.unit.ingress.sockets import served
 
 pytestmark = needs_openssl
 
@@ -25,7 +25,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 async def hello(exchange):
-    exchange.respond(200, [("x-scheme", exchange.scheme)], b"hello")
+    exchange.respond(200, [("x-scheme", exchange.connection.scheme)], b"hello")
 
 
 def answer_of(tls, wrap):
@@ -77,7 +77,7 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, Unobserved(), tls=tls.context)
+        listener = Listener(address, hello, error_answer, tls=tls.context)
         await listener.start()
         # Given: one that reads nothing until it asks again
         with await asyncio.to_thread(ask, listener.address.port) as connection:
@@ -193,7 +193,7 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, Unobserved(), tls=pair.context)
+        listener = Listener(address, hello, error_answer, tls=pair.context)
         await listener.start()
         following = asyncio.create_task(pair.follow())
         try:
@@ -207,50 +207,3 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
 
     uvloop.run(serve())
     assert caplog.text.count("certificate not renewed") == 1
-    assert "certificate will expire" not in caplog.text  # in two days, which is all their life
-
-
-def sign_again(pair, days):
-    """Makes the certificate end in so many days."""
-    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "certificate.key"]
-    words += ["-days", str(days), "-out", "new.pem"]
-    folder = pair.certificate_file.parent
-    subprocess.run(words, cwd=folder, check=True, capture_output=True)
-    (folder / "new.pem").replace(pair.certificate_file)
-
-
-def end_of(pair):
-    words = [OPENSSL, "x509", "-in", pair.certificate_file, "-noout", "-enddate"]
-    shown = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    moment_s = ssl.cert_time_to_seconds(shown.strip().removeprefix("notAfter="))
-    return datetime.fromtimestamp(moment_s, UTC)
-
-
-@pytest.mark.parametrize(
-    ("days", "days_left", "words"),
-    [
-        (400, -1, "has expired"),
-        (400, 13, "will expire"),
-        (400, 15, ""),
-        (6, 1.1, ""),
-        (6, 0.9, "will expire"),
-        (6, -1, "has expired"),
-        (0, -1, "has expired"),
-    ],
-)
-def test_log_says_once_that_a_certificate_has_expired_or_will_soon(
-    tmp_path, days, days_left, words, caplog
-):
-    # Given one for so many days, most of which have passed
-    written = write_certificate(tmp_path)
-    sign_again(written, days)
-    end = end_of(written)
-    file = written.certificate_file
-    pair = Certificate(
-        file, written.private_key_file, clock=lambda: end - timedelta(days=days_left)
-    )
-    # When
-    pair.open()
-    # Then
-    at = f"at={end:%Y-%m-%dT%H:%M:%SZ} certificate_file={file}"
-    assert caplog.messages == ([f"certificate {words} {at}"] if words else [])

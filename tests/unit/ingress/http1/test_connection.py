@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 
 import pytest
@@ -9,11 +10,12 @@ import uvloop
 
 from batching.settings.settings import Settings
 from ingress.http1.exchange import AHEAD_BYTES
-from ingress.http1.request_parser import LEAST_HEADER_BYTES
-from ingress.listeners import Address, AddressUnavailable, Listener
+from ingress.http1.heads import LEAST_HEADER_BYTES
+from ingress.http1.listener import Address, AddressUnavailable, Listener
+from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.support import came_true, eventually
-from tests.unit.ingress.sockets import Unobserved, connect_to, read_to_end, statuses
+from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
@@ -66,7 +68,7 @@ class Application:
                 left = asyncio.Event()
                 exchange.on_left = left.set
                 await left.wait()
-                self.places = exchange.client, exchange.server
+                self.places = exchange.connection.client, exchange.connection.server
             case "/left":
                 left = asyncio.Event()
                 exchange.on_left = left.set
@@ -82,12 +84,9 @@ class Application:
                     await self.authorizer.wait()
                 self.echo(exchange, await whole(exchange))
 
-    def on_answered(self, exchange):
-        self.answered.append(exchange.status)
-
-    def on_refused(self, client, status):
+    def note_answer(self, status, client, exchange):
         assert client.startswith("127.0.0.1:")
-        self.refused.append(status)
+        (self.refused if exchange is None else self.answered).append(status)
 
     def echo(self, exchange, body):
         words = f"{exchange.method} {exchange.path}?{exchange.query} ".encode()
@@ -101,7 +100,9 @@ def serve():
     def run(client):
         async def main():
             app = Application()
-            listener = Listener(Address("127.0.0.1", free_ports(1)), app, app)
+            listener = Listener(
+                Address("127.0.0.1", free_ports(1)), app, error_answer, note_answer=app.note_answer
+            )
             await listener.start()
             app.listener = listener
             loop = asyncio.get_running_loop()
@@ -490,8 +491,14 @@ async def test_second_server_on_a_unix_socket_is_refused(tmp_path):
         first.bind(str(path))
         first.listen()
         with pytest.raises(AddressUnavailable, match="cannot listen"):
-            await Listener(Address("", 0, path), Application(), Unobserved()).start()
+            await Listener(Address("", 0, path), Application(), error_answer).start()
     # When: the first one is gone, and has left its file
-    second = Listener(Address("", 0, path), Application(), Unobserved())
+    second = Listener(Address("", 0, path), Application(), error_answer)
     await second.start()
     second.stop()
+
+
+def test_server_that_can_hardly_open_a_file_says_so(serve, caplog, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    serve(lambda url, app: [sent(get(b"/", CLOSE))(url, app) for _ in range(2)])
+    assert caplog.messages == ["hardly a file can be opened limit=20"]

@@ -9,7 +9,7 @@ import gzip
 import psutil
 import pytest
 
-from ingress.http1.body_reader import MAX_CHUNKS
+from ingress.http1.exchange import MAX_CHUNKS
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets

@@ -16,15 +16,13 @@ import requests
 
 from batching.errors import RequestTimeout
 from batching.settings.settings import Settings
-from ingress.http1.body_reader import read_body
-from ingress.listeners import Address, Listener
+from ingress.http1.listener import Address, Listener
 from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import needs_openssl
 from tests.unit.ingress.sockets import (
-    Unobserved,
     connect_to,
     exchange,
     listening,
@@ -56,7 +54,7 @@ def impatient():
     async def answer(exchange):
         try:
             if exchange.method == "POST":
-                await read_body(exchange, exchange.fields, 100_000, timeout_s=BODY_TIMEOUT_S)
+                await exchange.read_body(100_000, BODY_TIMEOUT_S)
         except RequestTimeout as error:
             exchange.respond(*error_answer(error, "id"))
         else:
@@ -64,7 +62,7 @@ def impatient():
 
     async def make():
         address = Address("127.0.0.1", free_ports(1))
-        listener = Listener(address, answer, Unobserved(), settings=IMPATIENT)
+        listener = Listener(address, answer, error_answer, settings=IMPATIENT)
         await listener.start()
         return listener
 

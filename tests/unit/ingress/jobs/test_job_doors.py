@@ -8,7 +8,6 @@ from requests.structures import CaseInsensitiveDict
 
 from batching.settings.values import TrustedProxies
 from batching.store.jobs.job_records import JobStatus
-from ingress.http1.base_url import BaseUrls
 from ingress.role import Role
 from tests.support import eventually
 
@@ -80,7 +79,7 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
 def test_urls_are_those_of_a_trusted_proxy(ask, echo, is_trusted):
     # Given
     proxies = TrustedProxies.of("127.0.0.0/8" if is_trusted else "10.0.0.0/8")
-    echo.services.jobs.base_urls = BaseUrls(proxies)
+    echo.services.http_predictions.proxies = proxies
     forwarded = {
         "Host": "inside:1",
         "X-Forwarded-Proto": "https",

@@ -1,6 +1,6 @@
 """Which requests have failed, in a log that a storm of them does not fill."""
 
-from ingress.predictions.failed_requests import MAX_LINES, FailedRequests
+from ingress.predictions.prediction_service import MAX_LINES, FailedRequests
 from tests.support import eventually_async
 
 ASKED = {"model": "m", "version": "1.0"}

@@ -4,6 +4,7 @@ import socket
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -11,8 +12,7 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.awaited_prediction import answer_prediction
-from ingress.predictions.http_prediction import HttpPredictions
+from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually
 
@@ -65,17 +65,15 @@ def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
 )
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
-    predictions = HttpPredictions(
-        echo.services.predictor,
-        is_open_inference=True,
-        max_response_size_bytes=1000,
-        max_form_parts=1000,
-        jobs=echo.services.jobs,
-    )
+    services = echo.services
+    settings = replace(services.settings, open_inference_rows=True)
+    shared = HttpPredictions(services.predictor, services.jobs, settings)
+
+    async def ask():
+        return await AwaitedPrediction(shared, parse_prediction_path(path), {}).answer(b"{}")
+
     # When
-    answer = echo.services.on_loop(
-        answer_prediction(predictions, parse_prediction_path(path), {}, b"{}")
-    )
+    answer = services.on_loop(ask())
     # Then
     assert answer.body == f"body:{kind}|{{}}".encode()
 

@@ -12,7 +12,7 @@ from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
 from ingress.http1.connection import HttpConnection
-from ingress.predictions.http_prediction import HttpPrediction
+from ingress.predictions.prediction import Prediction
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.unit.ingress.simulated_node import ERROR
@@ -41,7 +41,7 @@ def test_answered_prediction_and_its_connection_are_freed_without_a_collection(e
         for _ in range(3):
             assert echo.predict("/predictions/echo", data=bytes(size_bytes)).status_code == 200
         # Then
-        kinds = (HttpPrediction, HttpConnection)
+        kinds = (Prediction, HttpConnection)
         eventually(lambda: not any(issubclass(type(one), kinds) for one in gc.get_objects()))
     finally:
         gc.enable()

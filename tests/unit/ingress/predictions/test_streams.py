@@ -12,7 +12,7 @@ from batching.protocol import Batch, ReplyChunk
 from batching.settings.settings import Settings
 from batching.store.clients import connect
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
-from ingress.listeners import Address
+from ingress.http1.listener import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of
 from tests.tls import needs_openssl

@@ -11,7 +11,7 @@ import ssl
 import pytest
 
 from batching.protocol import INLINE_LIMIT_BYTES
-from ingress.listeners import Address
+from ingress.http1.listener import Address
 from tests.ports import free_ports
 from tests.tls import needs_openssl
 from tests.unit.ingress.sockets import listening, post

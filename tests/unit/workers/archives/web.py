@@ -38,7 +38,7 @@ class Web:
         answer = self.answers[request.headers["host"] + request.url.path]
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer() if callable(answer) else answer
 
     def downloader(self, allowed_urls=ALLOWED, **limits):
         transport = httpx.MockTransport(self.handle)
@@ -51,8 +51,14 @@ def served(content):
     return httpx.Response(200, headers=length, stream=httpx.ByteStream(content))
 
 
-def web_with_archive():
-    return Web({"models.example/store/echo.mar": served(archive_bytes())})
+def web_with_archive(meanwhile=lambda: None):
+    """A network with one archive; `meanwhile` is called when it is asked for."""
+
+    def answer():
+        meanwhile()
+        return served(archive_bytes())
+
+    return Web({"models.example/store/echo.mar": answer})
 
 
 def redirect(location):

@@ -23,7 +23,7 @@ class Own(BaseHandler):
 def diagnose(folder, files, **model):
     """Part, verdict and text of every finding about an archive of these files."""
     path = write_zip(folder / "model.mar", files, manifest(**model))
-    return [(one.part, one.verdict.value, one.text) for one in examine(path).findings]
+    return [(one.part, one.verdict, one.text) for one in examine(path).findings]
 
 
 def problems(findings):
@@ -154,7 +154,7 @@ OWN_LOADING = f"{CLASS}    def _load_torchscript_model(self, path): return torch
 @pytest.mark.parametrize(
     ("source", "model_file", "verdict", "expected"),
     [
-        (CLASS, {"modelFile": "net.py"}, "problem", "save it anew"),
+        (CLASS, {"modelFile": "net.py"}, "problem", "save it with"),
         (OWN_LOADING, {"modelFile": "net.py"}, "note", "runs what is in it"),
         (OWN_LOADING, {}, "note", "runs what is in it"),
     ],

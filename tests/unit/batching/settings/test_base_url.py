@@ -3,9 +3,8 @@
 import pytest
 
 from batching.settings.values import TrustedProxies
-from ingress.http1.base_url import BaseUrls
 
-PROXIES = BaseUrls(TrustedProxies.of("10.1.0.0/16, fd00::/8"))
+PROXIES = TrustedProxies.of("10.1.0.0/16, fd00::/8")
 FORWARDED = {
     "host": "inside:8080",
     "x-forwarded-proto": "https",
@@ -15,8 +14,8 @@ FORWARDED = {
 OUTSIDE = "https://models.example.com/serving/v1"
 
 
-def base_url(headers, peer="10.1.2.3", urls=PROXIES):
-    return urls.of(headers, scheme="http", peer=peer)
+def base_url(headers, peer="10.1.2.3", proxies=PROXIES):
+    return proxies.base_url(headers, scheme="http", peer=peer)
 
 
 @pytest.mark.parametrize("peer", ["10.1.2.3", "fd00::1", "::ffff:10.1.2.3"])
@@ -27,14 +26,12 @@ def test_trusted_proxy_says_what_its_client_asked(peer):
 @pytest.mark.parametrize("peer", ["10.2.0.1", "127.0.0.1", "::1", "::ffff:10.2.0.1", "", "x"])
 def test_others_are_not_believed(peer):
     assert base_url(FORWARDED, peer) == "http://inside:8080"
-    assert base_url(FORWARDED, "10.1.2.3", BaseUrls()) == "http://inside:8080"
+    assert base_url(FORWARDED, "10.1.2.3", TrustedProxies()) == "http://inside:8080"
 
 
 def test_unix_sockets_are_believed_where_that_is_set():
-    assert base_url(FORWARDED, "", BaseUrls(TrustedProxies.of("unix"))) == OUTSIDE
-    assert (
-        base_url(FORWARDED, "10.1.2.3", BaseUrls(TrustedProxies.of("unix"))) == "http://inside:8080"
-    )
+    assert base_url(FORWARDED, "", TrustedProxies.of("unix")) == OUTSIDE
+    assert base_url(FORWARDED, "10.1.2.3", TrustedProxies.of("unix")) == "http://inside:8080"
 
 
 def test_what_the_nearest_proxy_wrote_counts():

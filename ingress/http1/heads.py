@@ -1,11 +1,14 @@
-"""Makes requests of bytes; llhttp, through httptools, decides what is HTTP.
+"""Makes requests of bytes, and bytes of the heads of answers.
 
-It is strict: a length beside chunks, bare line feeds and the like end the connection.
+llhttp, through httptools, decides what is HTTP. It is strict: a length beside chunks, bare line
+feeds and the like end the connection.
 """
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
@@ -16,6 +19,8 @@ from ingress.http1.exchange import Answer, Connection, Exchange, Header
 
 # As which a shorter header counts, or a head of little ones would be ten thousands.
 LEAST_HEADER_BYTES = 64
+# The lines between chunks, and trailers.
+MAX_AROUND_BYTES = 1024 * 1024
 _MAX_KEPT_CHARS = 256
 # The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
@@ -26,53 +31,39 @@ _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 _USUAL_NAMES = {
     spelling.encode(): (spelling, name)
     for name in (
-        "accept",
-        "accept-encoding",
-        "accept-language",
-        "authorization",
-        "cache-control",
-        "connection",
-        "content-length",
-        "content-type",
-        "cookie",
-        "host",
-        "origin",
-        "referer",
-        "traceparent",
-        "tracestate",
-        "user-agent",
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "x-forwarded-port",
-        "x-forwarded-proto",
-        "x-real-ip",
-        "x-request-id",
+        *("accept", "accept-encoding", "accept-language", "authorization", "cache-control"),
+        *("connection", "content-length", "content-type", "cookie", "host", "origin", "referer"),
+        *("traceparent", "tracestate", "user-agent", "x-forwarded-for", "x-forwarded-host"),
+        *("x-forwarded-port", "x-forwarded-proto", "x-real-ip", "x-request-id"),
     )
     for spelling in (name, name.title())
 }
 
-# The lines between chunks, and trailers.
-MAX_AROUND_BYTES = 1024 * 1024
-
-
 # llhttp knows the methods by name. This is a line with another one.
 _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED = "transfer-encoding: chunked"
+# Such an answer ends with its head: a body would be taken for the next answer.
+WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
+_REQUEST_ID = "x-request-id"
+# A prediction has so many beside its id. With more, a handler has set some, which may change with
+# each answer.
+_USUAL_HEADERS = 3
+
 
 class Unreadable(Exception):
-    """Tells that the bytes are not HTTP, or too many; `answer` is what the client gets."""
+    """Tells that the bytes are not HTTP, or too many; `answer` is what the client gets.
 
-    def __init__(self, status: int, text: str = "") -> None:
+    With the status 405 the request is HTTP, with a method that HTTP does not know.
+    """
+
+    def __init__(self, status: int, explanation: str = "") -> None:
         super().__init__(status)
-        headers = [("content-type", "text/plain")] if text else []
-        self.answer = Answer(status, headers, text.encode())
-
-
-class UnknownMethod(Unreadable):
-    """The request is HTTP, with a method that HTTP does not know."""
-
-    def __init__(self) -> None:
-        super().__init__(HTTPStatus.METHOD_NOT_ALLOWED)
+        headers = [("content-type", "text/plain")] if explanation else []
+        self.answer = Answer(status, headers, explanation.encode())
 
 
 class _Refused(Exception):
@@ -80,28 +71,22 @@ class _Refused(Exception):
 
 
 class RequestParser:
-    """Parses the requests of one connection, in order."""
+    """Parses the requests of one connection, in order. httptools calls its methods `on_...`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        on_request: Callable[[Exchange], None],
-        max_head_bytes: int,
-    ) -> None:
+    def __init__(self, connection: Connection, max_head_bytes: int) -> None:
         self.is_in_head = False
         self._connection = connection
-        self._on_request = on_request
         self._max_head_bytes = max_head_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
-        self._lines: list[tuple[bytes, bytes]] = []  # of the head
-        self._head_bytes = 0
-        self._around_bytes = 0
+        self._headers: list[Header] = []
+        self._fields: dict[str, str] = {}
+        self._head_bytes = self._around_bytes = self._size_bytes = 0
         self._current: Exchange | None = None
         self._is_head_too_large = False
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Announces requests as soon as their heads are whole.
+        """Gives requests to the connection as soon as their heads are whole.
 
         Raises:
             Unreadable: the request that these bytes belong to cannot be served.
@@ -115,7 +100,7 @@ class RequestParser:
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
-                raise UnknownMethod from error
+                raise Unreadable(HTTPStatus.METHOD_NOT_ALLOWED) from error
             if self._is_head_too_large:
                 raise self._too_large() from error
             raise Unreadable(HTTPStatus.BAD_REQUEST) from error
@@ -126,7 +111,7 @@ class RequestParser:
             raise self._too_large()
 
     def end(self) -> None:
-        """Lets go of httptools' parser, which holds this one, and so the connection."""
+        """Drops httptools' parser, which holds this one, and so the connection."""
         del self._parser
 
     def pass_over_body(self) -> None:
@@ -134,27 +119,34 @@ class RequestParser:
         self._parser, self._current = httptools.HttpRequestParser(self), None
 
     def on_url(self, url: bytes) -> None:
-        """Begins a request, or adds to its target. Called by httptools, as the next ones."""
         if self._current is not None:
             return  # of a head that was announced
         if not self.is_in_head:
             self.is_in_head = True
-            self._url, self._lines = b"", []
+            self._url, self._headers, self._fields, self._size_bytes = b"", [], {}, 0
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header; passes over a trailer."""
-        if self.is_in_head:
-            self._lines.append((name, value))
+        if not self.is_in_head:
+            return  # a trailer
+        self._size_bytes += len(name) + len(value)
+        try:
+            content = value.decode().strip(" \t")
+        except UnicodeDecodeError:
+            if name.lower() in _FRAMING:
+                raise  # it says where the request ends, and a proxy may read it otherwise
+            return
+        spelled, lower = _USUAL_NAMES.get(name) or _spellings(name)
+        self._headers.append((spelled, content))
+        self._fields[lower] = content
 
     def on_headers_complete(self) -> None:
-        """Announces the request."""
         if self._current is not None:
             return
         # The bytes that have come may be more than the head.
         is_long = self._head_bytes > self._max_head_bytes
-        has_many = len(self._lines) * LEAST_HEADER_BYTES > self._max_head_bytes
-        if has_many or (is_long and self._is_too_large()):
+        has_many = len(self._headers) * LEAST_HEADER_BYTES > self._max_head_bytes
+        if has_many or (is_long and len(self._url) + self._size_bytes > self._max_head_bytes):
             # Here, as another request in the same read would take this one's place.
             self._is_head_too_large = True
             raise _Refused
@@ -162,7 +154,6 @@ class RequestParser:
         self._head_bytes = self._around_bytes = 0
         is_short = len(self._url) <= _MAX_KEPT_CHARS
         path, query = _known_split(self._url) if is_short else _split(self._url)
-        headers, fields = _decoded(self._lines)
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
@@ -170,24 +161,22 @@ class RequestParser:
             path=path,
             query=query,
             http_version=parser.get_http_version(),
-            headers=headers,
-            fields=fields,
+            headers=self._headers,
+            fields=self._fields,
             keeps_alive=parser.should_keep_alive(),
         )
         # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
         # llhttp goes by it nevertheless (RFC 9112, 6.1).
-        if exchange.http_version < "1.1" and "transfer-encoding" in fields:
+        if exchange.http_version < "1.1" and "transfer-encoding" in exchange.fields:
             raise _Refused
-        self._on_request(exchange)
+        self._connection.take_request(exchange)
 
     def on_body(self, chunk: bytes) -> None:
-        """Adds a part of the body."""
         if self._current is not None:
             self._around_bytes -= len(chunk)
             self._current.feed(chunk)
 
     def on_message_complete(self) -> None:
-        """Ends the request."""
         if self._parser.should_upgrade():
             return  # httptools says so before the body
         current, self._current = self._current, None
@@ -216,48 +205,17 @@ class RequestParser:
             else:
                 return
 
-    def _is_too_large(self) -> bool:
-        sizes_bytes = (len(name) + len(value) for name, value in self._lines)
-        return len(self._url) + sum(sizes_bytes) > self._max_head_bytes
-
     def _too_large(self) -> Unreadable:
-        text = f"The request line and headers have more than {self._max_head_bytes} bytes, or too "
-        text += "many headers; raise max_header_size.\n"
-        return Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
-
-
-def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> tuple[list[Header], dict[str, str]]:
-    """Returns `headers` and `fields` of an exchange.
-
-    Raises:
-        UnicodeDecodeError: one that is not UTF-8 says where the request ends; a proxy may read it
-            otherwise.
-    """
-    headers, fields = [], {}
-    try:
-        for name, line in lines:
-            value = line.decode().strip(" \t")
-            spelled, lower = _USUAL_NAMES.get(name) or _spellings(name)
-            headers.append((spelled, value))
-            fields[lower] = value
-    except UnicodeDecodeError:
-        return _decoded([line for line in lines if _is_utf8(*line)])
-    return headers, fields
+        return Unreadable(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"The request line and headers have more than {self._max_head_bytes} bytes, or too "
+            "many headers; raise max_header_size.\n",
+        )
 
 
 def _spellings(name: bytes) -> tuple[str, str]:
-    text = name.decode("latin-1")
-    return text, text.lower()
-
-
-def _is_utf8(name: bytes, value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        if name.lower() in _FRAMING:
-            raise
-        return False
-    return True
+    spelled = name.decode("latin-1")
+    return spelled, spelled.lower()
 
 
 def _split(target: bytes) -> tuple[str, str]:
@@ -268,9 +226,69 @@ def _split(target: bytes) -> tuple[str, str]:
             url = httptools.parse_url(target)
             target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
     path, _, query = target.partition(b"?")
-    text = (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace")
-    return text, query.decode("utf-8", "replace")
+    plain_path = unquote_to_bytes(path) if b"%" in path else path
+    return plain_path.decode("utf-8", "replace"), query.decode("utf-8", "replace")
 
 
 # Few targets are asked for again and again.
 _known_split = lru_cache(maxsize=1024)(_split)
+
+
+def head_bytes(
+    status: int,
+    headers: Sequence[Header],
+    added: tuple[Header, ...] = (),
+    *,
+    keeps_alive: bool,
+    framing: str,
+) -> bytes:
+    """Returns status line and headers, with the server's own.
+
+    Args:
+        status: from 200 to 999.
+        headers: the application's, which say nothing of the connection or the length.
+        added: headers that go with every answer, and replace others of their names: a browser
+            refuses an answer that allows an origin twice.
+        keeps_alive: whether another request may come by this connection.
+        framing: the header that says where the body ends; empty where no body may follow.
+
+    Raises:
+        ValueError: a header holds a line break.
+    """
+    own = ""
+    if headers and headers[0][0] == _REQUEST_ID:
+        own, headers = _line(*headers[0]), headers[1:]
+    render = _known_lines if len(headers) <= _USUAL_HEADERS else _lines
+    lines = render(status, tuple(headers), added, keeps_alive)
+    date = _date_line(int(time.time()))  # noqa: TID251 - it is written for people and caches
+    end = f"{framing}\r\n" if framing else ""
+    return f"{lines}{own}{date}{end}\r\n".encode("latin-1", "replace")
+
+
+def _lines(
+    status: int, headers: tuple[Header, ...], added: tuple[Header, ...], keeps_alive: bool
+) -> str:
+    names = {name for name, _ in added}
+    status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} "
+    lines = [f"{status_line}\r\n"]
+    lines += [_line(*header) for header in headers if header[0].lower() not in names]
+    lines += [_line(*header) for header in added]
+    lines.append(_line("connection", "keep-alive" if keeps_alive else "close"))
+    # Without the version, which helps attackers most.
+    lines.append(_line("server", "torchferry"))
+    return "".join(lines)
+
+
+_known_lines = lru_cache(maxsize=64)(_lines)
+
+
+def _line(name: str, value: str) -> str:
+    line = f"{name}: {value}\r\n"
+    if line.count("\n") != 1 or line.count("\r") != 1:
+        raise ValueError("a response header holds a line break")
+    return line
+
+
+@lru_cache(maxsize=1)
+def _date_line(now_s: int) -> str:
+    return _line("date", formatdate(now_s, usegmt=True))

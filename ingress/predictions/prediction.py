@@ -1,10 +1,8 @@
-"""A prediction over HTTP in TorchServe's shapes: reads the request, asks, makes the answer.
-
-Both HTTP doors use it: the router, and Flask under any other WSGI server.
-"""
+"""A prediction over HTTP in TorchServe's shapes: reads the request, asks, makes the answer."""
 
 import asyncio
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -12,13 +10,17 @@ from typing import Any
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
-from batching.protocol import Reply, Request
+from batching.protocol import BatchTiming, Reply, Request
+from batching.request_ids import fresh_request_id
+from batching.settings.settings import Settings
+from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.pending_request import ClientLeft, ReplyStream
-from ingress.http1.exchange import Body, Content, Header
+from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
+from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.jobs.job_door import JobDoor
 from ingress.jobs.preferences import Preferences, preferences_of
-from ingress.predictions.prediction_service import Prediction, PredictionService
+from ingress.metrics.ingress_metrics import VersionMetrics
+from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import (
     error_answer,
@@ -44,9 +46,6 @@ log = logging.getLogger(__name__)
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 LARGE_FORM_BYTES = 256 * 1024
 
-# Sends the one answer: status, headers, body.
-Respond = Callable[[int, list[Header], Body], None]
-
 
 class HttpPredictions:
     """Holds what all predictions over HTTP share. Lives on the service's event loop."""
@@ -54,51 +53,47 @@ class HttpPredictions:
     def __init__(
         self,
         service: PredictionService,
-        *,
-        is_open_inference: bool,
-        max_response_size_bytes: int,
         jobs: JobDoor,
-        max_form_parts: int,
+        settings: Settings,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
         self.jobs = jobs
-        self.is_open_inference = is_open_inference
-        self.max_response_size_bytes = max_response_size_bytes
-        self.max_form_parts = max_form_parts
+        self.settings = settings
+        self.proxies = TrustedProxies.of(settings.trusted_proxies)
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
         # Whether clients may be told why a model could not be loaded, in its handler's words.
         self.tells_errors = False
 
 
-class HttpPrediction(Prediction):
+class Prediction(PendingRequest):
     """One prediction, from its whole request to its one answer.
+
+    `respond` sends the answer; errors are answers too. `spec` and `metrics` are None until its
+    version is found.
 
     Args:
         shared: what all have in common.
         target: what the path names.
         headers: names in lower case; owned by this prediction.
         query: the query string, which only counts where `target` takes one.
-        respond: sends the one answer; errors are answers too.
     """
 
+    spec: ModelSpec | None = None
+    metrics: VersionMetrics | None = None
+    respond: Callable[[int, list[Header], Body], None]
     _is_tensors = False
 
     def __init__(
-        self,
-        shared: HttpPredictions,
-        target: Target,
-        headers: dict[str, str],
-        query: str,
-        respond: Respond,
+        self, shared: HttpPredictions, target: Target, headers: dict[str, str], query: str
     ) -> None:
-        super().__init__(shared.service)
+        super().__init__(fresh_request_id())
+        self.started_s = time.perf_counter()
         self.shared = shared
         self._target = target
         self._headers = headers
         self._query = query
-        self._respond = respond
 
     @abstractmethod
     def base_url(self) -> str:
@@ -120,7 +115,7 @@ class HttpPrediction(Prediction):
         """Goes on with what has to wait for something; a fault in it is answered, too."""
         self.shared.background.start(self._answering_faults(step))
 
-    def begin(self, body: Content) -> None:
+    def submit(self, body: Content) -> None:
         """Submits the request, at once if nothing has to be waited for.
 
         Args:
@@ -129,52 +124,57 @@ class HttpPrediction(Prediction):
         shared, target, headers = self.shared, self._target, self._headers
         try:
             self._is_tensors = target.is_v2 and (
-                shared.is_open_inference or speaks_of_binary(headers, body)
+                shared.settings.open_inference_rows or speaks_of_binary(headers, body)
             )
             is_long_form = len(body) > shared.large_form_bytes and is_form(
                 headers.get("content-type", "")
             )
-            spec = self.service.known(target.model_name, target.model_version)
+            spec = shared.service.known(target.model_name, target.model_version)
             if spec is None or target.takes_query or is_long_form:
-                self.continue_with(self._begin_slowly(body, is_long_form=is_long_form))
+                self.continue_with(self._submit_when_read(body, is_long_form=is_long_form))
             else:
-                self._arrive(spec)
-                self._send(self._read(target, body))
+                self._accept(spec)
+                self._send(spec, self._read(body))
         except ServeError as error:
             self._refuse(error)
         except Exception as error:
-            self._fall(error)
+            self._answer_fault(error)
 
-    async def _begin_slowly(self, body: Content, *, is_long_form: bool) -> None:
-        read = partial(self._read, self._target, body)
+    async def _submit_when_read(self, body: Content, *, is_long_form: bool) -> None:
+        read, service = partial(self._read, body), self.shared.service
         del body
         request = None
         if self._target.takes_query:
             request = await asyncio.to_thread(read) if is_long_form else read()
-            self._target = await self._named(request)
+            if not self._target.model_name:
+                self._target = self._target._replace(model_name=await self._model_name(request))
         name, version = self._target.model_name, self._target.model_version
-        self._arrive(self.service.known(name, version) or await self.service.resolve(name, version))
-        if request is None or (self.spec is not None and self.spec.decodes_itself):
+        spec = service.known(name, version) or await service.resolve(name, version)
+        self._accept(spec)
+        if request is None or spec.decodes_itself:
             request = await asyncio.to_thread(read) if is_long_form else read()
         del read
-        self._send(request)
+        self._send(spec, request)
 
-    def _send(self, request: Request) -> None:
-        assert self.spec is not None
-        async_after_s = self.spec.async_after_s
-        if not async_after_s and "prefer" not in self._headers:
-            self.service.submit(self, request)
-            return
-        preferences = preferences_of(self._headers, async_after_s)
-        if preferences.is_async:
-            self.continue_with(self._send_job(request, preferences))
-        else:
-            self.service.submit(self, request)
+    def _accept(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.metrics = self.shared.service.metrics.version(spec.key, self._target.model_version)
+        self.metrics.totals.count_arrival()
+        self.timeout_s = read_timeout_s(self._headers) or 0.0
 
-    async def _send_job(self, request: Request, preferences: Preferences) -> None:
-        assert self.spec is not None
-        taking = self.shared.jobs.take(
-            self.spec,
+    def _send(self, spec: ModelSpec, request: Request) -> None:
+        if spec.async_after_s or "prefer" in self._headers:
+            preferences = preferences_of(self._headers, spec.async_after_s)
+            if preferences.is_async:
+                self.continue_with(self._send_job(spec, request, preferences))
+                return
+        if not self.is_over:
+            self.wire = request.to_wire()
+            self.shared.service.broker.submit(spec, self)
+
+    async def _send_job(self, spec: ModelSpec, request: Request, preferences: Preferences) -> None:
+        submitting = self.shared.jobs.take(
+            spec,
             request,
             self._headers,
             preferences,
@@ -184,13 +184,13 @@ class HttpPrediction(Prediction):
         )
         del request
         try:
-            answer = await taking
+            answer = await submitting
         except VersionNotFound as error:
-            raise await self.service.why_unknown(self.spec, error) from error
+            raise await self.shared.service.why_unknown(spec, error) from error
         if not self.is_over:
             self.is_over = True
-            self.service.end(self, answer.status, None, "")
-            self._respond(*answer)
+            self.count(answer.status)
+            self.respond(*answer)
 
     async def _answering_faults(self, step: Coroutine[Any, Any, None]) -> None:
         try:
@@ -198,47 +198,42 @@ class HttpPrediction(Prediction):
         except ServeError as error:
             self._refuse(error)
         except Exception as error:
-            self._fall(error)
+            self._answer_fault(error)
 
-    def _arrive(self, spec: ModelSpec) -> None:
-        self.service.arrive(self, spec, self._target.model_version)
-        self.timeout_s = read_timeout_s(self._headers) or 0.0
-
-    def _read(self, target: Target, body: Content) -> Request:
-        request = self._parsed(target, body)
+    def _read(self, body: Content) -> Request:
+        request = self._parsed(body)
         sent = self.sent_headers()
         for name in OWN_HEADERS:
             if name in request.headers:
                 sent[name] = request.headers[name]
         return Request(sent, request.parts)
 
-    def _parsed(self, target: Target, body: Content) -> Request:
-        most = self.shared.max_form_parts
+    def _parsed(self, body: Content) -> Request:
+        target, headers = self._target, self._headers
+        most_parts = self.shared.settings.max_form_parts
         if self.spec is not None and self.spec.decodes_itself:
             if not target.is_v2:
-                return read_undecoded(target, self._headers, body, self._query, most)
+                return read_undecoded(target, headers, body, self._query, most_parts)
             self._is_tensors = True
         if self._is_tensors:
-            return read_tensors(target, self._headers, body)
+            return read_tensors(target, headers, body)
         query = self._query if target.takes_query else ""
-        return read_request(target, self._headers, body, query, most)
+        return read_request(target, headers, body, query, most_parts)
 
-    async def _named(self, request: Request) -> Target:
-        """Returns the target with its model's name, from wherever TorchServe takes it.
+    async def _model_name(self, request: Request) -> str:
+        """Returns the model's name, from wherever TorchServe takes it.
 
         Raises:
             BadRequest: the request names no model.
         """
-        if self._target.model_name:
-            return self._target
-        name = first_in_query(self._query, "model_name", self.shared.max_form_parts)
-        name = name or await self.service.only_startup_model()
+        name = first_in_query(self._query, "model_name", self.shared.settings.max_form_parts)
+        name = name or await self.shared.service.only_startup_model()
         if not name:
             parts = {part.name: part.content for part in request.parts}
             name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
         if not name:
             raise BadRequest("Parameter model_name is required.")
-        return self._target._replace(model_name=name)
+        return name
 
     # --- the outcome
 
@@ -250,12 +245,12 @@ class HttpPrediction(Prediction):
             return
         try:
             answer = reply_answer(reply, self.request_id)
-            self.service.end(self, answer.status, reply.timing, reply.reason)
+            self.count(answer.status, reply.timing, reply.reason)
             if self._is_tensors and reply.error_type:
                 answer = with_error_key(answer)
-            self._respond(*answer)
+            self.respond(*answer)
         except Exception as error:
-            self._fall(error)
+            self._answer_fault(error)
 
     def on_error(self, error: Exception) -> None:
         """Answers with the reason."""
@@ -265,7 +260,27 @@ class HttpPrediction(Prediction):
             self._refuse(error)
         else:
             assert isinstance(error, ClientLeft)
-            self._respond(CLIENT_CLOSED_REQUEST, [], b"")
+            self.respond(CLIENT_CLOSED_REQUEST, [], b"")
+
+    def count(self, status: int, timing: BatchTiming | None = None, reason: str = "") -> None:
+        """Counts the answer, and logs a failure.
+
+        Args:
+            status: as replies and errors have it.
+            timing: of its batch, if it ran in one.
+            reason: the word for what went wrong; empty when nothing did.
+        """
+        spec, service = self.spec, self.shared.service
+        if status >= LOWEST_STATUS:
+            name, version = spec.key if spec else ("unknown", "unknown")
+            asked = {"model": name, "version": version}
+            service.failed.note(self.request_id, status, reason, asked)
+        if spec is None or self.metrics is None:
+            service.metrics.count_unknown(status, reason)
+            return
+        seconds = time.perf_counter() - self.started_s
+        full_size = spec.batch_size
+        self.metrics.count_answer(status, seconds, timing, reason=reason, full_size=full_size)
 
     def _refuse(self, error: ServeError) -> None:
         if not isinstance(error, NoWorker):
@@ -277,14 +292,15 @@ class HttpPrediction(Prediction):
             self.continue_with(self._refuse_without_worker(error, self.spec))
 
     async def _refuse_without_worker(self, error: NoWorker, spec: ModelSpec) -> None:
-        version, why = self._target.model_version, await self.service.why_no_worker(spec)
-        if spec.load_error or (why and self.shared.tells_errors):
-            error.message = _failed_text(self._target, why)
-        elif why:
-            error.message = _failed_text(self._target, "The management API has the error")
+        why = await self.shared.service.why_no_worker(spec)
+        is_told = bool(spec.load_error) or self.shared.tells_errors
+        if why:
+            reason = why.rstrip(".") if is_told else "The management API has the error"
+            error.message = f"{_no_worker(self._target)}: it could not be loaded. {reason}"
         else:
             error.message = _no_worker_text(self._target)
         if not spec.load_error:
+            version = self._target.model_version
             error.message += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
         if spec.min_worker == 0:
             error.retry_after_s = None  # nobody has asked for one
@@ -292,19 +308,18 @@ class HttpPrediction(Prediction):
 
     def _answer_error(self, error: ServeError) -> None:
         answer = error_answer(error, self.request_id)
-        self.service.end(self, answer.status, None, error.reason)
-        self._respond(*(with_error_key(answer) if self._is_tensors else answer))
+        self.count(answer.status, None, error.reason)
+        self.respond(*(with_error_key(answer) if self._is_tensors else answer))
 
-    def _fall(self, error: Exception) -> None:
+    def _answer_fault(self, error: Exception) -> None:
         """Answers although this program has a fault; the log says which."""
-        text = "prediction failed model=%r request=%s"
-        log.error(text, self._target.model_name, self.request_id, exc_info=error)
-        self._respond(*error_answer(InternalError("Internal server error."), self.request_id))
+        line = "prediction failed model=%r request=%s"
+        log.error(line, self._target.model_name, self.request_id, exc_info=error)
+        self.respond(*error_answer(InternalError("Internal server error."), self.request_id))
 
     async def _explain(self, error: VersionNotFound) -> None:
-        spec = self.spec
-        assert isinstance(spec, ModelSpec)
-        raise await self.service.why_unknown(spec, error)
+        assert self.spec is not None
+        raise await self.shared.service.why_unknown(self.spec, error)
 
     async def _stream(self, stream: ReplyStream) -> None:
         try:
@@ -312,22 +327,54 @@ class HttpPrediction(Prediction):
         except BaseException:
             await stream.close()
             raise
-        count = partial(self.service.end, self)
-        answer = StreamedAnswer(status, headers, stream, count)
         try:
-            await self.send_stream(answer)
+            await self.send_stream(StreamedAnswer(status, headers, stream, self.count))
         except ServeError as error:
-            self._respond(*error_answer(error))
+            self.respond(*error_answer(error))
+
+
+class AwaitedPrediction(Prediction):
+    """A prediction whose door waits for the answer and sends it: under other WSGI servers."""
+
+    def __init__(
+        self,
+        shared: HttpPredictions,
+        target: Target,
+        headers: dict[str, str],
+        query: str = "",
+        base_url: str = "",
+    ) -> None:
+        super().__init__(shared, target, headers, query)
+        self._base_url = base_url
+        self._answered: asyncio.Future[Answer | StreamedAnswer]
+        self._answered = asyncio.get_running_loop().create_future()
+        self.respond = self._keep
+
+    async def answer(self, body: Content) -> Answer | StreamedAnswer:
+        """Returns the one answer, to a request with this body."""
+        self.submit(body)
+        del body
+        try:
+            return await self._answered
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    def base_url(self) -> str:
+        return self._base_url
+
+    def _keep(self, status: int, headers: list[Header], body: Body) -> None:
+        if not self._answered.done():
+            self._answered.set_result(Answer(status, headers, body))
+
+    async def send_stream(self, answer: StreamedAnswer) -> None:
+        self._answered.set_result(answer)
 
 
 def _no_worker(target: Target) -> str:
     # Word for word, unbalanced quote included: TorchServe 0.12.
     version = "" if target.model_version is None else f' Version {target.model_version}"'
     return f'Model "{target.model_name}"{version} has no worker to serve inference request'
-
-
-def _failed_text(target: Target, why: str) -> str:
-    return f"{_no_worker(target)}: it could not be loaded. {why.rstrip('.')}"
 
 
 def _no_worker_text(target: Target) -> str:
