@@ -1,17 +1,25 @@
 """What an ingress measures.
 
-The series of a model version are looked up once: a request then costs a few additions.
+prometheus_client's own counters take a lock for each number, and its histograms look through all
+buckets: a sixth of what an echo cost the ingress. Here it is an addition or two; prometheus_client
+has the families that are written out.
 """
 
 import asyncio
 import logging
 import socket
 import time
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from batching.errors import StoreUnavailable
 from batching.models.spec import VersionKey
@@ -20,8 +28,7 @@ from batching.process.outputs import dropped_lines
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
 from ingress.metrics.queue_metrics import VERSION_LABELS
-from ingress.metrics.request_series import Count, Counter, Histogram
-from ingress.metrics.torchserve_metrics import TorchServeMetrics
+from ingress.metrics.torchserve_metrics import TorchServeMetrics, VersionTotals
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +43,75 @@ _LOOK_S = 300.0
 # runs alone and counts as late.
 FULL, LATE = "full", "late"
 
-F = TypeVar("F", Counter, Histogram)
+# Counters of a version: name, text, further label, attribute of `VersionSeries`.
+_COUNTERS = (
+    ("ferry_requests", "Predictions answered, by HTTP status.", ("code",), "codes"),
+    (
+        "ferry_errors",
+        "Predictions answered with an error, by the word in x-ferry-reason.",
+        ("reason",),
+        "reasons",
+    ),
+    ("ferry_batches", "Batches run, by why they left: full, or late.", ("release",), "batches"),
+    (
+        "ferry_unbatched_batches",
+        "Batches that failed as a whole, and whose requests then succeeded one by one.",
+        (),
+        "unbatched",
+    ),
+)
+_HISTOGRAMS = (
+    ("ferry_queue_wait_seconds", "From submit to claim, per request.", "queue_seconds"),
+    ("ferry_request_seconds", "From a read body to an answer, per request.", "request_seconds"),
+    ("ferry_handler_seconds", "In the handler, per batch.", "handler_seconds"),
+    ("ferry_batch_size", "Requests in a batch, per batch.", "batch_size"),
+)
+
+
+class _Distribution:
+    """Observed values, by bucket."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Adds a value to the first bucket whose bound is not below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class VersionSeries:
+    """What was counted of one model version, by one thread; read by any."""
+
+    def __init__(self, *, is_model: bool = True) -> None:
+        self.codes: Counter[int] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.batches: Counter[str] = Counter({FULL: 0, LATE: 0} if is_model else {})
+        self.unbatched: Counter[str] = Counter({"": 0} if is_model else {})
+        self.queue_seconds = _Distribution()
+        self.request_seconds = _Distribution()
+        self.handler_seconds = _Distribution()
+        self.batch_size = _Distribution(_BATCH_SIZES)
 
 
 class VersionMetrics:
-    """The series of one model version, as one kind of URL addresses it."""
+    """Counts for one model version, as one kind of URL addresses it."""
 
-    def __init__(self, metrics: "Metrics", key: VersionKey, asked_version: str | None) -> None:
-        self._codes: dict[int, Count] = {}
-        self._metrics = metrics
+    def __init__(
+        self,
+        key: VersionKey,
+        series: VersionSeries,
+        totals: VersionTotals,
+        recent: deque[tuple[float, VersionKey, int, BatchTiming]],
+    ) -> None:
         self._key = key
-        self._request_seconds = metrics.request_seconds.labels(*key)
-        self._queue_seconds = metrics.queue_seconds.labels(*key)
-        self._handler_seconds = metrics.handler_seconds.labels(*key)
-        self._batch_size = metrics.batch_size.labels(*key)
-        self._full = metrics.batches.labels(*key, FULL)
-        self._late = metrics.batches.labels(*key, LATE)
-        self._unbatched = metrics.unbatched.labels(*key)
-        # TorchServe labels by what the URL said.
-        self.totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
+        self._series = series
+        self.totals = totals
+        self._recent = recent
 
     def count_answer(
         self,
@@ -74,26 +131,22 @@ class VersionMetrics:
             reason: the word for what went wrong; empty when nothing did.
             full_size: how many requests fill a batch of this version.
         """
-        counter = self._codes.get(status)
-        if counter is None:
-            counter = self._codes[status] = self._metrics.requests.labels(*self._key, str(status))
-        counter.inc()
+        series = self._series
+        series.codes[status] += 1
         if reason:
-            self._metrics.errors.labels(*self._key, reason).inc()
-        self._request_seconds.observe(seconds)
+            series.reasons[reason] += 1
+        series.request_seconds.observe(seconds)
         if timing is None:
             return
-        self._queue_seconds.observe(timing.queue_us / 1e6)
+        series.queue_seconds.observe(timing.queue_us / 1e6)
         if status < 300:  # noqa: PLR2004  (TorchServe sums over successful requests only)
             self.totals.count_success(seconds, timing)
         if timing.is_first:
-            self._handler_seconds.observe(timing.handler_us / 1e6)
-            self._batch_size.observe(timing.batch_size)
-            left = time.monotonic(), self._key, full_size, timing
-            self._metrics.recent_batches.append(left)
-            (self._full if timing.batch_size >= full_size else self._late).inc()
-            if timing.is_unbatched:
-                self._unbatched.inc()
+            series.handler_seconds.observe(timing.handler_us / 1e6)
+            series.batch_size.observe(timing.batch_size)
+            series.batches[FULL if timing.batch_size >= full_size else LATE] += 1
+            series.unbatched[""] += timing.is_unbatched
+            self._recent.append((time.monotonic(), self._key, full_size, timing))
 
 
 class Metrics:
@@ -106,65 +159,54 @@ class Metrics:
         self.recent_batches: deque[tuple[float, VersionKey, int, BatchTiming]] = deque(
             maxlen=_RECENT
         )
-        self._families: list[Counter | Histogram] = []
-        self.requests = self._counter(
-            "ferry_requests", "Predictions answered, by HTTP status.", "code"
-        )
-        self.errors = self._counter(
-            "ferry_errors",
-            "Predictions answered with an error, by the word in x-ferry-reason.",
-            "reason",
-        )
-        self.batches = self._counter(
-            "ferry_batches", "Batches run, by why they left: full, or late.", "release"
-        )
-        self.unbatched = self._counter(
-            "ferry_unbatched_batches",
-            "Batches that failed as a whole, and whose requests then succeeded one by one.",
-        )
-        self.queue_seconds = self._histogram(
-            "ferry_queue_wait_seconds", "From submit to claim, per request."
-        )
-        self.request_seconds = self._histogram(
-            "ferry_request_seconds", "From a read body to an answer, per request."
-        )
-        self.handler_seconds = self._histogram(
-            "ferry_handler_seconds", "In the handler, per batch."
-        )
-        self.batch_size = self._histogram(
-            "ferry_batch_size", "Requests in a batch, per batch.", _BATCH_SIZES
-        )
         self.torchserve = TorchServeMetrics(
             socket.gethostname(), is_logging=is_logging, unlogged=unlogged
         )
+        self.series: dict[VersionKey, VersionSeries] = {_NO_MODEL: VersionSeries(is_model=False)}
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
         """Returns the series of this version; `asked_version` is what the URL said, or None."""
-        series = self._versions.get((key, asked_version))
-        if series is None:
-            series = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
-        return series
-
-    def versions(self) -> frozenset[VersionKey]:
-        """Returns the versions that have series."""
-        return frozenset(key for key, _ in self._versions)
+        version = self._versions.get((key, asked_version))
+        if version is None:
+            series = self.series.setdefault(key, VersionSeries())
+            # TorchServe labels by what the URL said.
+            totals = self.torchserve.totals(key.model_name, asked_version or "default")
+            version = VersionMetrics(key, series, totals, self.recent_batches)
+            self._versions[key, asked_version] = version
+        return version
 
     def count_unknown(self, status: int, reason: str) -> None:
         """Counts an answer for an unknown model, without labels: such names are the client's."""
-        self.requests.labels(*_NO_MODEL, str(status)).inc()
-        self.errors.labels(*_NO_MODEL, reason).inc()
+        self.series[_NO_MODEL].codes[status] += 1
+        self.series[_NO_MODEL].reasons[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
         """Yields what was counted here."""
-        for family in self._families:
-            yield family.collect()
+        all_series = list(self.series.items())
+        for name, text, labels, attribute in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=(*VERSION_LABELS, *labels))
+            for key, series in all_series:
+                for label, count in list(getattr(series, attribute).items()):
+                    counter.add_metric((*key, str(label))[: 2 + len(labels)], count)
+            yield counter
+        for name, text, attribute in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, text, labels=VERSION_LABELS)
+            for key, series in all_series[1:]:
+                values = getattr(series, attribute)
+                bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+                buckets = list(zip(bounds, accumulate(values.counts), strict=True))
+                histogram.add_metric(key, buckets, values.sum)
+            yield histogram
         yield from self.torchserve.collect()
+
+    def versions(self) -> set[VersionKey]:
+        """Returns the versions that have series."""
+        return self.series.keys() - {_NO_MODEL}
 
     def forget(self, key: VersionKey) -> None:
         """Removes the version's series; later requests begin new ones."""
-        for family in self._families:
-            family.remove(key)
+        del self.series[key]
         self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
         self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
 
@@ -173,29 +215,18 @@ class Metrics:
 
         A version loses its series when it was not registered at two looks in a row.
         """
-        missing: frozenset[VersionKey] = frozenset()
+        missing: set[VersionKey] = set()
         while True:
             await asyncio.sleep(interval_s)
-            missing_before = missing
+            missing_before, missing = missing, set()
             try:
                 specs = await in_daemon_thread(registry.specs)
             except StoreUnavailable:
-                missing = frozenset()  # Redis may come back empty, until the nodes fill it
-                continue
+                continue  # Redis may come back empty, until the nodes fill it
             missing = self.versions() - {spec.key for spec in specs}
             for key in missing & missing_before:
                 self.forget(key)
                 log.info("forgot metrics of model=%s version=%s", *key)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return self._added(Counter(name, text, (*VERSION_LABELS, *labels)))
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> Histogram:
-        return self._added(Histogram(name, text, VERSION_LABELS, bounds))
-
-    def _added(self, family: F) -> F:
-        self._families.append(family)
-        return family
 
 
 def broker_families(

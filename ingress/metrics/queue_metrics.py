@@ -31,56 +31,38 @@ EVENTS = (
 # How tries to tell receivers of jobs ended; each is a counter `webhooks_...` of the version.
 WEBHOOK_OUTCOMES = ("delivered", "retried", "failed", "gone")
 
-# Gauges of a version's queue: name, text, attribute of its status.
-_QUEUE = (
-    ("ferry_queue_depth", "Requests waiting for a worker.", "waiting"),
-    (
-        "ferry_queue_open_requests",
+# Of a version's queue: name -> text, attribute of its status.
+_QUEUE_GAUGES = {
+    "ferry_queue_depth": ("Requests waiting for a worker.", "waiting"),
+    "ferry_queue_open_requests": (
         "Requests waiting or at a worker, of all ingresses.",
         "open_requests",
     ),
-    ("ferry_queue_capacity", "Requests that may wait (job_queue_size).", "capacity"),
-    (
-        "ferry_queue_oldest_age_seconds",
+    "ferry_queue_capacity": ("Requests that may wait (job_queue_size).", "capacity"),
+    "ferry_queue_oldest_age_seconds": (
         "Since the oldest waiting request arrived; 0: none.",
         "oldest_age_s",
     ),
-    ("ferry_jobs_waiting", "Jobs waiting for a worker; urgent ones are requests.", "jobs"),
-    (
-        "ferry_jobs_oldest_age_seconds",
+    "ferry_jobs_waiting": ("Jobs waiting for a worker; urgent ones are requests.", "jobs"),
+    "ferry_jobs_oldest_age_seconds": (
         "Since the oldest waiting job arrived; 0: none.",
         "oldest_job_age_s",
     ),
-)
-# Of Redis: kind, name, text, attribute of its status.
-_REDIS = (
-    (GaugeMetricFamily, "ferry_redis_round_trip_seconds", "A PING and its answer.", "round_trip_s"),
-    (
-        GaugeMetricFamily,
-        "ferry_redis_memory_used_bytes",
-        "Memory that Redis uses.",
-        "memory_used_bytes",
-    ),
-    (
-        GaugeMetricFamily,
-        "ferry_redis_memory_limit_bytes",
-        "maxmemory of Redis; 0: none.",
-        "memory_limit_bytes",
-    ),
-    (GaugeMetricFamily, "ferry_redis_clients", "Connections to Redis, of everybody.", "clients"),
-    (
-        CounterMetricFamily,
-        "ferry_redis_commands",
-        "Commands that Redis has carried out.",
-        "commands",
-    ),
-    (
-        CounterMetricFamily,
-        "ferry_redis_evicted_keys",
+}
+# Of Redis.
+_REDIS_GAUGES = {
+    "ferry_redis_round_trip_seconds": ("A PING and its answer.", "round_trip_s"),
+    "ferry_redis_memory_used_bytes": ("Memory that Redis uses.", "memory_used_bytes"),
+    "ferry_redis_memory_limit_bytes": ("maxmemory of Redis; 0: none.", "memory_limit_bytes"),
+    "ferry_redis_clients": ("Connections to Redis, of everybody.", "clients"),
+}
+_REDIS_COUNTERS = {
+    "ferry_redis_commands": ("Commands that Redis has carried out.", "commands"),
+    "ferry_redis_evicted_keys": (
         "Keys that Redis dropped at maxmemory; with noeviction none.",
         "evicted_keys",
     ),
-)
+}
 
 
 def queue_families(registry: Registry) -> list[Metric]:
@@ -89,8 +71,10 @@ def queue_families(registry: Registry) -> list[Metric]:
     try:
         store = registry.store()
         families: list[Metric] = [GaugeMetricFamily(*up, value=1)]
-        for kind, name, text, attribute in _REDIS:
-            families.append(kind(name, text, value=getattr(store, attribute)))
+        for name, (text, attribute) in _REDIS_GAUGES.items():
+            families.append(GaugeMetricFamily(name, text, value=getattr(store, attribute)))
+        for name, (text, attribute) in _REDIS_COUNTERS.items():
+            families.append(CounterMetricFamily(name, text, value=getattr(store, attribute)))
         return [*families, *_node_families(registry), *_version_families(registry)]
     except StoreUnavailable:
         return [GaugeMetricFamily(*up, value=0)]
@@ -127,7 +111,7 @@ def _node_families(registry: Registry) -> Iterator[Metric]:
 
 def _version_families(registry: Registry) -> Iterator[Metric]:
     queues = {spec.key: registry.queue(spec) for spec in registry.specs()}
-    for name, text, attribute in _QUEUE:
+    for name, (text, attribute) in _QUEUE_GAUGES.items():
         gauge = GaugeMetricFamily(name, text, labels=VERSION_LABELS)
         for key, queue in queues.items():
             gauge.add_metric(key, getattr(queue, attribute))

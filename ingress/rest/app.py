@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -13,21 +14,19 @@ from werkzeug.exceptions import HTTPException
 from batching.errors import (
     BadRequest,
     InternalError,
-    MethodNotAllowed,
     PayloadTooLarge,
     ServeError,
     StoreUnavailable,
 )
 from ingress.access.authorizer import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
-from ingress.page.page_switch import has_page
 from ingress.predictions.prediction_service import LOWEST_STATUS, FailedRequests
 from ingress.rest.inference_api import InferenceView, OpenInferenceView
 from ingress.rest.management_api import ManagementView, TokenView
 from ingress.rest.metrics_api import MetricsView
 from ingress.rest.page_api import PageView
 from ingress.rest.responses import PlainResponse, answer_job, to_response
-from ingress.role import Role
+from ingress.role import Role, has_page
 from ingress.services import Services
 from ingress.torchserve.answers import (
     error_answer,
@@ -159,15 +158,13 @@ class _App(Flask):
         return error_answer(error)
 
     def _answer_http(self, error: HTTPException) -> Answer:
-        # Not found includes Flask's redirects: TorchServe has none.
-        refusal: ServeError = not_found()
-        if error.code == MethodNotAllowed.status:
-            refusal = wrong_method()
-        elif error.code == PayloadTooLarge.status:
-            refusal = PayloadTooLarge("")
-        elif error.code == BadRequest.status:
-            refusal = BadRequest("Invalid HTTP message.")
-        return error_answer(refusal)
+        refusals: dict[int | None, ServeError] = {
+            400: BadRequest("Invalid HTTP message."),
+            405: wrong_method(),
+            413: PayloadTooLarge(""),
+        }
+        # All others are not found, Flask's redirects, too: TorchServe has none.
+        return error_answer(refusals.get(error.code, not_found()))
 
     def _answer_unforeseen(self, error: Exception) -> Answer:
         log.error("request failed", exc_info=error)
@@ -206,7 +203,10 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
 def _views(services: Services, roles: Collection[Role]) -> dict[str, Any]:
     """Returns the views that these roles, the settings and the keys ask for, by their name."""
     document = api_document(roles)
-    views: dict[str, Any] = {"shared": _SharedView(services, document)}
+    shared = SimpleNamespace(
+        describe_api=lambda: json_answer(document), answer_job=lambda **_: answer_job(services)
+    )
+    views: dict[str, Any] = {"shared": shared}
     if Role.INFERENCE in roles:
         views["inference"] = InferenceView(services)
         views["open_inference"] = OpenInferenceView(services)
@@ -223,18 +223,6 @@ def _views(services: Services, roles: Collection[Role]) -> dict[str, Any]:
 
 def _refuse_path(_: str) -> Response:
     raise not_found()
-
-
-class _SharedView:
-    def __init__(self, services: Services, document: dict[str, Any]) -> None:
-        self._services = services
-        self._document = document
-
-    def describe_api(self) -> Answer:
-        return json_answer(self._document)
-
-    def answer_job(self, **_: str) -> Answer | Response:
-        return answer_job(self._services)
 
 
 class _PlainPaths:

@@ -67,11 +67,6 @@ class MetricsStore:
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Returns the metric of this name and type.
-
-        Raises:
-            MetricsCacheKeyError: there is no such metric.
-        """
         try:
             return self.cache[metric_name, metric_type]
         except KeyError:
@@ -113,11 +108,6 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Records a duration.
-
-        Raises:
-            MetricsCacheValueError: the unit is not `ms` or `s`.
-        """
         self.add_metric(name, value, _checked(unit, _TIMES), idx, dimensions, metric_type)
 
     def add_size(  # noqa: PLR0917 - TorchServe's order
@@ -129,11 +119,6 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Records a size.
-
-        Raises:
-            MetricsCacheValueError: the unit is not `B`, `kB`, `MB` or `GB`.
-        """
         self.add_metric(name, value, _checked(unit, _SIZES), idx, dimensions, metric_type)
 
     def add_percent(

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import errno
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from batching.process.siblings import Siblings
 from ingress.metrics import host_numbers
 from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.request_series import Counter, Histogram
 from ingress.rest.metrics_api import write_text
 
 
@@ -18,13 +17,11 @@ class Process:
 
     def __init__(self, number, folder, count=2):
         self.registry = CollectorRegistry(auto_describe=False)
-        self.answers = Counter("answers", "Answers.", ("code",))
-        self.seconds = Histogram("seconds", "Seconds.", ("model",), (1, 10))
+        shared = {"registry": self.registry}
+        self.answers = Counter("answers", "Answers.", ("code",), **shared)
+        self.seconds = Histogram("seconds", "Seconds.", ("model",), buckets=(1, 10), **shared)
         self.open = Gauge("open", "Open.", registry=self.registry)
-        self.numbers = HostNumbers(self.families, Siblings(number, count, folder))
-
-    def families(self):
-        return [self.answers.collect(), self.seconds.collect(), *self.registry.collect()]
+        self.numbers = HostNumbers(self.registry.collect, Siblings(number, count, folder))
 
     async def __aenter__(self):
         await self.numbers.start()
@@ -39,9 +36,9 @@ class Process:
 
     async def scrape(self):
         families = await asyncio.to_thread(self.numbers.collect)
-        return dict(
-            line.split() for line in write_text(families).decode().splitlines() if line[0] != "#"
-        )
+        lines = write_text(families).decode().splitlines()
+        # When a series began is only in families of prometheus_client's own counters.
+        return dict(line.split() for line in lines if line[0] != "#" and "_created" not in line)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ def sample(metrics, start):
 def test_b19_text_is_written_whatever_a_label_holds():
     # Given half of a character, which has no UTF-8
     metrics = Metrics()
-    metrics.requests.labels("a\ud800", "1", "200").inc()
+    metrics.version(VersionKey("a\ud800", "1"), None).count_answer(200, 0.01, None)
     # When / Then
     assert any('model="a?",' in line for line in lines(metrics))
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from batching.models.spec import VersionKey
 from batching.protocol import OPEN_INFERENCE_TYPE
 from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
 from ingress.torchserve.routes import parse_prediction_path
@@ -114,12 +115,12 @@ def readiness(ingress, path):
 
 def test_stream_is_counted_once_it_has_ended(echo):
     # Given
-    answered = echo.services.metrics.requests.labels("echo", "1.0", "200")
+    metrics, key = echo.services.metrics, VersionKey("echo", "1.0")
     # When
     answer = echo.predict("/predictions/echo", headers={"x-pieces": "one,two"}, data=b"last")
     # Then
     assert answer.text == "onetwobody:|last"
-    eventually(lambda: answered.value == 1)
+    eventually(lambda: metrics.series[key].codes == {200: 1})
 
 
 def test_body_is_held_once_while_its_client_waits(echo, node):
