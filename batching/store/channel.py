@@ -19,8 +19,7 @@ from itertools import islice
 from batching import errors
 from batching.estimate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import NO_WIRE, ProtocolError
-from batching.request_ids import fresh_request_id
+from batching.protocol import NO_WIRE, ProtocolError, fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
     USUAL_PATIENCE,

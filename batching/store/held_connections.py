@@ -205,7 +205,8 @@ class HeldConnection:
         if connection is None:
             connection = self._connection = self._pool.get_connection()
         # Checked as the pool checks one that it gives away.
-        connection.connect()
+        if not connection.is_connected or hasattr(connection, "finder"):
+            connection.connect()
         drop_if_lost(connection)
 
         def exchange() -> list[Any]:

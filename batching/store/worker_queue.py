@@ -215,6 +215,9 @@ class WorkerQueue:
             if item.is_of_job:
                 value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
+        if not measured:
+            codes = self._connection.run("reply", self._reply_keys, arguments)
+            return [_REPLY_CODES[code] for code in codes]
         # First what was measured: whoever has the answer finds it.
         calls = [*self.measurements.calls(measured), ("reply", self._reply_keys, arguments)]
         *recorded, codes = self._connection.run_all(calls)
