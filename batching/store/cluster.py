@@ -405,16 +405,18 @@ class Deployment:
         return {**options, **times, "connection_class": kind}
 
 
-def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> Any:
+def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> redis.Redis:
     """Returns a blocking client of the registry's keys; only what was refused is sent again.
 
     Clients of other hash tags are dropped when they were not asked for within `kept_s`: versions
     come and go.
     """
     deployment = Deployment(url, socket_timeout_s, is_async=False, kept_s=kept_s)
-    return deployment.client(HOME)
+    client: redis.Redis = deployment.client(HOME)
+    return client
 
 
-def connect_async(url: RedisUrl) -> Any:
+def connect_async(url: RedisUrl) -> redis.asyncio.Redis:
     """Returns an asyncio client of the registry's keys; only what was refused is sent again."""
-    return Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
+    client: redis.asyncio.Redis = Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
+    return client

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
-from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
 from batching.store.held_connections import (
+    AsyncClient,
     AsyncHeldConnection,
     Buffer,
     Command,
@@ -228,7 +228,7 @@ class IngressQueue:
         return values
 
     async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
-        values = await self._client.mget(self._reply_keys(request_ids))
+        values: list[Any] = await self._client.mget(self._reply_keys(request_ids))
         return dict(zip(request_ids, values, strict=True))
 
     async def fetch_large(

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.client_types import AsyncClient
 from batching.store.clients import at, close_unused, is_cluster
+from batching.store.held_connections import AsyncClient
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
 from batching.store.rq_names import waiting_jobs
@@ -161,7 +162,7 @@ class NodeQueue:
         After a day the last beat is dropped, too.
         """
         # In this order: a node that joins meanwhile beats before it is listed.
-        listed = await self._client.hkeys(keys.NODE_INFO)
+        listed: list[Any] = await self._client.hkeys(keys.NODE_INFO)
         heard = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf")
         await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)
 
@@ -202,7 +203,7 @@ class NodeQueue:
     async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
         """Returns the workers of this node whose state was published."""
         version_keys, client = self._of(key)
-        names = await client.hkeys(version_keys.workers)
+        names: list[Any] = await client.hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
         return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
 
@@ -249,7 +250,7 @@ class NodeQueue:
         version_keys, client = self._of(key)
         if await client.zcard(version_keys.worker_beats) > 0:
             return True
-        worker_ids = await client.hkeys(version_keys.workers)
+        worker_ids: list[Any] = await client.hkeys(version_keys.workers)
         nodes = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf") if worker_ids else []
         return any(worker_id.rpartition(b"-")[0] in nodes for worker_id in worker_ids)
 
@@ -286,7 +287,7 @@ class NodeQueue:
         records = await self._client.hgetall(keys.MODELS)
         for spec in specs_of(self._entries.read(records).values()):
             version_keys, client = self._of(spec.key)
-            worker_ids = await client.hkeys(version_keys.workers)
+            worker_ids: list[Any] = await client.hkeys(version_keys.workers)
             gone = [one for one in worker_ids if one.rpartition(b"-")[0] in of_dead]
             if gone:
                 await client.hdel(version_keys.workers, *gone)

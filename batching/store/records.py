@@ -30,7 +30,7 @@ asked for, so that a reply never reaches another client, whatever happens to a c
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-def ids_of(members: Iterable[bytes]) -> list[str]:
+def ids_of(members: Iterable[Any]) -> list[str]:
     """Returns the members of a set of beats that can be names of nodes or workers."""
     return [member.decode() for member in members if member.isascii()]
 
@@ -59,7 +59,7 @@ class RecordReader(Generic[T]):
         self._told: dict[bytes, bytes] = {}
 
     def read(
-        self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
+        self, records: Mapping[Any, Any], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
         """Returns the records by name; takes an unreadable one from `former`, or leaves it out."""
         found: dict[str, T] = {}

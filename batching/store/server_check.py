@@ -6,7 +6,9 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -16,8 +18,8 @@ from batching.settings.pem_files import load_authorities, load_pair
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
-from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
+from batching.store.held_connections import Client
 from batching.store.records import UNREADABLE
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script
@@ -112,7 +114,7 @@ def facts_of(settings: Settings) -> ServerFacts:
             version = client.info("server").get("redis_version", "")
             policy = client.info("memory").get("maxmemory_policy", SAFE_POLICY)
             file = client.info("persistence")
-            fsync = ""
+            fsync: str | None = ""
             with contextlib.suppress(redis.ResponseError):
                 fsync = client.config_get("appendfsync").get("appendfsync", "")
     except AWAY as error:
@@ -122,7 +124,7 @@ def facts_of(settings: Settings) -> ServerFacts:
         policy=str(policy),
         is_writing_file=file.get("aof_enabled") == 1,
         has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
-        fsync=str(fsync),
+        fsync=fsync or "",
     )
 
 
@@ -195,7 +197,7 @@ def check_nodes(client: Client, dead_after_ms: int) -> None:
         RedisError: it does not answer.
     """
     [alive] = script(client, "living")(keys=[keys.NODES], args=[dead_after_ms, "alive"])
-    records = client.hmget(keys.NODE_INFO, alive) if alive else []
+    records: Sequence[Any] = client.hmget(keys.NODE_INFO, alive) if alive else []
     if others := {_wire_version(record) for record in records} - {WIRE_VERSION}:
         raise UnusableNow(
             f"nodes of another release are at work on this Redis (wire version {min(others)}, here "

@@ -5,9 +5,8 @@ import socket
 import time
 from typing import Any
 
-from batching.store.client_types import Client
 from batching.store.clients import BLOCK_S
-from batching.store.held_connections import drop_if_lost
+from batching.store.held_connections import Client, drop_if_lost
 from batching.store.redis_errors import AWAY
 
 
@@ -16,7 +15,7 @@ class Wakeups:
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
-        self._pool = client.connection_pool
+        self._pool: Any = client.connection_pool
         self._name = name
         self._waiting: Any = None
         self._is_interrupted = False
@@ -75,7 +74,7 @@ class ParkedPop:
 
     def __init__(self, client: Client, name: str, *, block_s: float = BLOCK_S) -> None:
         self._block_s = block_s
-        self._pool = client.connection_pool
+        self._pool: Any = client.connection_pool
         self._name = name
         self._connection: Any = None
         self._is_parked = False

@@ -23,9 +23,8 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
-from batching.store.client_types import Client
 from batching.store.clients import at
-from batching.store.held_connections import HeldConnection, joined, packed_set
+from batching.store.held_connections import Client, HeldConnection, joined, packed_set
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.measurements import HandlerMeasurements
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys

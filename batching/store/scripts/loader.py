@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batching.store.client_types import AsyncClient, Client
+from batching.store.held_connections import AsyncClient, Client
 
 # A verb, its KEYS and its ARGV.
 ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
