@@ -57,7 +57,7 @@ class PageView:
     def batches(self) -> Answer:
         # The clock is the machine's: processes that share the port may answer in turns.
         after_s = request.args.get("after", 0.0, float)
-        found = [
+        batches = [
             {
                 "at_s": left_s,
                 "model": key.model_name,
@@ -71,7 +71,7 @@ class PageView:
             if left_s > after_s
         ]
         now_s = time.monotonic()
-        return json_answer({"now_s": now_s, "processes": self._processes, "batches": found})
+        return json_answer({"now_s": now_s, "processes": self._processes, "batches": batches})
 
     def openapi(self) -> Answer:
         return json_answer(self._models.described_in(self._document))
@@ -99,7 +99,7 @@ def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Answ
 
 def _reader() -> Path | None:
     """Returns the folder of Swagger UI; None where its package is not installed."""
-    found = importlib.util.find_spec("swagger_ui_bundle")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("swagger_ui_bundle")
+    if package is None or package.origin is None:
         return None
-    return next(Path(found.origin).parent.glob("vendor/swagger-ui-*"), None)
+    return next(Path(package.origin).parent.glob("vendor/swagger-ui-*"), None)
