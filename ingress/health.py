@@ -39,7 +39,7 @@ class Health:
             return False
         with contextlib.suppress(StoreUnavailable):
             alive = self._registry.alive_nodes()
-            self._last_ping = all(self._is_staffed(spec, alive) for spec in self._default_specs())
+            self._last_ping = all(self._is_staffed(spec, alive) for spec in self._staffed_specs())
         return self._last_ping
 
     def why_not_ready(self) -> str:
@@ -49,12 +49,8 @@ class Health:
         if self._lifecycle.is_loading:
             return "Loading models"
         try:
-            alive = self._registry.alive_nodes()
-            idle = [
-                spec.model_name
-                for spec in self._default_specs()
-                if spec.min_worker > 0 and not self.is_ready(spec, alive)
-            ]
+            alive, specs = self._registry.alive_nodes(), self._staffed_specs()
+            idle = [spec.model_name for spec in specs if not self.is_ready(spec, alive)]
         except StoreUnavailable:
             return "Request store unavailable"
         return f"No ready worker: {', '.join(idle)}" if idle else ""
@@ -68,13 +64,13 @@ class Health:
         workers = self._registry.workers(spec.key, alive)
         return any(worker.state is WorkerState.READY for worker in workers)
 
-    def _default_specs(self) -> list[ModelSpec]:
+    def _staffed_specs(self) -> list[ModelSpec]:
+        """Returns the default versions that are to have workers."""
         entries = self._registry.snapshot().values()
-        return [entry.versions[entry.default_version] for entry in entries]
+        specs = [entry.versions[entry.default_version] for entry in entries]
+        return [spec for spec in specs if spec.min_worker > 0]
 
     def _is_staffed(self, spec: ModelSpec, alive: Set[str]) -> bool:
-        if spec.min_worker == 0:
-            return True
         workers = self._registry.workers(spec.key, alive)
         counted = [worker for worker in workers if worker.state is not WorkerState.FAILED]
         return len(counted) >= spec.min_worker

@@ -71,3 +71,16 @@ def parse_address(written: str, role: Role) -> Address:
     if port is None:
         port = _DEFAULT_PORTS[parts.scheme][role]
     return Address(hosts[0], port, is_tls=parts.scheme == "https")
+
+
+def has_page(settings: Settings) -> bool:
+    """Returns whether browsers are shown the page and the API document.
+
+    Raises:
+        SettingsError: the inference address is none.
+    """
+    if settings.page == "off" or settings.keys_path() is not None:  # browsers have no key to show
+        return False
+    address = parse_address(settings.inference_address, Role.INFERENCE)
+    # A unix socket is there for a proxy, whose clients may be anybody.
+    return settings.page == "on" or (address.is_private and address.socket_path is None)

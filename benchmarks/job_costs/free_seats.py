@@ -1,10 +1,9 @@
 """What jobs take of the seats that requests leave free, and what accepting one costs."""
 
 import asyncio
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,33 +58,19 @@ class Run:
         return self.batches_per_s * HANDLER_MS / 1000
 
 
-# Has so many jobs wait for a model while its block runs.
-Backlog = Callable[[Fleet, str, int], contextlib.AbstractContextManager[None]]
-
-
-@contextlib.contextmanager
-def submitted(fleet: Fleet, model: str, jobs: int) -> Iterator[None]:
-    """Submits so many jobs, which wait."""
-    asyncio.run(_submit(fleet.url(model), str(HANDLER_MS).encode(), jobs))
-    yield
-
-
-def pairs(
-    rounds: int, jobs: int, seconds: float, backlog: Backlog = submitted
-) -> Iterator[tuple[Run, Run]]:
+def pairs(rounds: int, jobs: int, seconds: float) -> Iterator[tuple[Run, Run]]:
     """Yields pairs of runs, neighbours in time: without jobs, and with so many behind."""
     with Fleet(handler=HANDLER) as fleet:
         for number in range(rounds):
             # Every other pair the other way round, so that a machine that slows down is fair.
             counts = (0, jobs) if number % 2 == 0 else (jobs, 0)
             runs = {
-                count: _run(fleet, f"seats{number}x{count}", count, seconds, backlog)
-                for count in counts
+                count: _run(fleet, f"seats{number}x{count}", count, seconds) for count in counts
             }
             yield runs[0], runs[jobs]
 
 
-def _run(fleet: Fleet, model: str, jobs: int, seconds: float, backlog: Backlog) -> Run:
+def _run(fleet: Fleet, model: str, jobs: int, seconds: float) -> Run:
     """Measures on a model and a worker of its own.
 
     Raises:
@@ -100,22 +85,23 @@ def _run(fleet: Fleet, model: str, jobs: int, seconds: float, backlog: Backlog) 
     )
     body = str(HANDLER_MS).encode()
     began_s = time.monotonic()
-    with backlog(fleet, model, jobs) if jobs else contextlib.nullcontext():
-        fleet.scale(model, 1)
-        _drive(fleet.url(model), body, WARMUP_S)
-        # Each time in this order, as jobs are done meanwhile.
-        started_s = time.monotonic()
-        batches, replied = _batches(fleet, model), _replied(fleet, model)
-        outcome = _drive(fleet.url(model), body, seconds)
-        ended_s = time.monotonic()
-        batches = _batches(fleet, model) - batches
-        done = _replied(fleet, model) - replied - 1  # less the request that asked for the batches
-        took_s = ended_s - started_s
-        answered = len(outcome.latencies_s)
-        if jobs and ended_s - began_s > YOUNG_S:
-            raise BenchmarkError(f"jobs became older than {YOUNG_S:.0f} s: fewer jobs, or seconds")
-        if jobs and not _waiting(fleet, model):
-            raise BenchmarkError("the jobs were done before the run had ended: more jobs")
+    if jobs:
+        asyncio.run(_submit(fleet.url(model), body, jobs))
+    fleet.scale(model, 1)
+    _drive(fleet.url(model), body, WARMUP_S)
+    # Each time in this order, as jobs are done meanwhile.
+    started_s = time.monotonic()
+    batches, replied = _batches(fleet, model), _replied(fleet, model)
+    outcome = _drive(fleet.url(model), body, seconds)
+    ended_s = time.monotonic()
+    batches = _batches(fleet, model) - batches
+    done = _replied(fleet, model) - replied - 1  # less the request that asked for the batches
+    took_s = ended_s - started_s
+    answered = len(outcome.latencies_s)
+    if jobs and ended_s - began_s > YOUNG_S:
+        raise BenchmarkError(f"jobs became older than {YOUNG_S:.0f} s: fewer jobs, or seconds")
+    if jobs and not _waiting(fleet, model):
+        raise BenchmarkError("the jobs were done before the run had ended: more jobs")
     fleet.unregister(model)
     time.sleep(SETTLE_S)
     found = figures(outcome)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 
@@ -108,8 +107,7 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
         environment = {name: value for name, value in variables.items() if value is not None}
     allowed_urls = DEFAULT_ALLOWED_URLS
     with contextlib.suppress(SettingsError):  # which the rows of the start have
-        settings, _ = load_settings(config, environment, None, DEFAULTS)
-        settings = completed(settings)
+        settings = _settings(config, environment, _TORCHSERVE)
         yield from (Row("", NOTE, doubt) for doubt in doubts(settings))
         allowed_urls = settings.allowed_urls
         for archive in settings.load_models.split(","):
@@ -142,13 +140,10 @@ def _variable_row(variable: str, properties: Mapping[str, str]) -> Row:
 
 
 def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[Row]:
-    """Yields a row for an archive that comes from another machine."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        return
+    """Yields a row for an archive of another machine that this one would not fetch."""
     name = url.partition("?")[0]  # a query may be a secret
-    if any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(",")):
-        yield Row(part, SAME, f"{name} is in allowed_urls")
-    else:
+    is_allowed = any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(","))
+    if url.startswith(("http://", "https://")) and not is_allowed:
         text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
         yield Row(part, CHANGE, text)
 
@@ -215,20 +210,24 @@ def _start_rows(config: Path, environment: Mapping[str, str], *, is_here: bool) 
 def _findings(
     config: Path, environment: Mapping[str, str], command: str, *, is_here: bool
 ) -> Iterator[tuple[str, str]]:
-    is_up = command == _UP
     try:
-        settings, _ = load_settings(config, environment, None, {} if is_up else DEFAULTS)
+        settings = _settings(config, environment, command)
     except SettingsError as error:
         yield CHANGE, str(error)
         return
-    settings = settings if is_up else completed(settings)
     checks = _checks_here(settings) if is_here else [_check_listeners_elsewhere]
     if complaints := [it for check_start in checks for it in _complaints(check_start, settings)]:
         yield from complaints
-    elif is_here and not is_up and settings.model_store is None:
+    elif is_here and command == _TORCHSERVE and settings.model_store is None:
         yield NOTE, _NEEDS_STORE
     else:
         yield SAME, "starts"
+
+
+def _settings(config: Path, environment: Mapping[str, str], command: str) -> Settings:
+    if command == _UP:
+        return load_settings(config, environment)[0]
+    return completed(load_settings(config, environment, None, DEFAULTS)[0])
 
 
 def _complaints(

@@ -118,10 +118,8 @@ def _examine_redis(context: click.Context, url: str, *, as_json: bool) -> None:
 
 def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
     """Yields what the server means for requests and jobs; of a cluster, one of its servers."""
-    if facts.is_too_old:
-        yield "version", "note", f"Redis {facts.version}: use 7.0 or later"
-    else:
-        yield "version", "same", f"Redis {facts.version}"
+    age = ": use 7.0 or later" if facts.is_too_old else ""
+    yield "version", "note" if age else "same", f"Redis {facts.version}{age}"
     if facts.policy == SAFE_POLICY:
         yield "maxmemory-policy", "same", f"{SAFE_POLICY}: nothing accepted is dropped"
     else:
@@ -137,18 +135,14 @@ def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
         text = "the append-only file could not be written, and Redis takes no writes: a full disk?"
         yield "persistence", "must change", text
     else:
-        yield _fsync_row(facts)
-
-
-def _fsync_row(facts: ServerFacts) -> Row:
-    loss = {
-        "everysec": "a machine that fails loses the last second",
-        "always": "a machine that fails loses nothing, and each write waits for the disk",
-        "no": "a machine that fails loses what its system had not written: set it to everysec",
-    }.get(facts.fsync, "what a machine that fails loses is for appendfsync to say")
-    known = f", appendfsync {facts.fsync}" if facts.fsync else ""
-    text = f"append-only file{known}: jobs and models survive Redis; {loss}"
-    return "persistence", "note" if facts.fsync == "no" else "same", text
+        loss = {
+            "everysec": "; a machine that fails loses the last second",
+            "always": "; a machine that fails loses nothing, and each write waits for the disk",
+            "no": "; a machine that fails loses what it had not written: set it to everysec",
+        }.get(facts.fsync, "")
+        known = f", appendfsync {facts.fsync}" if facts.fsync else ""
+        text = f"append-only file{known}: jobs and models survive Redis{loss}"
+        yield "persistence", "note" if facts.fsync == "no" else "same", text
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -39,7 +39,7 @@ from ferry.process_tree.start_checks import (
     require_store,
 )
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
-from ingress.page.page_switch import has_page
+from ingress.role import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
 # has little left to finish, Redis nothing. The rest is for the operating system.

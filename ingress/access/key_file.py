@@ -53,7 +53,19 @@ class _Secret:
     """A key's digest, and its end."""
 
     digest: bytes
-    expires_at: datetime.datetime | None
+    expires_at: datetime.datetime | None = None
+
+    @classmethod
+    def of(cls, scope: KeyScope, entry: Any) -> "_Secret":
+        key = entry.get("key") if isinstance(entry, dict) else None
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"the section {str(scope)!r} has no key")
+        if (expires := entry.get(_EXPIRATION)) is None:
+            return cls(_digest(key))
+        expires_at = datetime.datetime.fromisoformat(str(expires))
+        if expires_at.tzinfo is None:
+            raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
+        return cls(_digest(key), expires_at)
 
     def matches(self, token: str) -> bool:
         """Returns whether this is the key, in a time that tells nothing of where they differ."""
@@ -64,7 +76,7 @@ class _Secret:
         return self.expires_at is not None and self.expires_at <= _now()
 
 
-_NO_KEY = _Secret(b"", None)  # no token has this digest
+_NO_KEYS = dict.fromkeys(KeyScope, _Secret(b""))  # no token has this digest
 
 
 class KeyFile:
@@ -73,7 +85,7 @@ class KeyFile:
     def __init__(self, path: Path, *, lifetime_min: float) -> None:
         self._path = path
         self._lifetime_min = lifetime_min
-        self._secrets: Mapping[KeyScope, _Secret] = dict.fromkeys(KeyScope, _NO_KEY)
+        self._secrets: Mapping[KeyScope, _Secret] = _NO_KEYS
         self._seen: tuple[int, int] | None = None
         self._look_at_s = 0.0
 
@@ -143,20 +155,19 @@ class KeyFile:
         status = self._path.stat()
         return status.st_mtime_ns, status.st_ino
 
-    def _read(self) -> None:
+    def _read(self) -> dict[str, Any]:
+        """Remembers the keys' digests; a missing section opens nothing."""
         identity = self._identity()
-        self._secrets = _secrets_of(self._document())
-        self._seen = identity
-
-    def _document(self) -> dict[str, Any]:
         document = json.loads(self._path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("not a JSON object with a key per scope")
+        named = [scope for scope in KeyScope if scope in document]
+        self._secrets = _NO_KEYS | {scope: _Secret.of(scope, document[scope]) for scope in named}
+        self._seen = identity
         return document
 
     def _replace(self, scopes: list[KeyScope]) -> None:
-        document = self._document()
-        self._write({**document, **{str(scope): self._new_entry(scope) for scope in scopes}})
+        self._write(self._read() | {str(scope): self._new_entry(scope) for scope in scopes})
         self._read()
         log.info("renewed key_file=%s keys=%s", self._path, ",".join(scopes))
 
@@ -192,51 +203,26 @@ class KeyFile:
             os.close(number)
 
 
-def open_keys(settings: Settings) -> KeyFile | None:
+def open_keys(settings: Settings, *, only_checked: bool = False) -> KeyFile | None:
     """Opens the key file; None when no tokens are asked for.
+
+    Args:
+        settings: name it.
+        only_checked: whether the file can be read or made is all that counts; none is made.
 
     Raises:
         SettingsError: the file cannot be used.
     """
-    if (keys := _keys_of(settings)) is not None:
-        keys.open()
+    path = settings.keys_path()
+    if path is None:
+        return None
+    keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
+    keys.check() if only_checked else keys.open()
     return keys
 
 
 def check_keys(settings: Settings) -> None:
-    """Checks that the key file, if tokens are asked for, can be read or made; makes none.
-
-    Raises:
-        SettingsError: the file cannot be used.
-    """
-    if (keys := _keys_of(settings)) is not None:
-        keys.check()
-
-
-def _keys_of(settings: Settings) -> KeyFile | None:
-    path = settings.keys_path()
-    if path is None:
-        return None
-    return KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
-
-
-def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
-    """Returns the keys' digests by section; a missing section opens nothing."""
-    found = {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
-    return {**dict.fromkeys(KeyScope, _NO_KEY), **found}
-
-
-def _secret(scope: KeyScope, entry: Any) -> _Secret:
-    key = entry.get("key") if isinstance(entry, dict) else None
-    if not isinstance(key, str) or not key:
-        raise ValueError(f"the section {str(scope)!r} has no key")
-    expires = entry.get(_EXPIRATION)
-    if expires is None:
-        return _Secret(_digest(key), None)
-    expires_at = datetime.datetime.fromisoformat(str(expires))
-    if expires_at.tzinfo is None:
-        raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
-    return _Secret(_digest(key), expires_at)
+    open_keys(settings, only_checked=True)
 
 
 def _digest(token: str) -> bytes:

@@ -27,7 +27,6 @@ from ingress.http1.exchange import (
 )
 from ingress.http1.heads import (
     CHUNKED,
-    CONTINUE,
     WITHOUT_BODY,
     RequestParser,
     Unreadable,
@@ -147,7 +146,7 @@ class HttpHost:
         self._check_closed()
 
     def refuse_incomplete(self, error: ServeError) -> None:
-        """Answers the requests whose bodies have not come whole."""
+        """Answers the requests whose bodies are still to come, or to end."""
         for connection in list(self.connections):
             connection.refuse_incomplete(error)
 
@@ -156,7 +155,6 @@ class HttpHost:
         await self._closed.wait()
 
     def forget(self, connection: "HttpConnection") -> None:
-        """Removes a connection that has been closed."""
         self.connections.discard(connection)
         self._check_closed()
 
@@ -236,7 +234,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._loop.call_later(LINGER_S, self._host.forget, self)
 
     def refuse_incomplete(self, error: ServeError) -> None:
-        """Answers a request whose body is still to come, or to end."""
         if self._asked and not self._asked[0].is_received:
             self._asked[0].respond(*self._host.error_answer(error))
 
@@ -340,7 +337,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             answer = self._host.error_answer(MethodNotAllowed(_UNKNOWN_METHOD))
         framing = f"content-length: {len(answer.body)}"
         head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
-        self._write(head, answer.body)
+        self.write(head, answer.body)
         self._host.note_answer(answer.status, self.client, None)
         self._close(is_all_read=False)
 
@@ -378,19 +375,16 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- the requests' side
 
     def take_request(self, exchange: Exchange) -> None:
-        """Takes a request whose head has come."""
         if not self._is_last:
             self._asked.append(exchange)
             self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
 
     def take_more(self) -> None:
-        """Resumes reading from the client."""
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def take_no_more(self) -> None:
-        """Pauses reading from the client."""
         if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
@@ -398,10 +392,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None:
         """Reads the last request's body, the rest of what was received, into its own buffer."""
         self._body = _WholeBody(length_bytes, received)
-
-    def say_continue(self) -> None:
-        """Tells the client to send its body."""
-        self._write(CONTINUE)
 
     def answer(
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: Body
@@ -417,7 +407,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         head = self._head(exchange, status, headers, framing)
         if self._asked and self._asked[0] is exchange:
             if len(body) >= _LARGE_BYTES or len(self._asked) > 1 or not exchange.keeps_alive:
-                self._write(head, body)
+                self.write(head, body)
             else:
                 if not self._unsent:
                     self._host.send_soon(self)
@@ -430,15 +420,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         if unsent and not self._transport.is_closing():
             self._transport.writelines(unsent)
 
-    def _write(self, *pieces: Body) -> None:
+    def write(self, *pieces: Body) -> None:
+        """Writes these pieces, behind what was left for the end of the turn."""
         self._unsent += pieces
         self.send()
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
-        """Sends the head of an answer in pieces."""
         head = self._head(exchange, status, headers, CHUNKED)
         if self._is_answering(exchange):
-            self._write(head)
+            self.write(head)
 
     async def write_piece(self, exchange: Exchange, piece: bytes) -> None:
         """Sends a piece of this answer; returns when the client is not far behind.

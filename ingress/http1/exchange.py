@@ -55,7 +55,7 @@ class Connection(Protocol):
     def take_more(self) -> None: ...
     def take_no_more(self) -> None: ...
     def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None: ...
-    def say_continue(self) -> None: ...
+    def write(self, *pieces: Body) -> None: ...
     def answer(
         self, exchange: "Exchange", status: int, headers: Sequence[Header], body: Body
     ) -> None: ...
@@ -254,7 +254,6 @@ class Exchange:
     # --- the connection's side
 
     def feed(self, chunk: bytes) -> None:
-        """Adds a part of the body."""
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
@@ -273,12 +272,10 @@ class Exchange:
             self._wake()
 
     def break_off(self) -> None:
-        """Tells the application that nothing more will come."""
         self.is_broken = True
         self._wake()
 
     def leave(self) -> None:
-        """Tells the application that the client no longer waits."""
         on_left, self.on_left = self.on_left, None
         if on_left is not None:
             on_left()
@@ -302,7 +299,7 @@ class Exchange:
                 name.lower() == "expect" and value.lower() == "100-continue"
                 for name, value in self.headers
             ):
-                self.connection.say_continue()
+                self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.connection.take_more()
         arrival = asyncio.Event()
         self._then = arrival.set

@@ -42,7 +42,6 @@ _USUAL_NAMES = {
 # llhttp knows the methods by name. This is a line with another one.
 _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNKED = "transfer-encoding: chunked"
 # Such an answer ends with its head: a body would be taken for the next answer.
 WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})

@@ -3,31 +3,35 @@
 What a worker says of its model comes from the model's own code: it need not have the right shape.
 """
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
 from batching.store.registry.registry import Registry
-from ingress.page.json_schemas import openapi_schema
 
 _KEPT_S = 1.0  # for all who look
 
 _JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
+_FORM = "multipart/form-data"
 # The kind of a model's input -> the content types that it comes in.
-_BODIES: Mapping[str, Sequence[str]] = {
+_BODIES: Mapping[str, tuple[str, ...]] = {
     "json": (_JSON,),
     "text": (_TEXT,),
     "image": ("image/jpeg", "image/png"),
     "bytes": (_BYTES,),
     "tensor": (_JSON, _BYTES),
-    "form": ("multipart/form-data", _JSON),
+    "form": (_FORM, _JSON),
 }
 _ANSWERS: Mapping[str, str] = {"str": _TEXT, "bytes": _BYTES, "Image": "image/png"}
+
+_TYPES = ("object", "array", "string", "number", "integer", "boolean")
+_LEVELS = 16
 
 
 class Side(msgspec.Struct, omit_defaults=True):
@@ -58,20 +62,19 @@ class Interface(msgspec.Struct, omit_defaults=True):
 
 
 def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
-    said = next((one.interface for one in workers if one.interface), {})
+    said = next((worker.interface for worker in workers if worker.interface), {})
     try:
         return msgspec.convert(said, Interface)
     except msgspec.ValidationError:
         return Interface()
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """Holds the default version of a model, the names of all versions, and its workers."""
 
     spec: ModelSpec
-    versions: Sequence[str]
-    workers: Sequence[WorkerStatus]
+    versions: list[str]
+    workers: list[WorkerStatus]
 
     def to_document(self) -> dict[str, Any]:
         """Returns what the page shows. No errors of workers: these are for operators."""
@@ -79,7 +82,7 @@ class ServedModel:
         return {
             "name": spec.model_name,
             "version": spec.model_version,
-            "versions": list(self.versions),
+            "versions": self.versions,
             "is_handler": not spec.decodes_itself,
             "batch_size": spec.batch_size,
             "max_batch_delay_ms": spec.max_batch_delay_ms,
@@ -94,21 +97,18 @@ class ServedModel:
         wanted, given = interface.input or Side(), interface.output or Side()
         has_example = interface.example is not msgspec.UNSET
         example = {"example": interface.example} if has_example else {}
-        kinds = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
-        bodies = {one: {"schema": _schema(one, wanted), **example} for one in kinds}
+        types = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
+        content = {kind: {"schema": _schema(kind, wanted), **example} for kind in types}
         kind = _ANSWERS.get(given.type, _JSON)
         answer, error = _schema(kind, given), {"$ref": "#/components/schemas/Error"}
         return {
             "tags": ["models"],
             "operationId": f"predict_{self.spec.model_name}",
             "summary": interface.summary,
-            "requestBody": {"content": bodies},
+            "requestBody": {"content": content},
             "responses": {
-                "200": {"description": "The model's answer", "content": {kind: {"schema": answer}}},
-                "default": {
-                    "description": "Refused or failed",
-                    "content": {_JSON: {"schema": error}},
-                },
+                "200": _response("The model's answer", kind, answer),
+                "default": _response("Refused or failed", _JSON, error),
             },
         }
 
@@ -137,18 +137,56 @@ class ServedModels:
             self._good_until_s = time.monotonic() + _KEPT_S
         return self._models
 
-    def described_in(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns this OpenAPI document with a path for each model, in front of the others."""
-        paths = {
-            f"/predictions/{model.spec.model_name}": {"post": model.to_operation()}
-            for model in self.all()
-        }
-        info = {**document["info"], "title": "torchferry"}
-        tags = [{"name": "models"}]
-        return {**document, "info": info, "tags": tags, "paths": paths | document["paths"]}
+
+def _response(description: str, content_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {content_type: {"schema": schema}}}
 
 
 def _schema(content_type: str, side: Side) -> dict[str, Any]:
-    if content_type in (_JSON, "multipart/form-data"):
+    if content_type in (_JSON, _FORM):
         return openapi_schema(side.schema)
     return {"type": "string"} if content_type == _TEXT else {"type": "string", "format": "binary"}
+
+
+def openapi_schema(schema: Any, levels: int = _LEVELS) -> dict[str, Any]:
+    """Returns what OpenAPI 3.0 can say of a JSON Schema; `{}`, which is anything, of what is none.
+
+    OpenAPI 3.0 has other words for some of it, and a document with anything else is not valid.
+    """
+    if not isinstance(schema, Mapping) or levels == 0:
+        return {}
+    inner = partial(openapi_schema, levels=levels - 1)
+    said = _types(schema)
+    said |= {"items": inner(schema.get("items"))} if said.get("type") == "array" else {}
+    if isinstance(properties := schema.get("properties"), Mapping):
+        said["properties"] = {str(name): inner(value) for name, value in properties.items()}
+    if names := [name for name in _list(schema, "required") if isinstance(name, str)]:
+        said["required"] = list(dict.fromkeys(names))
+    if isinstance(others := schema.get("additionalProperties"), Mapping):
+        said["additionalProperties"] = inner(others)
+    for word in ("anyOf", "oneOf", "allOf"):
+        if kept := [inner(part) for part in _list(schema, word) if not _is_null(part)]:
+            said[word] = kept
+    if values := [schema["const"]] if "const" in schema else _list(schema, "enum"):
+        # Each once, as OpenAPI has it.
+        said["enum"] = list({json.dumps(value, default=str): value for value in values}.values())
+    # No `default` or `title`: the one would have to fit the rest, and properties have their names.
+    texts = {word: schema.get(word) for word in ("description", "format")}
+    return said | {word: text for word, text in texts.items() if isinstance(text, str)}
+
+
+def _types(schema: Mapping[str, Any]) -> dict[str, Any]:
+    names = _list(schema, "type") or [schema.get("type")]
+    known = [name for name in names if name in _TYPES]
+    may_be_null = "null" in names or any(map(_is_null, _list(schema, "anyOf")))
+    said: dict[str, Any] = {"nullable": True} if may_be_null else {}
+    return said | ({"type": known[0]} if len(known) == 1 else {})
+
+
+def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, list) else []
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"

@@ -46,6 +46,11 @@ log = logging.getLogger(__name__)
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 LARGE_FORM_BYTES = 256 * 1024
 
+_SCALE_UP = (
+    ". Please use scale workers API to add workers. If this is a sequence inference, please check "
+    "if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+)
+
 
 class HttpPredictions:
     """Holds what all predictions over HTTP share. Lives on the service's event loop."""
@@ -71,13 +76,7 @@ class Prediction(PendingRequest):
     """One prediction, from its whole request to its one answer.
 
     `respond` sends the answer; errors are answers too. `spec` and `metrics` are None until its
-    version is found.
-
-    Args:
-        shared: what all have in common.
-        target: what the path names.
-        headers: names in lower case; owned by this prediction.
-        query: the query string, which only counts where `target` takes one.
+    version is found. `headers`, with names in lower case, belong to it.
     """
 
     spec: ModelSpec | None = None
@@ -116,11 +115,7 @@ class Prediction(PendingRequest):
         self.shared.background.start(self._answering_faults(step))
 
     def submit(self, body: Content) -> None:
-        """Submits the request, at once if nothing has to be waited for.
-
-        Args:
-            body: whole and within `max_request_size`.
-        """
+        """Submits the request with this whole body, at once if nothing has to be waited for."""
         shared, target, headers = self.shared, self._target, self._headers
         try:
             self._is_tensors = target.is_v2 and (
@@ -201,24 +196,22 @@ class Prediction(PendingRequest):
             self._answer_fault(error)
 
     def _read(self, body: Content) -> Request:
-        request = self._parsed(body)
+        target, headers = self._target, self._headers
+        most_parts = self.shared.settings.max_form_parts
+        decodes_itself = self.spec is not None and self.spec.decodes_itself
+        self._is_tensors = self._is_tensors or (decodes_itself and target.is_v2)
+        if self._is_tensors:
+            request = read_tensors(target, headers, body)
+        elif decodes_itself:
+            request = read_undecoded(target, headers, body, self._query, most_parts)
+        else:
+            query = self._query if target.takes_query else ""
+            request = read_request(target, headers, body, query, most_parts)
         sent = self.sent_headers()
         for name in OWN_HEADERS:
             if name in request.headers:
                 sent[name] = request.headers[name]
         return Request(sent, request.parts)
-
-    def _parsed(self, body: Content) -> Request:
-        target, headers = self._target, self._headers
-        most_parts = self.shared.settings.max_form_parts
-        if self.spec is not None and self.spec.decodes_itself:
-            if not target.is_v2:
-                return read_undecoded(target, headers, body, self._query, most_parts)
-            self._is_tensors = True
-        if self._is_tensors:
-            return read_tensors(target, headers, body)
-        query = self._query if target.takes_query else ""
-        return read_request(target, headers, body, query, most_parts)
 
     async def _model_name(self, request: Request) -> str:
         """Returns the model's name, from wherever TorchServe takes it.
@@ -239,8 +232,7 @@ class Prediction(PendingRequest):
 
     def on_reply(self, reply: Reply | ReplyStream) -> None:
         """Answers with the worker's reply."""
-        if not isinstance(reply, Reply):
-            assert isinstance(reply, ReplyStream)
+        if isinstance(reply, ReplyStream):
             self.continue_with(self._stream(reply))
             return
         try:
@@ -254,8 +246,8 @@ class Prediction(PendingRequest):
 
     def on_error(self, error: Exception) -> None:
         """Answers with the reason."""
-        if isinstance(error, VersionNotFound):
-            self.continue_with(self._explain(error))
+        if isinstance(error, VersionNotFound) and self.spec is not None:
+            self.continue_with(self._explain(self.spec, error))
         elif isinstance(error, ServeError):
             self._refuse(error)
         else:
@@ -263,13 +255,7 @@ class Prediction(PendingRequest):
             self.respond(CLIENT_CLOSED_REQUEST, [], b"")
 
     def count(self, status: int, timing: BatchTiming | None = None, reason: str = "") -> None:
-        """Counts the answer, and logs a failure.
-
-        Args:
-            status: as replies and errors have it.
-            timing: of its batch, if it ran in one.
-            reason: the word for what went wrong; empty when nothing did.
-        """
+        """Counts the answer, and logs a failure; `reason` is the word for what went wrong."""
         spec, service = self.spec, self.shared.service
         if status >= LOWEST_STATUS:
             name, version = spec.key if spec else ("unknown", "unknown")
@@ -286,7 +272,7 @@ class Prediction(PendingRequest):
         if not isinstance(error, NoWorker):
             self._answer_error(error)
         elif self.spec is None:
-            error.message = _no_worker_text(self._target)
+            error.message = _no_worker(self._target)
             self._answer_error(error)
         else:
             self.continue_with(self._refuse_without_worker(error, self.spec))
@@ -294,11 +280,10 @@ class Prediction(PendingRequest):
     async def _refuse_without_worker(self, error: NoWorker, spec: ModelSpec) -> None:
         why = await self.shared.service.why_no_worker(spec)
         is_told = bool(spec.load_error) or self.shared.tells_errors
+        error.message = _no_worker(self._target)
         if why:
             reason = why.rstrip(".") if is_told else "The management API has the error"
-            error.message = f"{_no_worker(self._target)}: it could not be loaded. {reason}"
-        else:
-            error.message = _no_worker_text(self._target)
+            error.message = _no_worker(self._target, f": it could not be loaded. {reason}")
         if not spec.load_error:
             version = self._target.model_version
             error.message += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
@@ -317,9 +302,8 @@ class Prediction(PendingRequest):
         log.error(line, self._target.model_name, self.request_id, exc_info=error)
         self.respond(*error_answer(InternalError("Internal server error."), self.request_id))
 
-    async def _explain(self, error: VersionNotFound) -> None:
-        assert self.spec is not None
-        raise await self.shared.service.why_unknown(self.spec, error)
+    async def _explain(self, spec: ModelSpec, error: VersionNotFound) -> None:
+        raise await self.shared.service.why_unknown(spec, error)
 
     async def _stream(self, stream: ReplyStream) -> None:
         try:
@@ -371,14 +355,7 @@ class AwaitedPrediction(Prediction):
         self._answered.set_result(answer)
 
 
-def _no_worker(target: Target) -> str:
+def _no_worker(target: Target, more: str = _SCALE_UP) -> str:
     # Word for word, unbalanced quote included: TorchServe 0.12.
     version = "" if target.model_version is None else f' Version {target.model_version}"'
-    return f'Model "{target.model_name}"{version} has no worker to serve inference request'
-
-
-def _no_worker_text(target: Target) -> str:
-    return (
-        f"{_no_worker(target)}. Please use scale workers API to add workers. If this is a sequence "
-        "inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
-    )
+    return f'Model "{target.model_name}"{version} has no worker to serve inference request{more}'

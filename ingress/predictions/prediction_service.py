@@ -39,13 +39,9 @@ class FailedRequests:
         self._failed = 0  # in this period
 
     def note(self, request_id: str, status: int, reason: str, asked: Mapping[str, str]) -> None:
-        """Logs this failure.
+        """Logs this failure; `reason` is empty where a handler has chosen the status.
 
-        Args:
-            request_id: as the client has it.
-            status: of the answer, from `LOWEST_STATUS` on.
-            reason: the word for what went wrong; empty where a handler has chosen the status.
-            asked: what was asked for, without blanks or line breaks.
+        What was `asked` for has no blanks or line breaks.
         """
         if self._failed == 0:
             asyncio.get_running_loop().call_later(self._period_s, self._end_period)

@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 # As nginx logs it; no client receives it.
 CLIENT_CLOSED_REQUEST = 499
 
-CountAnswer = Callable[[int, BatchTiming | None, str], None]
-
 
 class Pieces(Protocol):
     """An answer in pieces, as far as it is sent. The caller that gets it closes it."""
@@ -31,10 +29,14 @@ class Pieces(Protocol):
 
 
 class StreamedAnswer:
-    """Status, headers, and pieces to iterate over once. The caller that gets it closes it."""
+    """The pieces of a prediction's answer; `count` is told how it has ended."""
 
     def __init__(
-        self, status: int, headers: list[tuple[str, str]], stream: ReplyStream, count: CountAnswer
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        stream: ReplyStream,
+        count: Callable[[int, BatchTiming | None, str], None],
     ) -> None:
         self.status = status
         self.headers = headers
@@ -55,7 +57,7 @@ class StreamedAnswer:
             while not (piece := await anext(self._stream)):
                 pass
         except StopAsyncIteration:
-            self._outcome = (self.status, "")
+            self.need_no_pieces()
             raise
         except ServeError as error:
             self._outcome = (error.status, error.reason)
@@ -63,7 +65,7 @@ class StreamedAnswer:
         return piece
 
     def need_no_pieces(self) -> None:
-        """Counts the answer as given with its head."""
+        """Counts the answer as given."""
         self._outcome = (self.status, "")
 
     async def close(self) -> None:
@@ -89,8 +91,12 @@ async def send_answer(answer: Pieces, exchange: Exchange, limit_bytes: int) -> N
         elif exchange.http_version == "1.1":
             await _send_pieces(answer, exchange)
         else:
-            body = await _gathered(answer, limit_bytes)
-            exchange.respond(answer.status, answer.headers, body)
+            body = bytearray()
+            async for piece in answer:
+                body += piece
+                if len(body) > limit_bytes:
+                    raise InternalError("The answer is too large for this connection.")
+            exchange.respond(answer.status, answer.headers, bytes(body))
     finally:
         await answer.close()
 
@@ -109,13 +115,3 @@ async def _send_pieces(answer: Pieces, exchange: Exchange) -> None:
     finally:
         if not exchange.is_ended:
             exchange.cut_off()
-
-
-async def _gathered(answer: Pieces, limit_bytes: int) -> bytes:
-    pieces, size_bytes = [], 0
-    async for piece in answer:
-        pieces.append(piece)
-        size_bytes += len(piece)
-        if size_bytes > limit_bytes:
-            raise InternalError("The answer is too large for this connection.")
-    return b"".join(pieces)

@@ -20,14 +20,13 @@ from batching.errors import (
 )
 from ingress.access.authorizer import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
-from ingress.page.page_switch import has_page
 from ingress.predictions.prediction_service import LOWEST_STATUS, FailedRequests
 from ingress.rest.inference_api import InferenceView, OpenInferenceView
 from ingress.rest.management_api import ManagementView, TokenView
 from ingress.rest.metrics_api import MetricsView
 from ingress.rest.page_api import PageView
 from ingress.rest.responses import PlainResponse, answer_job, to_response
-from ingress.role import Role
+from ingress.role import Role, has_page
 from ingress.services import Services
 from ingress.torchserve.answers import (
     error_answer,

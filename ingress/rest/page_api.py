@@ -74,7 +74,15 @@ class PageView:
         return json_answer({"now_s": now_s, "processes": self._processes, "batches": batches})
 
     def openapi(self) -> Answer:
-        return json_answer(self._models.described_in(self._document))
+        """Answers with the API document, and a path for each model in front of the others."""
+        document = self._document
+        paths = {
+            f"/predictions/{model.spec.model_name}": {"post": model.to_operation()}
+            for model in self._models.all()
+        }
+        paths |= document["paths"]
+        info = document["info"] | {"title": "torchferry"}
+        return json_answer({**document, "info": info, "tags": [{"name": "models"}], "paths": paths})
 
     def docs(self) -> Answer:
         # Swagger UI, if it is there, styles some elements by themselves.
@@ -83,9 +91,12 @@ class PageView:
 
     def file(self) -> Answer:
         # Only paths of the table come here.
-        name = request.path.rpartition("/")[2]
-        folder = _reader() if name.startswith("swagger-") else _FILES
-        if folder is None:
+        name, folder = request.path.rpartition("/")[2], _FILES
+        if name.startswith("swagger-"):
+            package = importlib.util.find_spec("swagger_ui_bundle")
+            root = Path(package.origin or "").parent if package else _FILES
+            folder = next(root.glob("vendor/swagger-ui-*"), _FILES)
+        if not (folder / name).is_file():
             raise not_found()
         return _for_browsers((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
 
@@ -95,11 +106,3 @@ def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Answ
     answer.headers.append(("Content-Security-Policy", _POLICY.format(more_styles)))
     answer.headers.append(("Referrer-Policy", "no-referrer"))
     return answer
-
-
-def _reader() -> Path | None:
-    """Returns the folder of Swagger UI; None where its package is not installed."""
-    package = importlib.util.find_spec("swagger_ui_bundle")
-    if package is None or package.origin is None:
-        return None
-    return next(Path(package.origin).parent.glob("vendor/swagger-ui-*"), None)

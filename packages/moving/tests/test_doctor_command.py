@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from ferry.main import main
 from tests.configurations import EXAMPLES
 from tests.http_server import serving
-from tests.ports import free_ports
 
 RECORDED = json.loads((Path(__file__).parent / "torchserve-0.12.json").read_text())["answers"]
 
@@ -62,15 +61,6 @@ def compose(folder, text):
     path = folder / "docker-compose.yaml"
     path.write_text(text)
     return doctor(path)
-
-
-def test_variables_count_only_where_the_file_says_so(tmp_path):
-    text = (
-        "services: {t: {image: torchserve, environment: [TS_JOB_QUEUE_SIZE=x, TS_NUMBER_OF_GPU]}}"
-    )
-    _, rows = compose(tmp_path, text)
-    [found] = [text for part, _, text in rows if part == "t: TS_JOB_QUEUE_SIZE"]
-    assert found == "counts only if the file says enable_envvars_config=true, as in TorchServe"
 
 
 def test_value_of_a_variable_is_checked_where_it_is_known(tmp_path):
@@ -188,17 +178,7 @@ def test_other_servers_are_refused(answers, complaint):
         exit_code, error = doctor(url)
     assert exit_code == 2
     assert complaint in error
-
-
-def test_server_that_is_away_and_a_file_that_is_missing_are_named(tmp_path):
-    port = free_ports(1)
-    for target, complaint in (
-        (f"http://127.0.0.1:{port}", f"nothing answers at http://127.0.0.1:{port}"),
-        (tmp_path / "none.properties", f"there is no {tmp_path}/none.properties"),
-    ):
-        exit_code, error = doctor(target)
-        assert exit_code == 2
-        assert complaint in error
+    assert f"nothing answers at {url}" in doctor(url)[1]
 
 
 def test_configuration_is_judged_by_the_server_and_not_by_this_shell(tmp_path, monkeypatch):

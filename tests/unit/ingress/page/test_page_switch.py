@@ -6,7 +6,7 @@ import pytest
 
 from batching.settings.settings import Settings, SettingsError
 from ferry.commands.torchserve import DEFAULTS
-from ingress.page.page_switch import has_page
+from ingress.role import has_page
 
 LOCAL, OPEN, SOCKET = "http://127.0.0.1:8080", "http://0.0.0.0:8080", "unix:/run/ferry.sock"
 
