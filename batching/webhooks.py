@@ -1,11 +1,9 @@
-"""Says which receivers a job may have, and signs what they are told.
+"""Says which receivers a job may have, and reads the secrets that sign what they are told.
 
 Source: Standard Webhooks 1.0 (github.com/standard-webhooks/standard-webhooks).
 """
 
 import base64
-import hashlib
-import hmac
 import ipaddress
 import re
 import socket
@@ -35,7 +33,7 @@ def read_secrets(text: str) -> list[bytes]:
     secrets = [part.strip() for part in text.split(",") if part.strip()]
     if len(secrets) > MOST_SECRETS:
         raise ValueError("there may be two at most: a new one, and the one that it replaces")
-    found = []
+    keys = []
     for secret in secrets:
         kind, _, encoded = secret.partition("_")
         try:
@@ -46,15 +44,8 @@ def read_secrets(text: str) -> list[bytes]:
             raise ValueError(
                 f"write whsec_ and then base64 of {LEAST_BYTES} to {MOST_BYTES} random bytes"
             )
-        found.append(key)
-    return found
-
-
-def signatures(keys: Sequence[bytes], message_id: str, time_s: int, body: bytes) -> str:
-    """Returns the value of `webhook-signature`: one of each key, so that keys can be changed."""
-    signed = f"{message_id}.{time_s}.".encode() + body
-    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys]
-    return " ".join("v1," + base64.b64encode(digest).decode() for digest in digests)
+        keys.append(key)
+    return keys
 
 
 @dataclass(frozen=True, slots=True)

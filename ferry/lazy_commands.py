@@ -34,7 +34,6 @@ COMMANDS = (
     LazyCommand("up", "ferry.commands.up", _SERVE, "Redis, ingress and one node, here."),
     LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
     LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
-    LazyCommand("webhooks", "ferry.commands.roles", _SERVE, "The sender of webhooks only."),
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
     LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
     LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Predictions that are done later."),

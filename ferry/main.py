@@ -15,7 +15,7 @@ from ferry.lazy_commands import LazyGroup
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _STDERR = 2
 # What becomes of the output of a server must not end it, nor keep it from starting.
-_SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up", "webhooks"})
+_SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 

@@ -19,8 +19,7 @@ from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
-from ingress.jobs.job_door import JobDoor
-from ingress.jobs.job_lists import JobLists
+from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics, broker_families
@@ -77,8 +76,7 @@ class Services:
     broker: Broker
     predictor: PredictionService
     http_predictions: HttpPredictions
-    jobs: JobDoor
-    job_lists: JobLists
+    jobs: JobAnswers
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -132,9 +130,10 @@ def build_services(
         settings.job_memory_share,
         is_writing_file=settings.redis_append_only,
     )
-    jobs = JobDoor(
+    jobs = JobAnswers(
         JobService(
             job_store,
+            registry,
             timeout_s=settings.job_timeout_s,
             keep_s=settings.job_result_ttl_s,
             receivers=settings.receiver_rules(),
@@ -158,7 +157,6 @@ def build_services(
         predictor=predictor,
         http_predictions=HttpPredictions(predictor, jobs, settings),
         jobs=jobs,
-        job_lists=JobLists(job_store, registry),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),

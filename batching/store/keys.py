@@ -25,17 +25,17 @@ STARTED = f"{HOME}:startup_models"  # hash   entry of load_models -> 1; never de
 CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 
 
-def job_place(job_id: str) -> str:
+def job_version(job_id: str) -> str:
     """Returns the key of a string: model and version of this job, as JSON; TTL that of the job.
 
     In a cluster such keys are in a few slots, each of which costs an ingress a connection.
     """
-    return f"{{ferry_jobs:{job_id[-1:]}}}:places:{job_id}"
+    return f"{{ferry_jobs:{job_id[-1:]}}}:versions:{job_id}"
 
 
-def job_promise(digest: str) -> str:
+def idempotency_key(digest: str) -> str:
     """Returns the key of a string: what was accepted under this Idempotency-Key; TTL of the job."""
-    return f"{{ferry_jobs:{digest[-1:]}}}:promises:{digest}"
+    return f"{{ferry_jobs:{digest[-1:]}}}:idempotency:{digest}"
 
 
 def tag_of(name: str) -> str:
@@ -73,7 +73,10 @@ class VersionKeys:
 
     @property
     def config(self) -> str:
-        """Hash: max_queue; permanent, deleted at unregistration. Without it there is no version."""
+        """Hash: max_queue and jobs; permanent, deleted at unregistration.
+
+        Without max_queue there is no such version. jobs is 0 while no job waits in `job_queue`.
+        """
         return f"{self.tag}:config"
 
     @property
@@ -108,11 +111,7 @@ class VersionKeys:
 
     @property
     def job_prefix(self) -> str:
-        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept.
-
-        + job id + ':pieces': zset of the answer's latest pieces, while the job runs; TTL the job's,
-        deleted by whoever ends it.
-        """
+        """Hash, + job id (jobs/job_records.py); TTL: its deadline, and how long it is kept."""
         return f"{self.tag}:jobs:"
 
     @property

@@ -31,7 +31,6 @@ from batching.store.reply_writer import ReplyWriter
 from batching.store.request_reader import RequestReader
 from batching.store.scripts.loader import ordered_keys, script
 from batching.store.waits import ParkedPop, Wakeups
-from batching.store.worker_side.job_news import MOST_PIECES, JobNews
 
 MIN_WAIT_S = 0.001
 
@@ -168,14 +167,11 @@ class WorkerQueue:
         except OutOfMemoryError:
             return [ChunkCode.FULL] * len(items)
 
-    def tell(self, news: Sequence[JobNews]) -> list[bool]:
-        """Keeps what is new of jobs that run; returns which ones are still this worker's."""
-        arguments: list[str | int | bytes] = [MOST_PIECES]
-        for one in news:
-            progress = one.progress.encode() if one.progress else b""
-            arguments += (one.job.request_id, one.job.attempt, progress, len(one.pieces))
-            for place, piece in one.pieces:
-                arguments += (place, piece)
+    def note_progress(self, progress: Sequence[tuple[Owned, bytes]]) -> list[bool]:
+        """Keeps how far these jobs are; returns which ones are still this worker's."""
+        arguments: list[str | int | bytes] = []
+        for job, value in progress:
+            arguments += (job.request_id, job.attempt, value)
         return [code == 1 for code in self._progress(self._progress_keys, arguments)]
 
     def wait_more(self, timeout_s: float) -> bool:

@@ -12,8 +12,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
 from batching.store.clients import connect, connect_async
 from batching.store.jobs.job_records import Job
-from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.job_writer import JobRequest
+from batching.store.jobs.job_store import JobRequest, JobStore
 from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
 from batching.store.worker_queue import WorkerQueue

@@ -252,46 +252,34 @@ def _recipe_of(model: ServedTarget, options: dict[str, Any], folder: Path) -> Re
 
 
 def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    manifest = recipe.manifest()
     # Written elsewhere and moved: a target is whole, or it is the one of before.
     with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name
         if archive_format == "no-archive":
-            _write_folder(unfinished, recipe, files)
+            for place, source in files.items():
+                (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, unfinished / place)
+            (unfinished / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / MANIFEST_NAME).write_text(manifest, encoding="utf-8")
             if target.is_dir():  # what else lies in it stays, as with torch-model-archiver
                 shutil.copytree(unfinished, target, dirs_exist_ok=True, copy_function=os.replace)
                 return
         elif archive_format == "tgz":
-            _write_tar(unfinished, recipe, files)
+            # In a folder of the model's name, as torch-model-archiver does.
+            with tarfile.open(unfinished, "w:gz", dereference=True) as bundle:
+                for place, source in files.items():
+                    bundle.add(source, f"{recipe.model_name}/{place}")
+                entry = tarfile.TarInfo(f"{recipe.model_name}/{MANIFEST_NAME}")
+                entry.size = len(manifest.encode())
+                bundle.addfile(entry, io.BytesIO(manifest.encode()))
         else:
             method = zipfile.ZIP_STORED if archive_format == "zip-store" else zipfile.ZIP_DEFLATED
-            _write_zip(unfinished, method, recipe, files)
+            with zipfile.ZipFile(unfinished, "w", method, strict_timestamps=False) as bundle_zip:
+                for place, source in files.items():
+                    bundle_zip.write(source, place)
+                bundle_zip.writestr(MANIFEST_NAME, manifest)
         unfinished.replace(target)
-
-
-def _write_folder(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    for place, source in files.items():
-        (path / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, path / place)
-    (path / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
-    (path / MANIFEST_NAME).write_text(recipe.manifest(), encoding="utf-8")
-
-
-def _write_zip(path: Path, method: int, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    with zipfile.ZipFile(path, "w", method, strict_timestamps=False) as bundle:
-        for place, source in files.items():
-            bundle.write(source, place)
-        bundle.writestr(MANIFEST_NAME, recipe.manifest())
-
-
-def _write_tar(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    """Puts everything into a folder of the model's name, as torch-model-archiver does."""
-    with tarfile.open(path, "w:gz", dereference=True) as bundle:
-        for place, source in files.items():
-            bundle.add(source, f"{recipe.model_name}/{place}")
-        manifest = recipe.manifest().encode()
-        entry = tarfile.TarInfo(f"{recipe.model_name}/{MANIFEST_NAME}")
-        entry.size = len(manifest)
-        bundle.addfile(entry, io.BytesIO(manifest))
 
 
 def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:

@@ -1,19 +1,28 @@
 """`ferry container`: the entry point of the image `server`, which starts as TorchServe's does.
 
-Source: TorchServe 0.12 docker/dockerd-entrypoint.sh, docker/config.properties.
+Variables of Vertex AI and SageMaker become ordinary settings, as FERRY_ variables; one that the
+operator has set stays.
+Source: TorchServe 0.12 docker/dockerd-entrypoint.sh, docker/config.properties; Vertex AI "Custom
+container requirements for inference"; SageMaker "Custom inference code with hosting services";
+sagemaker-inference `environment.py` and sagemaker-pytorch-inference `ts_environment.py`, as
+interfaces.
 """
 
 import contextlib
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from batching.errors import ServeError
 from batching.settings.files import read_properties
 from batching.settings.settings import SettingsError
 from ferry.commands.torchserve import CONFIG_VARIABLE, has_ended, running_server
@@ -27,6 +36,32 @@ _FOREGROUND = (sys.executable, "-P", "-m", "ferry.main", _TORCHSERVE, "--foregro
 _LOOK_S = 1.0
 _NOT_FOUND = 127
 _BY_SIGNAL = 128
+
+Variables = Mapping[str, str]
+
+# Where neither platform looks: nothing outside of the container reaches these.
+_PRIVATE_PORTS = (8081, 8082, 8083)
+_ONLY_MODEL = "/invocations"
+_HEALTH_ROUTES = frozenset({"/ping", "/readyz", "/livez", "/v2/health/live", "/v2/health/ready"})
+_FOLDER_IS_ARCHIVE = "MAR-INF"
+# The name of a model whose folder has none.
+_MODEL = "model"
+# SageMaker's own names for the settings of one model, and model-config.yaml's.
+_MODEL_SETTINGS = {
+    "SAGEMAKER_TS_BATCH_SIZE": "batchSize",
+    "SAGEMAKER_TS_MAX_BATCH_DELAY": "maxBatchDelay",
+    "SAGEMAKER_TS_MIN_WORKERS": "minWorkers",
+    "SAGEMAKER_TS_MAX_WORKERS": "maxWorkers",
+    "SAGEMAKER_TS_RESPONSE_TIMEOUT": "responseTimeout",
+}
+_SAME_MEANING = {
+    "SAGEMAKER_MODEL_SERVER_WORKERS": "FERRY_DEFAULT_WORKERS_PER_MODEL",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT": "FERRY_DEFAULT_RESPONSE_TIMEOUT",
+}
+
+
+class _Unknown(click.ClickException):
+    exit_code = _NOT_FOUND
 
 
 @click.command(
@@ -43,42 +78,39 @@ def container(command: tuple[str, ...]) -> None:
     if name == _TORCHSERVE and not _NO_START & set(arguments):
         _become([*_FOREGROUND, *arguments], os.environ)
     # A manifest may have the whole line as one word; TorchServe's script evaluates what it gets.
-    words = ["sh", "-c", name] if not arguments and " " in name else [name, *arguments]
-    sys.exit(_run(words))
+    argv = ["sh", "-c", name] if not arguments and " " in name else [name, *arguments]
+    sys.exit(_run(argv))
 
 
-def _served(environment: Mapping[str, str]) -> dict[str, str]:
+def _served(environment: Variables) -> dict[str, str]:
     """Returns the environment with what the platform's variables stand for, and says what that is.
 
     Raises:
         UnusableSettings: the server cannot start with them.
     """
-    # It loads parts of ingress and workers, which no other command of this process needs.
-    from ferry.container.platforms import platform_variables  # noqa: PLC0415
-
     config = Path(environment.get(CONFIG_VARIABLE) or CONFIG)
     try:
         properties = read_properties(config) if config.is_file() else {}
-        found = platform_variables(environment, properties)
+        variables = platform_variables(environment, properties)
     except SettingsError as error:
         raise UnusableSettings(str(error)) from error
     with contextlib.suppress(OSError):  # the server starts whatever becomes of its output
-        for name, text in found.items():
-            click.echo(f"{name}={text}")
-    return {**environment, **found}
+        for name, value in variables.items():
+            click.echo(f"{name}={value}")
+    return {**environment, **variables}
 
 
-def _become(words: list[str], environment: Mapping[str, str]) -> None:
+def _become(argv: list[str], environment: Variables) -> None:
     # The server itself gets the signals then, and its exit code is the container's.
-    os.execve(words[0], words, environment)  # noqa: S606 - ourselves
+    os.execve(argv[0], argv, environment)  # noqa: S606 - ourselves
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(argv: Sequence[str]) -> int:
     """Runs the command, then stays while a server runs that it started; returns its exit code."""
     try:
-        process = subprocess.Popen(words)  # noqa: S603 - the container's own user chose it
+        process = subprocess.Popen(argv)  # noqa: S603 - the container's own user chose it
     except OSError as error:
-        raise _Unknown(f"{words[0]}: {error.strerror}") from error
+        raise _Unknown(f"{argv[0]}: {error.strerror}") from error
 
     def pass_on(number: int, _frame: object) -> None:
         process.send_signal(number)
@@ -95,5 +127,146 @@ def _run(words: Sequence[str]) -> int:
     return exit_code if exit_code >= 0 else _BY_SIGNAL - exit_code
 
 
-class _Unknown(click.ClickException):
-    exit_code = _NOT_FOUND
+def platform_variables(environment: Variables, properties: Variables) -> dict[str, str]:
+    """Returns the FERRY_ variables that this platform's own ones stand for; {} on no platform.
+
+    Args:
+        environment: of the container.
+        properties: of its config.properties.
+
+    Raises:
+        SettingsError: the platform asks for something that this image does not do.
+    """
+    folder = Path(environment.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+    is_named = any(name.startswith("SAGEMAKER_") for name in environment)
+    if "AIP_HTTP_PORT" in environment:
+        variables = _vertex(environment, properties)
+    elif is_named or _has_files(folder / "model"):
+        variables = _sagemaker(environment, folder)
+    else:
+        return {}
+    return {name: value for name, value in variables.items() if name not in environment}
+
+
+def _vertex(environment: Variables, properties: Variables) -> dict[str, str]:
+    variables = _addresses(_number(environment, "AIP_HTTP_PORT"), _PRIVATE_PORTS)
+    variables["FERRY_PATH_ALIASES"] = ",".join(_aliases(environment))
+    if "service_envelope" not in properties and "TS_SERVICE_ENVELOPE" not in environment:
+        # {"instances": [...]} comes, and {"predictions": [...]} goes.
+        variables["FERRY_SERVICE_ENVELOPE"] = "json"
+    if storage := environment.get("AIP_STORAGE_URI"):
+        if "://" in storage:
+            raise SettingsError(
+                f"AIP_STORAGE_URI={storage}: this image reads folders, not buckets. Copy the "
+                "archive into the image, or mount the bucket: docs/vertex-ai.md"
+            )
+        variables |= _models_in(Path(storage), {})
+    return variables
+
+
+def _aliases(environment: Variables) -> Iterator[str]:
+    # Parts of the ingress, which no other command of this process needs.
+    from ingress.torchserve.routes import parse_prediction_path  # noqa: PLC0415 - see above
+
+    predict, health = environment.get("AIP_PREDICT_ROUTE"), environment.get("AIP_HEALTH_ROUTE")
+    target = parse_prediction_path(predict or _ONLY_MODEL)
+    # `/anything/predict` is an old path of TorchServe's, which names a model.
+    if predict and predict != _ONLY_MODEL and (target is None or target.takes_query):
+        yield f"{predict}={_ONLY_MODEL}"
+    if health and health not in _HEALTH_ROUTES:
+        yield f"{health}=/readyz"
+
+
+def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
+    port = _number({"SAGEMAKER_BIND_TO_PORT": "8080", **environment}, "SAGEMAKER_BIND_TO_PORT")
+    variables = _addresses(port, _port_range(environment))
+    variables |= {
+        ours: environment[its] for its, ours in _SAME_MEANING.items() if its in environment
+    }
+    level = "SAGEMAKER_CONTAINER_LOG_LEVEL"
+    if environment.get(level):
+        variables["FERRY_LOG_LEVEL"] = logging.getLevelName(_number(environment, level)).lower()
+    if environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
+        # SageMaker itself registers models, at the port of predictions, which only it reaches.
+        return {
+            "FERRY_DEFAULT_WORKERS_PER_MODEL": "1",
+            **variables,
+            "FERRY_MANAGEMENT_ADDRESS": variables["FERRY_INFERENCE_ADDRESS"],
+            "FERRY_ALLOW_OPEN_MANAGEMENT": "true",
+            "FERRY_ENABLE_MODEL_API": "true",
+            "FERRY_MODEL_STORE": str(folder / "models"),
+        }
+    if _has_files(folder / "model"):
+        settings: dict[str, Any] = {
+            key: _number(environment, name)
+            for name, key in _MODEL_SETTINGS.items()
+            if name in environment
+        }
+        if {"minWorkers", "maxWorkers"} & settings.keys():
+            # They count together only.
+            low = settings.setdefault("minWorkers", 1)
+            settings.setdefault("maxWorkers", low)
+        variables |= _models_in(folder / "model", settings)
+    return variables
+
+
+def _has_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _models_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the variables that serve what a platform has put into a folder.
+
+    Args:
+        folder: holds archives, or is one that was unpacked.
+        settings: of each model, in the words of model-config.yaml.
+    """
+    from workers.archives.model_archive import inspect_archive  # noqa: PLC0415 - as above
+
+    archives = sorted(folder.glob("*.mar"))
+    if (folder / _FOLDER_IS_ARCHIVE).is_dir():
+        archives, loaded = [folder], f"{_MODEL}={folder}"
+    elif archives:
+        loaded = ",".join(path.name for path in archives)
+    else:
+        raise SettingsError(
+            f"{folder} holds neither a .mar nor an unpacked archive, with its "
+            f"{_FOLDER_IS_ARCHIVE}: make one with torch-model-archiver"
+        )
+    variables = {"FERRY_MODEL_STORE": str(folder), "FERRY_LOAD_MODELS": loaded}
+    models = {}
+    for path in archives if settings else ():
+        try:
+            archive = inspect_archive(path, path.name)
+        except ServeError as error:
+            raise SettingsError(f"{path}: {error.message}") from error
+        name = _MODEL if path.is_dir() else archive.model_name
+        models[name] = {archive.model_version: settings}
+    return variables | ({"FERRY_MODELS": json.dumps(models)} if models else {})
+
+
+def _addresses(port: int, private_ports: Sequence[int]) -> dict[str, str]:
+    management, metrics = [other for other in private_ports if other != port][:2]
+    return {
+        "FERRY_INFERENCE_ADDRESS": f"http://0.0.0.0:{port}",
+        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
+        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
+    }
+
+
+def _port_range(environment: Variables) -> Sequence[int]:
+    name = "SAGEMAKER_SAFE_PORT_RANGE"
+    if not (text := environment.get(name)):
+        return _PRIVATE_PORTS
+    first, _, last = text.partition("-")
+    ports = range(_number({name: first}, name), _number({name: last}, name) + 1)
+    if len(ports) < len(_PRIVATE_PORTS):
+        raise SettingsError(f"{name}={text} has fewer than three ports")
+    return ports
+
+
+def _number(environment: Variables, name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError as error:
+        raise SettingsError(f"{name}={environment[name]!r} is no whole number") from error

@@ -1,32 +1,24 @@
 """`ferry jobs`: predictions whose results are fetched later."""
 
 import asyncio
+import hashlib
 import json
+import mimetypes
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import click
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ferry.api import Api
-from ferry.commands.job_files import (
-    JobFiles,
-    SentFile,
-    complaint,
-    files_in,
-    without_result,
-    write_result,
-)
-from ferry.commands.predict import (
-    Prediction,
-    answer_value,
-    prediction_record,
-    print_predictions,
-)
+from ferry.api import ELSEWHERE, Api, token_hint
+from ferry.commands.predict import Prediction, answer_value, prediction_record, print_predictions
 from ferry.console import age_text, err, out
 from ferry.options import (
     check_header_value,
@@ -35,16 +27,25 @@ from ferry.options import (
     management_option,
     version_option,
 )
+from ferry_client import jobs as client_jobs
 from ferry_client.async_client import AsyncClient
-from ferry_client.calls import Options
+from ferry_client.calls import Options, guessed_type
 from ferry_client.client import Client
-from ferry_client.errors import FerryError, WaitTimeout
+from ferry_client.errors import (
+    AnswerError,
+    FerryError,
+    NotFound,
+    ServerUnreachable,
+    Unauthorized,
+    WaitTimeout,
+)
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 # GET /jobs answers with at most this many at a time.
 PAGE_SIZE = 1000
-
-Sending: TypeAlias = Callable[[Callable[[SentFile], None]], Coroutine[Any, Any, list[SentFile]]]
+# What Python's table lacks, or has several of.
+_SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}
+_UNFINISHED = ".ferry-"
 
 id_argument = click.argument("job_id", metavar="ID")
 
@@ -106,24 +107,16 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
     was interrupted can be given again: nothing runs twice, and results that are in FOLDER are not
     fetched again. A job that failed or was cancelled stays so until `ferry jobs retry`.
     """
-    found = files_in(files)
-    missing = found if folder is None else without_result(found, folder)
+    asked = files_in(files)
+    missing = asked if folder is None else without_result(asked, folder)
     options = Options(version=version, content_type=content_type, priority=priority)
-
-    async def send(on_end: Callable[[SentFile], None]) -> list[SentFile]:
-        async with AsyncClient(inference_url) as client:
-            waits = wait or folder is not None
-            sender = JobFiles(
-                client, model, options, in_flight=in_flight, waits=waits, folder=folder
-            )
-            return await sender.send(missing, on_end)
-
-    sent = _with_progress(send, len(missing), inference_url)
+    sender = FileSender(model, options, waits=wait or folder is not None, folder=folder)
+    sent = sender.send(missing, inference_url, in_flight)
     if folder is None and wait:
         _print_answers(sent, as_json)
     else:
-        _print_sent(sent, folder, len(found) - len(missing), as_json)
-    if any(one.error for one in sent):
+        _print_sent(sent, folder, len(asked) - len(missing), as_json)
+    if any(file.error for file in sent):
         sys.exit(1)
 
 
@@ -138,14 +131,13 @@ def list_jobs(
 ) -> None:
     """List the jobs of registered models, newest first."""
     with Api(management_url) as api:
-        found = list(_newest(api, model, status, limit))
+        listed = list(_newest(api, model, status, limit))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    if not found:
+        click.echo(json.dumps(listed, indent=2))
+    elif listed:
+        _print_list(listed)
+    else:
         click.echo("No jobs. `ferry jobs submit` adds one.")
-        return
-    _print_list(found)
 
 
 @jobs.command()
@@ -154,9 +146,16 @@ def list_jobs(
 @json_option
 def show(job_id: str, inference_url: str, as_json: bool) -> None:
     """Show how the job ID is."""
-    with Api(inference_url) as api:
-        job = api.call("GET", "jobs", job_id)
-    _print_job(job, as_json)
+    job = _call(inference_url, "GET", job_id)
+    if as_json:
+        click.echo(json.dumps(job, indent=2))
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in job.items():
+        is_group = isinstance(value, dict)
+        text = ", ".join(f"{key} {part}" for key, part in value.items()) if is_group else value
+        table.add_row(name.replace("_", " "), escape(str(text)))
+    out().print(table)
 
 
 @jobs.command()
@@ -175,7 +174,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
     except WaitTimeout:
         raise click.ClickException(f"job {job_id} is {job.status}: --wait waits for it") from None
     except FerryError as error:
-        raise complaint(error, inference_url) from error
+        raise _complaint(error, inference_url) from error
     if file is None:
         click.echo(answer.content, nl=False)
     else:
@@ -188,9 +187,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
 @json_option
 def cancel(job_id: str, inference_url: str, as_json: bool) -> None:
     """Cancel the job ID; lets the result of one that is over go."""
-    with Api(inference_url) as api:
-        job = api.call("DELETE", "jobs", job_id)
-    click.echo(json.dumps(job, indent=2) if as_json else f"Job {job_id} is {job['status']}.")
+    _print_status(_call(inference_url, "DELETE", job_id), as_json)
 
 
 @jobs.command()
@@ -199,9 +196,188 @@ def cancel(job_id: str, inference_url: str, as_json: bool) -> None:
 @json_option
 def retry(job_id: str, management_url: str, as_json: bool) -> None:
     """Let the job ID, which failed, expired or was cancelled, wait again."""
-    with Api(management_url) as api:
-        job = api.call("POST", "jobs", job_id, "retry")
-    click.echo(json.dumps(job, indent=2) if as_json else f"Job {job_id} is {job['status']}.")
+    _print_status(_call(management_url, "POST", job_id, "retry"), as_json)
+
+
+# --- files on their way
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """Keeps what came of one file: its job, later its answer or an error; `result` is a path."""
+
+    file: str
+    job_id: str = ""
+    answer: client_jobs.Prediction | None = None
+    result: Path | None = None
+    error: str = ""
+    status: int | None = None
+
+
+class FileSender:
+    """Sends files to one model.
+
+    Args:
+        model: the model's name.
+        options: of each submit; without a content type, each file's is guessed.
+        waits: for the results.
+        folder: where results are written; None: they are kept in memory.
+    """
+
+    def __init__(self, model: str, options: Options, *, waits: bool, folder: Path | None) -> None:
+        self._model = model
+        self._options = options
+        self._waits = waits
+        self._folder = folder
+
+    def send(self, files: Sequence[Path], url: str, in_flight: int) -> list[SentFile]:
+        """Sends all of them, so many at a time; returns what came of each, in their order.
+
+        On a terminal, shows how many have ended.
+
+        Raises:
+            ClickException: the server, the model or the token is not right, or it was interrupted.
+        """
+        console, ended = err(), 0
+        columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        is_shown = console.is_terminal
+        with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
+            task_id = progress.add_task("", total=len(files))
+
+            async def send_one(
+                client: AsyncClient, room: asyncio.Semaphore, file: Path
+            ) -> SentFile:
+                nonlocal ended
+                async with room:
+                    sent = await self._send(client, file)
+                ended += 1
+                progress.update(task_id, completed=ended)
+                return sent
+
+            async def send_all() -> list[SentFile]:
+                room = asyncio.Semaphore(in_flight)
+                async with AsyncClient(url) as client, asyncio.TaskGroup() as group:
+                    sending = [send_one(client, room, file) for file in files]
+                    tasks = [group.create_task(one) for one in sending]
+                return [task.result() for task in tasks]
+
+            try:
+                return asyncio.run(send_all())
+            except* FerryError as errors:
+                # The others say the same, or were cancelled.
+                error = errors.exceptions[0]
+                assert isinstance(error, FerryError)
+                complaint = _complaint(error, url)
+            except* KeyboardInterrupt:
+                complaint = click.ClickException(
+                    f"interrupted when {ended} of {len(files)} were done; "
+                    "the same command goes on there"
+                )
+        raise complaint
+
+    async def _send(self, client: AsyncClient, file: Path) -> SentFile:
+        options = Options(**self._options)
+        options["content_type"] = options.get("content_type") or guessed_type(file.name)
+        job_id = ""
+        try:
+            content = await asyncio.to_thread(file.read_bytes)
+            key = idempotency_key(self._model, options, file.name, content)
+            job = await client.submit(self._model, content, idempotency_key=key, **options)
+            job_id = job.id
+            del content
+            if not self._waits:
+                return SentFile(str(file), job_id)
+            answer = await job.result()
+            if self._folder is None:
+                return SentFile(str(file), job_id, answer)
+            path = self._folder / f"{file.name}{suffix_of(answer)}"
+            await asyncio.to_thread(write_result, path, answer.content)
+            return SentFile(str(file), job_id, result=path)
+        except FerryError as error:
+            if not job_id and isinstance(error, (ServerUnreachable, Unauthorized, NotFound)):
+                raise
+            status = getattr(error, "status", None)
+            text = getattr(error, "message", str(error))
+            return SentFile(str(file), job_id, error=text, status=status)
+        except OSError as error:
+            return SentFile(str(file), error=f"{error.strerror or error}")
+
+
+def idempotency_key(model: str, options: Options, file_name: str, content: bytes) -> str:
+    """Returns the key with which the same file for the same model is only run once."""
+    names = [model, options.get("version") or "", options.get("content_type") or "", file_name]
+    digest = hashlib.sha256(json.dumps(names).encode())
+    digest.update(content)
+    return f"ferry-{digest.hexdigest()}"
+
+
+def suffix_of(answer: client_jobs.Prediction) -> str:
+    """Returns how the name of an answer's file ends."""
+    kind = answer.content_type
+    return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".out"
+
+
+def write_result(path: Path, content: bytes) -> None:
+    """Writes the file so that it is there as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # In the same folder, because a rename cannot leave a file system.
+    unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def without_result(files: Iterable[Path], folder: Path) -> list[Path]:
+    """Returns the files that have no result in the folder, which is made if need be.
+
+    Raises:
+        ClickException: results of two files would have one name, or lie among the files.
+    """
+    files = list(files)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(file.parent.resolve() == folder.resolve() for file in files):
+        raise click.ClickException(
+            f"results need a folder of their own, and {folder} has the files"
+        )
+    twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
+    if twice:
+        raise click.ClickException(f"several files are called {twice[0]}, and so would be results")
+    there = {path.stem for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)}
+    return [file for file in files if file.name not in there]
+
+
+def files_in(paths: Iterable[Path]) -> list[Path]:
+    """Returns the files, and in place of each folder those that lie in it, sorted by name."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path]
+    return files
+
+
+# --- the server
+
+
+def _complaint(error: FerryError, url: str) -> click.ClickException:
+    """Returns the error as a command says it; `url` is of the inference listener."""
+    if isinstance(error, AnswerError) and error.type in {"", *ELSEWHERE}:
+        try:
+            with Api(url) as api:
+                api.answer("GET", "readyz")
+        except click.ClickException as wrong:
+            return wrong
+    return click.ClickException(f"{error}{token_hint() if isinstance(error, Unauthorized) else ''}")
+
+
+def _call(url: str, method: str, *path: str) -> dict[str, Any]:
+    with Api(url) as api:
+        job: dict[str, Any] = api.call(method, "jobs", *path)
+    return job
 
 
 def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[dict[str, Any]]:
@@ -214,97 +390,71 @@ def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[di
         cursor = page.get("next_cursor")
 
 
-def _print_list(found: Sequence[dict[str, Any]]) -> None:
+# --- what is printed
+
+
+def _print_status(job: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(job, indent=2) if as_json else f"Job {job['id']} is {job['status']}.")
+
+
+def _print_list(listed: Sequence[dict[str, Any]]) -> None:
     """Prints a line for each job, which fits 80 columns, and its error in lines of its own."""
     # What is piped is not broken.
     console = out(wraps=sys.stdout.isatty())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("id", "model", "status", "age"):
         table.add_column(name, no_wrap=name != "model", overflow="fold")
-    for job in found:
+    for job in listed:
         tries = f", {count} tries" if (count := job.get("attempts", 0)) > 1 else ""
         status, model = f"{job['status']}{tries}", f"{job['model']} {job['version']}"
         table.add_row(job["id"], escape(model), status, age_text(job["created_at"]))
     console.print(table)
-    for job in found:
+    for job in listed:
         if message := job.get("error", {}).get("message", ""):
             console.print(f"[red]{escape(job['id'])}:[/] {escape(message)}")
 
 
-def _with_progress(send: Sending, count: int, url: str) -> list[SentFile]:
-    """Sends the files; on a terminal, shows how many have ended."""
-    console = err()
-    columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    ended = 0
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=count)
-
-        def on_end(_: SentFile) -> None:
-            nonlocal ended
-            ended += 1
-            progress.update(task, completed=ended)
-
-        try:
-            return asyncio.run(send(on_end))
-        except FerryError as error:
-            raise complaint(error, url) from error
-        except KeyboardInterrupt:
-            raise click.ClickException(
-                f"interrupted when {ended} of {count} were done; the same command goes on there"
-            ) from None
-
-
 def _print_answers(sent: Sequence[SentFile], as_json: bool) -> None:
     predictions = []
-    for one in sent:
-        if one.answer is None:
-            predictions.append(Prediction(one.file, one.status, one.error))
+    for file in sent:
+        if file.answer is None:
+            predictions.append(Prediction(file.file, file.status, file.error))
         else:
-            kind = one.answer.headers.get("content-type", "")
-            value = answer_value(one.answer.content, kind)
-            predictions.append(Prediction(one.file, one.answer.status, value, is_ok=True))
-    if as_json:
-        records = [
-            {"job": one.job_id, **prediction_record(prediction)}
-            for one, prediction in zip(sent, predictions, strict=True)
-        ]
-        click.echo(json.dumps(records, indent=2))
-    else:
+            kind = file.answer.headers.get("content-type", "")
+            value = answer_value(file.answer.content, kind)
+            predictions.append(Prediction(file.file, file.answer.status, value, is_ok=True))
+    if not as_json:
         print_predictions(predictions)
+        return
+    pairs = zip(sent, predictions, strict=True)
+    records = [{"job": file.job_id, **prediction_record(answer)} for file, answer in pairs]
+    click.echo(json.dumps(records, indent=2))
 
 
 def _print_sent(sent: Sequence[SentFile], folder: Path | None, there: int, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([one.record() for one in sent], indent=2))
+        records = [
+            {"file": it.file, "job": it.job_id, "result": it.result and str(it.result)}
+            | {"error": it.error}
+            for it in sent
+        ]
+        shown = [{name: value for name, value in it.items() if value} for it in records]
+        click.echo(json.dumps(shown, indent=2))
         return
-    for one in sent:
-        if one.error:
-            of_job = f" (job {one.job_id})" if one.job_id else ""
-            text = f"{one.file}: {one.error}{of_job}"
+    for file in sent:
+        if file.error:
+            of_job = f" (job {file.job_id})" if file.job_id else ""
+            text = f"{file.file}: {file.error}{of_job}"
             err().print(escape(text), style="red", soft_wrap=True)
     if folder is not None:
-        done = sum(one.result is not None for one in sent)
+        done = sum(file.result is not None for file in sent)
         before = f", {there} were there before" if there else ""
         noun = "result" if done == 1 else "results"
         click.echo(f"{done} {noun} written to {folder}{before}.")
         return
     table = Table("file", "job", box=None)
-    for one in sent:
-        if one.job_id:
-            table.add_row(escape(one.file), one.job_id)
+    for file in sent:
+        if file.job_id:
+            table.add_row(escape(file.file), file.job_id)
     if table.row_count:
         out().print(table)
-
-
-def _print_job(job: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(job, indent=2))
-        return
-    table = Table(box=None, show_header=False)
-    for name, value in job.items():
-        is_group = isinstance(value, dict)
-        text = ", ".join(f"{key} {part}" for key, part in value.items()) if is_group else value
-        table.add_row(name.replace("_", " "), escape(str(text)))
-    out().print(table)

@@ -1,4 +1,4 @@
-"""`ferry ingress`, `node` and `webhooks`: one part of the server in the foreground.
+"""`ferry ingress` and `ferry node`: one part of the server in the foreground.
 
 Each command imports its part itself, so that no process loads the other one's dependencies: an
 ingress has no torch and a node no flask.
@@ -42,21 +42,6 @@ def node(settings: Settings) -> None:
     from workers.node.node import run  # noqa: PLC0415 - see above
 
     sys.exit(run_part(run, settings))
-
-
-@click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=(INGRESS, WHOLE_SERVER))
-def webhooks(settings: Settings) -> None:
-    """Tell receivers of jobs only. Needs a Redis and webhook_secrets.
-
-    Nodes with webhook_secrets do so themselves.
-    """
-    _require_redis(settings)
-    if not settings.webhook_secrets:
-        raise click.UsageError("webhooks are signed: pass --webhook-secrets whsec_...")
-    from workers.webhooks.__main__ import run  # noqa: PLC0415 - see above
-
-    sys.exit(run(settings))
 
 
 def _require_redis(settings: Settings) -> None:

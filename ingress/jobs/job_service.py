@@ -1,50 +1,132 @@
-"""Jobs as every door sees them: submit one, look at it, wait for it, take its result.
+"""Jobs as every door sees them: submit one, look at it, wait for it, take its result, list them.
 
-Knows no transport. Lives on the broker's event loop.
+Knows no transport, but the headers that a request for a job has. Source of those: RFC 7240
+(Prefer), and the expired draft-ietf-httpapi-idempotency-key-header-07.
+Lives on the broker's event loop.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
 
 from batching import errors
+from batching.errors import BadRequest
 from batching.models.entry import no_version
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import ProtocolError, Reply, Request
 from batching.store.ingress_queue import SubmitCode
-from batching.store.jobs.job_documents import small_reply
-from batching.store.jobs.job_records import Job, JobStatus
-from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.job_writer import JobRequest
+from batching.store.jobs.job_records import Job, JobStatus, Receiver, small_reply
+from batching.store.jobs.job_store import JobRequest, JobStore
 from batching.store.records import LargeReply, decode_reply
 from batching.store.redis_errors import AWAY, memory_full, store_unavailable
+from batching.store.registry.registry import Registry
 from batching.webhooks import ReceiverRules
-from ingress.jobs.job_errors import JobNotFound, KeyReused, NotRetryable, ResultGone, no_job
-from ingress.jobs.preferences import read_idempotency_key, read_keep_s, read_urgency
-from ingress.jobs.webhook_headers import read_receiver
 
 # A waiting client hears of a change after at most so long.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
-
 LONGEST_S = 30 * 86_400  # from the submit to the deadline
+_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
+NEWEST_US = 2**53  # later than any job
+
+MOST_WAIT_S = 60.0
+KEEP_RANGE_S = (60, 604_800)
+EVENTS = frozenset({"started", "completed"})  # that receivers are told of
+_PREFERENCE = re.compile(r'\s*([\w-]+)\s*(?:=\s*("(?:[^"\\]|\\.)*"|[^\s;,"]*))?\s*(?:;[^,]*)?')
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class JobNotFound(errors.NotFound):
+    """Refuses an id that no job has, or no longer."""
+
+    type = "JobNotFoundException"
+    reason = "job_not_found"
+
+
+class ResultGone(errors.ServeError):
+    """Says that the job was cancelled, or its result let go."""
+
+    status = 410
+    type = "ResultGoneException"
+    reason = "result_gone"
+
+
+class KeyReused(errors.ServeError):
+    """Refuses an Idempotency-Key that belongs to another request."""
+
+    status = 422
+    type = "IdempotencyKeyReusedException"
+    reason = "idempotency_key_reused"
+
+
+class NotRetryable(errors.Conflict):
+    """Refuses to try a job again that has not failed, or whose input is not kept."""
+
+    type = "JobNotRetryableException"
+    reason = "job_not_retryable"
+
+
+def no_job(job_id: str) -> JobNotFound:
+    """Returns the error for an id that no job has, whatever a client takes for one."""
+    return JobNotFound(f"Job not found: {job_id[:64]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What `Prefer` asks for; `wait_s` is 0 where it does not. `is_asked`: by the client itself."""
+
+    is_async: bool = False
+    wait_s: float = 0.0
+    is_asked: bool = True
+
+
+NO_PREFERENCES = Preferences()
+
+
+class JobPage(NamedTuple):
+    """Some jobs, newest first, and where the next page begins; None at the end."""
+
+    jobs: list[Job]
+    next_us: int | None
 
 
 class JobService:
-    """Submits jobs and tells about them."""
+    """Submits jobs and tells about them.
+
+    All of its calls raise StoreUnavailable when Redis does not answer.
+    """
 
     def __init__(
         self,
         store: JobStore,
+        registry: Registry,
         *,
         timeout_s: float,
         keep_s: float,
         submitters: str = "",
         receivers: ReceiverRules | None = None,
     ) -> None:
+        """Begins.
+
+        Args:
+            store: of the jobs.
+            registry: knows the versions whose jobs are listed.
+            timeout_s: to the deadline of a job whose client does not say.
+            keep_s: for so long such a job is kept.
+            submitters: the name of the token that submits, and not its value, which is renewed
+                while jobs wait.
+            receivers: which ones there may be; None: nobody is told.
+        """
         self._store = store
-        # Names the token that they have, and not its value, which is renewed while jobs wait.
+        self._registry = registry
         self._submitters = submitters
         self._receivers = receivers
         self._timeout_s = timeout_s
@@ -73,26 +155,50 @@ class JobService:
         Raises:
             BadRequest: a header that is not understood.
             KeyReused: the Idempotency-Key was another request's.
-            VersionNotFound, QueueFull, QueueMemoryFull, StoreUnavailable: refused; nothing is kept.
+            VersionNotFound, QueueFull, QueueMemoryFull: refused; nothing is kept.
         """
         if timeout_s is not None and timeout_s > LONGEST_S:
-            raise errors.BadRequest(
-                f"X-Request-Timeout-Ms of a job may be {LONGEST_S * 1000} at most."
-            )
-        ttl_ms = int((timeout_s or self._timeout_s) * 1000)
-        keep_ms = int((read_keep_s(headers) or self._keep_s) * 1000)
-        is_urgent = read_urgency(headers)
-        receiver = read_receiver(headers, base_url, self._receivers)
+            raise BadRequest(f"X-Request-Timeout-Ms of a job may be {LONGEST_S * 1000} at most.")
+        job = JobRequest(
+            job_id=secrets.token_hex(16),
+            wire=request.to_wire(),
+            ttl_ms=int((timeout_s or self._timeout_s) * 1000),
+            keep_ms=int((read_keep_s(headers) or self._keep_s) * 1000),
+            is_urgent=read_urgency(headers),
+            is_open_inference=is_open_inference,
+            receiver=read_receiver(headers, base_url, self._receivers),
+        )
         key = read_idempotency_key(headers)
-        job_id = secrets.token_hex(16)
-        wire = request.to_wire()
-        job = JobRequest(job_id, wire, ttl_ms, keep_ms, is_urgent, is_open_inference, receiver)
-        try:
+        with _telling_unavailable():
             if not key:
-                return await self._accept_or_forget(spec.key, job), False
+                return await self._accept(spec.key, job), False
             return await self._accept_once(spec.key, job, key, _fingerprint(spec.key, request))
-        except AWAY as error:
-            raise store_unavailable(error) from error
+
+    async def _accept_once(
+        self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
+    ) -> tuple[Job, bool]:
+        """Accepts the job unless the key's first request was; that one may not have got far."""
+        named = json.dumps([self._submitters, idempotency_key])
+        digest = hashlib.sha256(named.encode()).hexdigest()
+        own = json.dumps([job.job_id, fingerprint])
+        before = await self._store.take_key(digest, own)
+        job_id, first_fingerprint = json.loads(before or own)
+        if first_fingerprint != fingerprint:
+            raise KeyReused(
+                "This Idempotency-Key belongs to a request with another path, version or body."
+            )
+        if before is not None and (known := await self._store.find(job_id)) is not None:
+            return known, True
+        accepted = await self._accept(key, job._replace(job_id=job_id, is_keyed=True))
+        await self._store.keep_key(digest, job.whole_ms)
+        return accepted, False
+
+    async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
+        outcome = await self._store.submit(key, job)
+        if isinstance(outcome, Job):
+            return outcome
+        _raise_refusal(key, outcome)
+        return await self.find(job.job_id)
 
     async def close(self) -> None:
         """Closes the connection by which jobs are submitted; no submit may be under way."""
@@ -103,71 +209,35 @@ class JobService:
 
         Raises:
             JobNotFound: there is none of this id.
-            StoreUnavailable: Redis does not answer.
         """
-        try:
+        with _telling_unavailable():
             job = await self._store.find(job_id)
-        except AWAY as error:
-            raise store_unavailable(error) from error
         if job is None:
             raise no_job(job_id)
         return job
 
-    async def wait(
-        self,
-        job_id: str,
-        wait_s: float,
-        *,
-        for_end: bool = False,
-        before: Job | None = None,
-        mark: Callable[[Job], object] = lambda job: (job.status, job.attempts),
-    ) -> Job:
+    async def wait(self, job_id: str, wait_s: float, *, for_end: bool = False) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
 
         Args:
             job_id: of the job.
             wait_s: the longest wait.
             for_end: whether only a final status counts.
-            before: as the caller knows it; None: as it is now.
-            mark: what of a job counts as a change.
 
         Raises:
-            JobNotFound, StoreUnavailable: as `find`.
+            JobNotFound: there is none of this id.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         job = await self.find(job_id)
-        known, look_s = mark(before or job), _FIRST_LOOK_S
+        known, look_s = (job.status, job.attempts), _FIRST_LOOK_S
         while not job.status.is_final and loop.time() < end:
-            if mark(job) != known and not for_end:
+            if (job.status, job.attempts) != known and not for_end:
                 break
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             job = await self.find(job_id)
         return job
-
-    async def pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
-        """Returns pieces of the job's answer from this byte on, each after the place of its first.
-
-        While it runs, those that it has sent and that are still kept; when it has ended, all the
-        rest, if what it sent was of this answer.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
-        if not job.piece_bytes:
-            return []
-        try:
-            if not job.status.is_final:
-                is_more = job.piece_bytes > from_byte
-                return await self._store.read_pieces(job, from_byte) if is_more else []
-            reply = await self.result(job)
-        except AWAY as error:
-            raise store_unavailable(error) from error
-        except ResultGone:
-            return []
-        rest = bytes(reply.body[from_byte:]) if reply.chunks and not reply.error_type else b""
-        return [(from_byte, rest)] if rest else []
 
     async def result(self, job: Job) -> Reply:
         """Returns what the synchronous prediction would have been answered with.
@@ -177,7 +247,6 @@ class JobService:
 
         Raises:
             ResultGone: it was cancelled, or its result has been let go.
-            StoreUnavailable: Redis does not answer.
         """
         if (reply := small_reply(job)) is not None:
             return reply
@@ -185,10 +254,8 @@ class JobService:
         try:
             decode_reply(job.job_id, job.result)
         except LargeReply as large:
-            try:
+            with _telling_unavailable():
                 value = await self._store.read_large(job, large.attempt)
-            except AWAY as error:
-                raise store_unavailable(error) from error
         except ProtocolError:
             pass
         if value is None:
@@ -203,84 +270,83 @@ class JobService:
         """Cancels a job that has not finished, and lets the result of one that has go.
 
         Raises:
-            JobNotFound, StoreUnavailable: as `find`.
+            JobNotFound: there is none of this id.
         """
-        try:
+        with _telling_unavailable():
             job = await self._store.cancel(job_id)
-        except AWAY as error:
-            raise store_unavailable(error) from error
         if job is None:
             raise no_job(job_id)
         return job
 
-    async def retry(self, job: Job) -> Job:
+    async def retry(self, job_id: str) -> Job:
         """Has a job that did not succeed wait again, with all of its attempts.
 
         Raises:
+            JobNotFound: there is none of this id.
             NotRetryable: it has not ended, has succeeded, or its input is gone.
-            QueueFull, QueueMemoryFull, StoreUnavailable: refused; it stays as it is.
+            QueueFull, QueueMemoryFull: refused; it stays as it is.
         """
-        try:
+        job = await self.find(job_id)
+        with _telling_unavailable():
             code = await self._store.retry(job)
-        except AWAY as error:
-            raise store_unavailable(error) from error
         if code is SubmitCode.NO_RETRY:
             raise NotRetryable(
                 f"Job {job.job_id} is {job.status}: only one that failed, expired or was cancelled "
                 "can be tried again, while its input is kept."
             )
-        self._raise_refusal(job.key, code)
-        return await self.find(job.job_id)
+        _raise_refusal(job.key, code)
+        return await self.find(job_id)
 
     async def retry_if_possible(self, job_id: str) -> Job | None:
         """As `retry`, but returns None where that cannot be."""
-        try:
-            return await self.retry(await self.find(job_id))
-        except (NotRetryable, JobNotFound):
-            return None
+        with contextlib.suppress(NotRetryable, JobNotFound):
+            return await self.retry(job_id)
+        return None
 
-    async def _accept_once(
-        self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
-    ) -> tuple[Job, bool]:
-        """Accepts the job unless the key's first request was; that one may not have got far."""
-        named = json.dumps([self._submitters, idempotency_key])
-        digest = hashlib.sha256(named.encode()).hexdigest()
-        promise = json.dumps([job.job_id, fingerprint])
-        before = await self._store.promise(digest, promise)
-        job_id, first_fingerprint = json.loads(before or promise)
-        if first_fingerprint != fingerprint:
-            raise KeyReused(
-                "This Idempotency-Key belongs to a request with another path, version or body."
-            )
-        if before is not None and (known := await self._store.find(job_id)) is not None:
-            return known, True
-        accepted = await self._accept(key, job._replace(job_id=job_id))
-        await self._store.keep_promise(digest, job.whole_ms)
-        return accepted, False
+    async def page(
+        self, model: str, status: JobStatus | None, before_us: int, count: int
+    ) -> JobPage:
+        """Returns the newest jobs of registered versions before this time.
 
-    async def _accept_or_forget(self, key: VersionKey, job: JobRequest) -> Job:
-        try:
-            return await self._accept(key, job)
-        except errors.ServeError:
-            await self._store.forget(job.job_id)
-            raise
+        Args:
+            model: of this model only; empty: of all.
+            status: in this status only; None: in any.
+            before_us: where the page before ended.
+            count: so many at most.
+        """
+        found: list[Job] = []
+        with _telling_unavailable():
+            specs = await asyncio.to_thread(self._registry.specs)
+            of_model = [spec.key for spec in specs if model in {"", spec.model_name}]
+            for _ in range(_MOST_LOOKS):
+                pages = [await self._store.newest(key, before_us, count) for key in of_model]
+                newest = sorted(chain(*pages), key=lambda entry: entry[0], reverse=True)[:count]
+                for time_us, job in newest:
+                    before_us = time_us
+                    if status in {None, job.status}:
+                        found.append(job)
+                    if len(found) == count:
+                        return JobPage(found, before_us)
+                if not newest:
+                    return JobPage(found, None)
+        return JobPage(found, before_us)
 
-    async def _accept(self, key: VersionKey, job: JobRequest) -> Job:
-        outcome = await self._store.submit(key, job)
-        if isinstance(outcome, Job):
-            return outcome
-        self._raise_refusal(key, outcome)
-        return await self.find(job.job_id)
 
-    def _raise_refusal(self, key: VersionKey, code: SubmitCode) -> None:
-        if code is SubmitCode.NO_VERSION:
-            raise no_version(*key)
-        if code is SubmitCode.FULL:
-            raise errors.QueueFull(
-                f"Too many jobs of model {key.model_name} wait.", retry_after_s=10.0
-            )
-        if code is SubmitCode.NO_MEMORY:
-            raise memory_full()
+@contextlib.contextmanager
+def _telling_unavailable() -> Iterator[None]:
+    try:
+        yield
+    except AWAY as error:
+        raise store_unavailable(error) from error
+
+
+def _raise_refusal(key: VersionKey, code: SubmitCode) -> None:
+    if code is SubmitCode.NO_VERSION:
+        raise no_version(*key)
+    if code is SubmitCode.FULL:
+        raise errors.QueueFull(f"Too many jobs of model {key.model_name} wait.", retry_after_s=10.0)
+    if code is SubmitCode.NO_MEMORY:
+        raise memory_full()
 
 
 def _fingerprint(key: VersionKey, request: Request) -> str:
@@ -291,3 +357,114 @@ def _fingerprint(key: VersionKey, request: Request) -> str:
         digest.update(json.dumps([part.name, part.content_type, len(part.content)]).encode())
         digest.update(part.content)
     return digest.hexdigest()
+
+
+# --- headers; their names are in lower case
+
+
+def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preferences:
+    """Returns the client's preferences, or those of a model that gives a job after so long.
+
+    Args:
+        headers: of the request.
+        async_after_s: of the model; 0: none.
+    """
+    if "prefer" in headers:
+        preferences = read_preferences(headers["prefer"])
+        if preferences.is_async:
+            return preferences
+    if async_after_s and _takes_json(headers.get("accept", "")):
+        return Preferences(is_async=True, wait_s=async_after_s, is_asked=False)
+    return NO_PREFERENCES
+
+
+@lru_cache(maxsize=64)
+def read_preferences(header: str) -> Preferences:
+    """Parses `Prefer`; what is unknown in it, or not well-formed, is ignored as RFC 7240 says."""
+    values: dict[str, str] = {}
+    for part in header.split(","):
+        if match := _PREFERENCE.fullmatch(part):
+            values.setdefault(match[1].lower(), (match[2] or "").strip('"'))
+    wait = values.get("wait", "")
+    wait_s = min(float(wait), MOST_WAIT_S) if _NUMBER.fullmatch(wait) else 0.0
+    return Preferences("respond-async" in values, wait_s)
+
+
+def _takes_json(accept: str) -> bool:
+    kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return not accept or bool(kinds & {"*/*", "application/*", "application/json"})
+
+
+def read_idempotency_key(headers: Mapping[str, str]) -> str:
+    """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one.
+
+    Raises:
+        BadRequest: it is not 1 to 255 printable characters.
+    """
+    text = headers.get("idempotency-key")
+    if text is None:
+        return ""
+    key = text.strip()
+    if len(key) > 1 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if not _KEY.fullmatch(key):
+        raise BadRequest("Idempotency-Key must be 1 to 255 printable characters without spaces.")
+    return key
+
+
+def read_keep_s(headers: Mapping[str, str]) -> int | None:
+    """Returns for how long the result is to be kept; None when the client does not say.
+
+    Raises:
+        BadRequest: not a number of seconds in KEEP_RANGE_S.
+    """
+    text = headers.get("x-result-ttl-s")
+    if text is None:
+        return None
+    least, most = KEEP_RANGE_S
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise BadRequest(f"X-Result-Ttl-S must be a whole number of seconds, {least} to {most}.")
+    return int(text)
+
+
+def read_urgency(headers: Mapping[str, str]) -> bool:
+    """Returns whether the job is to wait among the requests.
+
+    Raises:
+        BadRequest: a priority that is neither `high` nor `normal`.
+    """
+    priority = headers.get("x-priority", "normal").lower()
+    if priority not in {"high", "normal"}:
+        raise BadRequest("X-Priority must be high or normal.")
+    return priority == "high"
+
+
+def read_receiver(
+    headers: Mapping[str, str], base_url: str, rules: ReceiverRules | None
+) -> Receiver | None:
+    """Returns whom the client wants to be told of the end; None if it names nobody.
+
+    Args:
+        headers: of the request.
+        base_url: of the server as this client sees it.
+        rules: which receivers may be; None: this server tells nobody.
+
+    Raises:
+        BadRequest: a header that is not understood, or a receiver that may not be.
+    """
+    url = headers.get("webhook-url")
+    if url is None:
+        return None
+    if rules is None:
+        raise BadRequest("This server sends no webhooks: its operator has to set webhook_secrets.")
+    try:
+        rules.check_url(url)
+    except ValueError as error:
+        raise BadRequest(f"Webhook-Url must be {error}.") from error
+    events = {event.strip() for event in headers.get("webhook-events", "completed").split(",")}
+    if not events <= EVENTS or "completed" not in events:
+        raise BadRequest("Webhook-Events must be completed, or started,completed.")
+    include = headers.get("webhook-include", "")
+    if include not in {"", "result"}:
+        raise BadRequest("Webhook-Include must be result, if it is there.")
+    return Receiver(url, base_url, "started" in events, include == "result")

@@ -17,8 +17,8 @@ from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.http1.exchange import Answer, Body, Content, Header
-from ingress.jobs.job_door import JobDoor
-from ingress.jobs.preferences import Preferences, preferences_of
+from ingress.jobs.job_answers import JobAnswers
+from ingress.jobs.job_service import Preferences, preferences_of
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
@@ -58,7 +58,7 @@ class HttpPredictions:
     def __init__(
         self,
         service: PredictionService,
-        jobs: JobDoor,
+        jobs: JobAnswers,
         settings: Settings,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:

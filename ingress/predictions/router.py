@@ -9,8 +9,8 @@ from typing import Any
 from batching.errors import ServeError
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.exchange import Answer, Application, Exchange
-from ingress.jobs.job_door import JOB_PATH
+from ingress.http1.exchange import Application, Exchange
+from ingress.jobs.job_answers import JOB_PATH
 from ingress.predictions.prediction import HttpPredictions, Prediction
 from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
@@ -93,11 +93,7 @@ class InferenceRouter:
     async def _answer_job(self, exchange: Exchange) -> None:
         shared, fields = self._predictions, exchange.fields
         url = _base_url(shared, exchange)
-        answer = await shared.jobs.answer(exchange.method, exchange.path, fields, url)
-        if isinstance(answer, Answer):
-            exchange.respond(*answer)
-        else:
-            await send_answer(answer, exchange, shared.settings.max_response_size_bytes)
+        exchange.respond(*await shared.jobs.answer(exchange.method, exchange.path, fields, url))
 
     def _is_admitted(self, exchange: Exchange) -> bool:
         try:

@@ -16,12 +16,11 @@ from batching.models.entry import ModelEntry, check_names, existing, pick_versio
 from batching.models.registration import bool_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
-from batching.store.jobs.job_documents import job_document
-from batching.store.jobs.job_records import Job, JobStatus
+from batching.store.jobs.job_records import Job, JobStatus, job_document
 from ingress.access.authorizer import refused_renewal, require_api_key
 from ingress.access.key_file import RENEWABLE, KeyFile
 from ingress.http1.exchange import Answer
-from ingress.jobs.job_lists import NEWEST_US, Page
+from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import base_url
 from ingress.services import Services
@@ -128,12 +127,8 @@ class ManagementView:
         return self._each_job(self._services.jobs.service.retry_if_possible)
 
     def retry_job(self, job_id: str) -> Answer:
-        service = self._services.jobs.service
-
-        async def retry() -> Job:
-            return await service.retry(await service.find(job_id))
-
-        return json_answer(self._job(self._services.on_loop(retry())), 202)
+        job = self._services.on_loop(self._services.jobs.service.retry(job_id))
+        return json_answer(self._job(job), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
         return job_document(job, base_url(self._services))
@@ -149,13 +144,13 @@ class ManagementView:
             cursor = page.next_us
         return json_answer({"jobs": done})
 
-    def _jobs(self, cursor: int, count: int) -> Page:
+    def _jobs(self, cursor: int, count: int) -> JobPage:
         model, status = request.args.get("model", ""), request.args.get("status", "")
         if status and status not in list(JobStatus):
             raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")
         wanted = JobStatus(status) if status else None
-        lists = self._services.job_lists
-        return self._services.on_loop(lists.page(model, wanted, cursor, count))
+        page = self._services.jobs.service.page(model, wanted, cursor, count)
+        return self._services.on_loop(page)
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

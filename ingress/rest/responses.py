@@ -44,11 +44,10 @@ def stream_response(
     return response
 
 
-def answer_job(services: Services) -> Answer | Response:
+def answer_job(services: Services) -> Answer:
     """Returns the answer to a request about one job."""
     asked = request.method, request.path, lower_case_headers(), base_url(services)
-    answer = services.on_loop(services.jobs.answer(*asked))
-    return answer if isinstance(answer, Answer) else stream_response(answer, services.on_loop)
+    return services.on_loop(services.jobs.answer(*asked))
 
 
 def base_url(services: Services) -> str:

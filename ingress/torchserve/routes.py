@@ -167,7 +167,6 @@ ROUTES = (
     Route("GET", _JOB, _BOTH, "shared.answer_job", "getJob", Key.INFERENCE),
     Route("DELETE", _JOB, _BOTH, "shared.answer_job", "cancelJob", Key.INFERENCE),
     Route("GET", f"{_JOB}/result", _BOTH, "shared.answer_job", "getJobResult", Key.INFERENCE),
-    Route("GET", f"{_JOB}/events", _BOTH, "shared.answer_job", "listenToJob", Key.INFERENCE),
     Route("GET", "/jobs", _MANAGEMENT, "management.list_jobs", "listJobs"),
     Route("DELETE", "/jobs", _MANAGEMENT, "management.cancel_jobs", "cancelJobs"),
     Route("POST", "/jobs/retry", _MANAGEMENT, "management.retry_jobs", "retryJobs"),

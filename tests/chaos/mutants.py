@@ -410,9 +410,9 @@ MUTANTS = (
     ),
     Mutant(
         "a large result that is sent again is kept",
-        "batching/store/scripts/reply.lua",
-        "elseif string.find(value, '^[+-]?@') and codes[(i + 1) / 4] ~= 2 then",
-        "elseif string.find(value, '^[+-]?@') then",
+        "batching/store/scripts/parts/answer_job.lua",
+        "if is_large and (is_kept or code == 2) then",
+        "if is_large and is_kept then",
         f"{JOBS}::test_large_job_and_large_result[server]",
     ),
     Mutant(
@@ -467,10 +467,10 @@ MUTANTS = (
     ),
     Mutant(
         "the connection goes to an address that was checked",
-        "workers/webhooks/delivery.py",
+        "workers/node/webhook_sender.py",
         "        self._rules.check_addresses(host, addresses)\n",
         "",
-        "tests/unit/workers/webhooks/test_delivery.py::test_name_that_leads_inside_is_not_connected_to",
+        "tests/unit/workers/node/test_webhook_delivery.py::test_name_that_leads_inside_is_not_connected_to",
     ),
 )
 

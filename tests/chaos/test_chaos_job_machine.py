@@ -10,9 +10,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from batching.protocol import INLINE_LIMIT_BYTES, JOB, Owned, Reply
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Job, Progress
-from batching.store.jobs.job_writer import JobRequest
-from batching.store.keys import job_place
-from batching.store.worker_side.job_news import JobNews
+from batching.store.jobs.job_store import JobRequest
+from batching.store.keys import job_version
 from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos.test_chaos_machine import (
     EXAMPLES,
@@ -41,7 +40,6 @@ class KnownJob(Known):
     size: int = 0
     is_failing: bool = False
     is_emptied: bool = False
-    is_told: bool = False  # in the attempt that runs
 
     @property
     def status(self) -> str:
@@ -86,11 +84,6 @@ class JobMachine(QueueMachine):
         self.queue_of(job_id).append(job_id)
         self.counts["accepted"] += 1
 
-    def take(self, request_id: str, worker: str) -> bool:
-        if request_id in self.jobs:
-            self.jobs[request_id].is_told = False
-        return super().take(request_id, worker)
-
     def answer_to(self, request_id: str, worker: str, attempt: int) -> tuple[Reply, int]:
         job = self.jobs.get(request_id)
         if job is None:
@@ -134,7 +127,6 @@ class JobMachine(QueueMachine):
         else:
             assert answer is SubmitCode.FULL
             del self.known[job_id], self.jobs[job_id]
-            self.store.forget(job_id)
 
     def job_request(self, job_id: str) -> JobRequest:
         job = self.jobs[job_id]
@@ -224,16 +216,14 @@ class JobMachine(QueueMachine):
 
     @precondition(lambda self: any(name in self.jobs for _, name, _ in self.given))
     @rule(pick=st.randoms(use_true_random=False))
-    def tell(self, pick: Any) -> None:
+    def note_progress(self, pick: Any) -> None:
         given = [one for one in self.given if one[1] in self.jobs]
         worker, job_id, attempt = pick.choice(given)
-        news = JobNews(Owned(job_id, attempt, JOB), Progress(0.5, "half"))
-        news.pieces.append((0, b"piece"))
+        news = Owned(job_id, attempt, JOB), Progress(0.5, "half").encode()
         job = self.jobs[job_id]
         is_running = job.is_claimed and not job.outcome
         is_owner = is_running and (job.owner, job.attempt) == (worker, attempt)
-        assert self.worker(worker).tell([news]) == [is_owner]
-        job.is_told |= is_owner
+        assert self.worker(worker).note_progress([news]) == [is_owner]
 
     # --- what must hold after each step
 
@@ -258,13 +248,11 @@ class JobMachine(QueueMachine):
     def nothing_is_left_of_a_job_but_what_is_needed(self) -> None:
         keys, expected = self.harness.keys, set()
         for job_id, job in self.jobs.items():
-            expected |= {keys.job_prefix + job_id, job_place(job_id)}
+            expected |= {keys.job_prefix + job_id, job_version(job_id)}
             if job.size and (not job.outcome or job.has_input):
                 expected.add(keys.body_prefix + job_id)
             if job.size and job.outcome == "replied" and not job.is_emptied:
                 expected.add(f"{keys.large_reply_prefix}{job_id}:{job.attempt}-{job.owner}")
-            if job.is_told and job.is_claimed and not job.outcome:
-                expected.add(f"{keys.job_prefix}{job_id}:pieces")
         names = [name.decode() for name in self.harness.client.scan_iter()]
         assert {name for name in names if self.jobs.keys() & {*name.split(":")}} == expected
         index = self.harness.client.zrange(keys.job_index, 0, -1)

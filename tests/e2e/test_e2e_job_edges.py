@@ -83,14 +83,14 @@ def test_preference_that_is_nonsense_is_ignored(server, model, prefer):
         "%ff",
         "A" * 32,
         "0" * 33,
-        "%7Bferry%7D:places:x",
+        "%7Bferry%7D:versions:x",
         "..%2fmodels",
         "a" * 4000,
         "%0d%0ax",
     ],
 )
 def test_odd_id_is_no_job_and_is_answered_in_json(server, job_id):
-    for method, end in (("GET", ""), ("GET", "/result"), ("GET", "/events"), ("DELETE", "")):
+    for method, end in (("GET", ""), ("GET", "/result"), ("DELETE", "")):
         for port in (server.port, server.port + 1):
             status, body = ask(port, method, f"/jobs/{job_id}{end}", [])
             assert status in {404, 405}, (method, end, body)

@@ -1,12 +1,9 @@
-"""What a job tells while it runs: its progress, its batch, and pieces of its answer."""
+"""What a job tells while it runs: its progress, and its batch."""
 
-import contextlib
-import itertools
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import requests
@@ -21,12 +18,6 @@ ASYNC = {"Prefer": "respond-async"}
 REPLACED = chr(0xFFFD)
 
 pytestmark = pytest.mark.slow
-
-
-class Event(NamedTuple):
-    id: str
-    kind: str
-    content: dict[str, Any]
 
 
 class Model:
@@ -66,22 +57,6 @@ def model(server: FerryServer, served: Path) -> Iterator[Model]:
 def get(url: str, **headers: str) -> requests.Response:
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.get(url, headers=sent, timeout=40)
-
-
-@contextlib.contextmanager
-def listening(job: dict[str, Any], **headers: str) -> Iterator[Iterator[Event]]:
-    """The events of a job, as they come; comments are left out."""
-    url = f"{job['cancel_url']}/events"
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    with requests.get(url, headers=sent, stream=True, timeout=40) as response:
-        yield events_of(response.iter_lines(decode_unicode=True))
-
-
-def events_of(lines: Iterator[str]) -> Iterator[Event]:
-    while fields := list(itertools.takewhile(bool, lines)):
-        if not fields[0].startswith(":"):
-            values = [field.partition(": ")[2] for field in fields]
-            yield Event(values[0], values[1], json.loads(values[2]))
 
 
 def finished(job: dict[str, Any]) -> dict[str, Any]:
@@ -126,58 +101,6 @@ def test_last_report_of_a_burst_is_told(model):
     job = model.submit("report:0.1", "report:0.2", "report:0.3", "hold", "last:x")
     eventually(lambda: get(job["cancel_url"]).json().get("progress") == {"share": 0.3})
     model.let_go()
-
-
-def test_listener_hears_of_progress_and_of_the_answer_in_pieces(model):
-    # When
-    job = model.submit("report:0.5,half", "send:one", "send:two", "hold", "send:three", "last:end")
-    with listening(job) as events:
-        heard = []
-        for event in events:
-            heard.append(event)
-            if "".join(one.content.get("text", "") for one in pieces(heard)) == "onetwo":
-                model.let_go()
-
-    # Then
-    kinds = [event.kind for event in heard]
-    assert "running-1" in [event.id for event in heard]
-    told = [one.content.get("progress", one.content) for one in heard if one.kind != "piece"]
-    assert {"share": 0.5, "text": "half"} in told
-    assert "".join(one.content["text"] for one in pieces(heard)) == "onetwothreeend"
-    assert (heard[-1].id, heard[-1].kind) == ("succeeded-1", "status")
-    assert get(heard[-1].content["result_url"]).content == b"onetwothreeend"
-    assert kinds[-2] == "piece"
-
-
-def pieces(events: list[Event]) -> list[Event]:
-    return [event for event in events if event.kind == "piece"]
-
-
-def test_listener_goes_on_where_it_was_and_a_late_one_hears_of_the_end(model):
-    # Given
-    job = model.submit("send:one", "send:two", "hold", "last:end")
-    with listening(job) as events:
-        first = next(event for event in events if event.kind == "piece")
-    length = len(first.content["text"])
-    assert first.id == f"running-1-{length}"
-
-    # When it comes again while the job runs
-    with listening(job, Last_Event_ID=first.id) as events:
-        eventually(lambda: get(f"{job['cancel_url']}").json()["status"] == "running")
-        model.let_go()
-        rest = list(events)
-
-    # Then
-    assert "".join(one.content["text"] for one in pieces(rest)) == "onetwoend"[length:]
-    assert [one.id for one in rest if one.kind == "status"] == ["succeeded-1"]
-
-    # And after the end
-    with listening(job, Last_Event_ID=first.id) as events:
-        assert "".join(e.content["text"] for e in pieces([*events])) == "onetwoend"[length:]
-    with listening(job) as events:
-        assert [event.id for event in events] == ["succeeded-1"]
-    with listening(job, Last_Event_ID="succeeded-1") as events:
-        assert list(events) == []
 
 
 def test_job_that_streams_may_take_longer_than_the_time_limit(model):

@@ -36,6 +36,12 @@ def result(server: FerryServer, job: dict[str, Any]) -> requests.Response:
     return answer
 
 
+def await_file(server: FerryServer, first: dict[str, Any]) -> None:
+    """Waits until the file that the first job has Redis begin is whole."""
+    url = first["cancel_url"]
+    eventually(lambda: "durable" not in server.http.get(url, timeout=20).json(), 10)
+
+
 def status_of(server: FerryServer, job: dict[str, Any]) -> str:
     return str(server.http.get(job["cancel_url"], timeout=20).json()["status"])
 
@@ -46,7 +52,7 @@ def test_jobs_outlive_a_server_that_is_killed_with_all_of_its_processes(start, t
     archive, ledger = make_scripted(server.store, "lasting")
     server.register(archive, batch_size=1)
     ended = submit(server, "ended")
-    assert "durable" not in ended
+    await_file(server, ended)
     assert result(server, ended).text == "ended"
     running = submit(server, "hold|running")
     eventually(lambda: status_of(server, running) == "running", 10)
@@ -129,7 +135,7 @@ def test_chosen_folder_has_to_work(start, tmp_path):
     archive, _ = make_scripted(server.store, "lasting")
     server.register(archive)
     job = submit(server, "one")
-    assert "durable" not in job
+    await_file(server, job)
 
     # When another server is given the same folder
     options = ["up", "--port-base", str(server.port + 20), "--data-dir", str(chosen)]

@@ -212,17 +212,17 @@ def test_receiver_that_has_gone_is_left_alone(server: FerryServer, receiver: Qui
     }
 
 
-def test_sender_that_dies_between_result_and_delivery_loses_nothing(
+def test_node_that_dies_between_result_and_delivery_loses_nothing(
     server: FerryServer, receiver: QuietServer
 ) -> None:
     # Given a receiver that holds what it is told
     receiver.statuses += [0, 200]
     job = submit(server, receiver, "next")
     first = receiver.told.get(timeout=20)
-    # When the sender is killed
-    [sender] = [one for one in _children(server) if "workers.webhooks" in one.cmdline()]
-    sender.send_signal(signal.SIGKILL)
-    # Then another one tells of it, when the time of the first one is over
+    # When the node that sends is killed
+    [node] = [one for one in _children(server) if one.cmdline()[-2:] == ["-m", "workers"]]
+    node.send_signal(signal.SIGKILL)
+    # Then the next one tells of it, when the time of the first one is over
     make_due(server)
     second = receiver.told.get(timeout=30)
     assert second[0]["webhook-id"] == first[0]["webhook-id"]

@@ -38,8 +38,7 @@ class BatchStream:
     """Sends the pieces of one batch at a time.
 
     `counts` has the number of pieces of each request's answer; `broken` the ids of requests whose
-    answer lacks a piece, or whose client has left. Those of jobs are `kept` until the end, and told
-    meanwhile to those who listen.
+    answer lacks a piece, or whose client has left. Those of jobs are `kept` until the end.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class BatchStream:
         self._outage = outage or OutageLog(log)
         self._stall_s = stall_s
         self._reporter = reporter or JobReporter(None)
-        self._begun_anew: set[str] = set()
         self._items: Sequence[Claimed] = ()
         self._sending = threading.Lock()
         self._pid = os.getpid()
@@ -74,25 +72,15 @@ class BatchStream:
         """Takes pieces for these requests from now on."""
         self._items = items
         self._reporter.begin(items)
-        for request_id in [item.request_id for item in items] if self.kept else ():
-            if self.kept.pop(request_id, None) is not None:  # of a run that failed
-                self._begun_anew.add(request_id)
+        for item in items:
+            self.kept.pop(item.request_id, None)  # of a run that failed
 
     def forget(self) -> None:
         self._items = ()
         self.counts.clear()
         self.kept.clear()
         self.broken.clear()
-        self._begun_anew.clear()
         self._reporter.forget()
-
-    def told(self, request_id: str) -> int:
-        """Returns how many pieces of this answer have been sent; 1 for any number of a job's.
-
-        What was told of a job before it was run again is not of its answer.
-        """
-        is_told = request_id in self.kept and request_id not in self._begun_anew
-        return self.counts.get(request_id, int(is_told))
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
         """Sends these clients the next piece of their answers; blocks while one cannot take it.
@@ -146,10 +134,7 @@ class BatchStream:
             raise StreamAbandoned
 
     def _keep(self, item: Claimed, body: bytes) -> None:
-        kept = self.kept.setdefault(item.request_id, bytearray())
-        if body and item.request_id not in self._begun_anew:
-            self._reporter.note_pieces(item.owned, len(kept), _split(body))
-        kept += body
+        self.kept.setdefault(item.request_id, bytearray()).extend(body)
         self._deadline.resume()  # anew, as after a piece that is sent
 
     def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":

@@ -184,7 +184,7 @@ class Runner:
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
             if not end.error_type and (pieces := self._stream.kept.get(item.request_id)):
                 end = replace(end, body=b"".join((pieces, end.body)))
-            ends.append(replace(end, chunks=self._stream.told(item.request_id)))
+            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
 
     def _encode(self, index: int, output: Any) -> bytes:

@@ -264,7 +264,7 @@ def _serve(
         send,
         deadline,
         outage,
-        JobReporter(queue.tell, outage),
+        JobReporter(queue.note_progress, outage),
         stall_s=settings.unread_timeout_s + STALL_MARGIN_S,
     )
     call = HandlerCall(model, settings, stream)

@@ -21,7 +21,6 @@ LOOK_S = 5.0  # jobs are announced; this is for an announcement that was lost
 PATIENCE_S = 2.0
 MOST_PROCESSES = 2
 STOP_S = 2.0
-RESTART_S = 1.0
 
 
 class ControlProcesses:
@@ -73,14 +72,6 @@ class ControlProcesses:
             task.add_done_callback(self._running.discard)
             await asyncio.sleep(PATIENCE_S)
         self._outage.over("control jobs")
-
-
-async def keep_webhook_sender(settings: Settings) -> None:
-    """Keeps the process running that tells receivers of jobs, until cancelled."""
-    reminder = Reminder()
-    while True:
-        await run_process("workers.webhooks", settings, reminder)
-        await asyncio.sleep(RESTART_S)
 
 
 async def run_process(module: str, settings: Settings, reminder: Reminder) -> None:

@@ -2,7 +2,8 @@
 
 Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
 what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
-one worker process alive, DiskSweeper clears the disk, ControlProcesses run control jobs.
+one worker process alive, DiskSweeper clears the disk, ControlProcesses run control jobs, and a
+thread tells receivers of webhooks.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -40,7 +41,7 @@ from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine import list_gpus
-from workers.node.control_process import ControlProcesses, keep_webhook_sender
+from workers.node.control_process import ControlProcesses
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
@@ -48,6 +49,7 @@ from workers.node.host_meter import HostMeter
 from workers.node.probe_files import ProbeFiles
 from workers.node.registry_memory import RegistryMemory
 from workers.node.unregistered_versions import UnregisteredVersions
+from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
 from workers.slots.slots import Slots
@@ -127,9 +129,6 @@ class Node:
             self._keep(self._reconcile_forever, "reconciler"),
             self._keep(self._control.run, "control jobs"),
         ]
-        if self._settings.webhook_secrets:
-            sender = keep_webhook_sender(self._settings)
-            starters.append(asyncio.create_task(sender, name="webhook sender"))
         roles = [
             *starters,
             # Without beats others take its requests: if this fails, a new node is better.
@@ -138,6 +137,8 @@ class Node:
             self._keep(self._follow_changes, "changes"),
             self._keep(sweeper.run, "sweeper"),
         ]
+        if self._settings.webhook_secrets:
+            roles.append(self._keep(self._send_webhooks, "webhooks"))
         if not self._settings.disable_system_metrics:
             roles.append(self._keep(self._host_meter().run, "host meter"))
         if self._settings.probe_dir is not None:
@@ -167,6 +168,9 @@ class Node:
     def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
         """Starts a role, again after each error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
+
+    async def _send_webhooks(self) -> None:
+        await send_webhooks(self._settings)
 
     def _host_meter(self) -> HostMeter:
         return HostMeter(

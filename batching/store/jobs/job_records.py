@@ -1,4 +1,4 @@
-"""What Redis holds of a job, and what it says about it.
+"""What Redis holds of a job, what it says about it, and what clients see of it.
 
 The hash under `VersionKeys.job_prefix` + id:
 
@@ -10,24 +10,31 @@ The hash under `VersionKeys.job_prefix` + id:
     started_ms, attempts,   of the attempt that runs, or ran last; started_ms and worker not while
     worker                  it waits
     progress                what the handler told last in this attempt: the share, a space, a text
-    piece_bytes             of a streamed answer: so many bytes of it have been told
     status                  succeeded, failed, cancelled or expired; not before it has finished
-    finished_ms, result     with the status; the result as the value of a reply key (replies.py),
+    finished_ms, result     with the status; the result as the value of a reply key (records.py),
                             empty when it has been let go
     input                   of one that did not succeed: the wire of its record
-    webhook, webhook_...    whom to tell of it (webhook_records.py)
+    webhook                 whom to tell of it, as JSON
+    webhook_start           1, if that receiver is to hear of a start, too
+    webhook_event           of which it is to hear, or has heard last: started, or the final status
+    webhook_tries           of this event
+    webhook_status          pending, delivered, failed or gone
+    webhook_error           of the last try; empty when there was none
 """
 
+import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from functools import lru_cache
+from typing import Any, Self
 
 import msgspec
 
 from batching.models.spec import VersionKey
-from batching.store.jobs.webhook_records import Webhook
+from batching.protocol import ProtocolError, Reply
+from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
 
 
 class JobStatus(StrEnum):
@@ -49,24 +56,9 @@ _SHARE = re.compile(rb"[01]\.[0-9]{4}")
 
 # What is read of a job: all but its input.
 FIELDS = (
-    "created_ms",
-    "queued_ms",
-    "ttl_ms",
-    "keep_ms",
-    "started_ms",
-    "attempts",
-    "status",
-    "finished_ms",
-    "result",
-    "priority",
-    "protocol",
-    "worker",
-    "progress",
-    "piece_bytes",
-    "webhook",
-    "webhook_tries",
-    "webhook_status",
-    "webhook_error",
+    *("created_ms", "queued_ms", "ttl_ms", "keep_ms", "started_ms", "attempts", "status"),
+    *("finished_ms", "result", "priority", "protocol", "worker", "progress"),
+    *("webhook", "webhook_tries", "webhook_status", "webhook_error"),
 )
 OPEN_INFERENCE = b"open_inference"
 MOST_TEXT_CHARS = 200
@@ -80,7 +72,6 @@ class Progress:
     text: str
 
     def encode(self) -> bytes:
-        """Returns the value of the field."""
         text = self.text[:MOST_TEXT_CHARS].encode(errors="replace")
         return f"{self.share:.4f} ".encode() + text
 
@@ -93,13 +84,47 @@ class Progress:
         return cls(float(share), text[: 4 * MOST_TEXT_CHARS].decode(errors="replace"))
 
 
+class Receiver(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is told, and what. `base_url` is of the server, as its client saw it."""
+
+    url: str
+    base_url: str
+    is_start_told: bool = False
+    is_result_told: bool = False
+
+
+class Webhook(msgspec.Struct, frozen=True):
+    """Says how far a receiver has been told."""
+
+    receiver: Receiver
+    status: str = "pending"
+    tries: int = 0
+    last_error: str = ""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, bytes]) -> Self | None:
+        """Reads the fields of a job's hash; None if nobody is to be told.
+
+        Raises:
+            ValueError: they are not a webhook's.
+        """
+        value = fields.get("webhook")
+        if value is None:
+            return None
+        return cls(
+            receiver=msgspec.json.decode(value, type=Receiver),
+            status=fields.get("webhook_status", b"pending").decode(),
+            tries=int(fields.get("webhook_tries", 0)),
+            last_error=fields.get("webhook_error", b"").decode(errors="replace"),
+        )
+
+
 class Job(msgspec.Struct, frozen=True):
     """One job at one moment; times are Redis' clock in milliseconds, None while not known.
 
     `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
     its queue wait before it, None if it does not wait there or they are very many. An urgent one
-    waits among the requests. `piece_bytes`: so many of a streamed answer have been told.
-    `is_durable`: whether its Redis writes an append-only file.
+    waits among the requests. `is_durable`: whether its Redis writes an append-only file.
     `is_open_inference`: whether an error is to have the shape of the Open Inference Protocol.
     """
 
@@ -115,7 +140,6 @@ class Job(msgspec.Struct, frozen=True):
     is_urgent: bool = False
     worker_id: str = ""
     progress: Progress | None = None
-    piece_bytes: int = 0
     position: int | None = None
     is_durable: bool = True
     is_open_inference: bool = False
@@ -158,5 +182,96 @@ class Job(msgspec.Struct, frozen=True):
             webhook=Webhook.of(fields),
             worker_id=fields.get("worker", b"").decode(errors="replace"),
             progress=Progress.of(fields.get("progress")),
-            piece_bytes=int(fields.get("piece_bytes", 0)),
         )
+
+
+def job_document(job: Job, base_url: str) -> dict[str, Any]:
+    """Returns what clients see of a job; what is not known yet is left out.
+
+    Args:
+        job: at this moment.
+        base_url: of the server as this client sees it, without a slash at the end.
+    """
+    url = f"{base_url}/jobs/{job.job_id}"
+    reply = small_reply(job)
+    progress = job.progress
+    document = {
+        "id": job.job_id,
+        "model": job.key.model_name,
+        "version": job.key.model_version,
+        "status": job.status.value,
+        "created_at": _rfc3339(job.created_ms),
+        "started_at": job.started_ms and _rfc3339(job.started_ms),
+        "finished_at": job.finished_ms and _rfc3339(job.finished_ms),
+        "expires_at": _rfc3339(job.expires_ms),
+        "attempts": job.attempts,
+        "position": job.position if job.status is JobStatus.QUEUED else None,
+        "durable": None if job.is_durable else False,
+        "batch": _batch(job, reply) or None,
+        "error": _error(job, reply),
+        "progress": progress and _progress(progress),
+        "result_url": f"{url}/result",
+        "cancel_url": url,
+        "webhook": job.webhook and _webhook(job.webhook),
+    }
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {"share": progress.share} | ({"text": progress.text} if progress.text else {})
+
+
+def small_reply(job: Job) -> Reply | None:
+    """Returns the result, if it is there and not large; an expired job's is its error."""
+    if job.status is JobStatus.EXPIRED:
+        return error_reply(queue_error("deadline_exceeded"))
+    if not job.result:
+        return None
+    try:
+        return decode_reply(job.job_id, job.result)
+    except (LargeReply, ProtocolError):
+        return None
+
+
+def _batch(job: Job, reply: Reply | None) -> dict[str, Any]:
+    timing = reply.timing if reply is not None else None
+    batch: dict[str, Any] = {"worker": job.worker_id} if job.worker_id else {}
+    if timing is not None:
+        batch |= {
+            "size": timing.batch_size,
+            "closed_by": timing.closed_by.value,
+            "queue_ms": timing.queue_us // 1000,
+            "run_ms": timing.handler_us // 1000,
+        }
+    return batch
+
+
+def _webhook(webhook: Webhook) -> dict[str, Any]:
+    document = {
+        "url": webhook.receiver.url,
+        "status": webhook.status,
+        "attempts": webhook.tries,
+        "last_error": webhook.last_error,
+    }
+    return {name: value for name, value in document.items() if value != ""}
+
+
+def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:
+    if job.status not in {JobStatus.FAILED, JobStatus.EXPIRED} or reply is None:
+        return None
+    message = bytes(reply.body).decode("utf-8", "replace")
+    return {
+        "code": reply.status,
+        "type": reply.error_type or "PredictionException",
+        "message": message if reply.error_type else "The handler answered with this status.",
+    }
+
+
+def _rfc3339(time_ms: int) -> str:
+    return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(time_s: int) -> str:
+    # The jobs of a second have it in common.
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,30 +1,107 @@
 """The calls about jobs: submit, look, take the result, cancel, try again, list."""
 
+import asyncio
 import json
 import logging
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
+from batching.protocol import JOB, Wire
 from batching.store import keys
+from batching.store.background_tasks import end_tasks
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
+from batching.store.held_connections import AsyncHeldConnection, Command, packed
 from batching.store.ingress_queue import SubmitCode
-from batching.store.jobs.job_records import FIELDS, Job, JobStatus
-from batching.store.jobs.job_servers import JobServers
-from batching.store.jobs.job_writer import PROMISED_MS, SLACK_MS, JobRequest, JobWriter
-from batching.store.jobs.webhook_records import Webhook
+from batching.store.jobs.job_records import (
+    FIELDS,
+    OPEN_INFERENCE,
+    Job,
+    JobStatus,
+    Receiver,
+    Webhook,
+)
+from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
-from batching.store.scripts.loader import ordered_keys, script
+from batching.store.open_records import rest_of_record
+from batching.store.redis_errors import AWAY
+from batching.store.scripts import loader as scripts
 
 log = logging.getLogger(__name__)
 
-_VERBS = ("retry_job", "cancel_job")
-
+SUBMIT_AT_ONCE = 256
 # A position behind more jobs is not worth the look.
 FARTHEST = 1000
+# Until its request is accepted; one that was refused may be sent again under its key.
+KEY_MS = 600_000
+# Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
+SLACK_MS = 60_000
+LOOK_S = 1.0  # between two questions how a server is
+REFUSED_S = 60.0  # between two tries to have it write a file
+FILE_S = 2.0  # for a file that has been begun, at the end
+_POLL_S = 0.02
+
+_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
+
+
+class JobRequest(NamedTuple):
+    """A job on its way into the queue. `ttl_ms` is from now to its deadline.
+
+    `is_open_inference`: its client speaks the Open Inference Protocol. `is_keyed`: others may
+    submit under the same id, as it belongs to an idempotency key.
+    """
+
+    job_id: str
+    wire: Wire
+    ttl_ms: int
+    keep_ms: int
+    is_urgent: bool = False
+    is_open_inference: bool = False
+    receiver: Receiver | None = None
+    is_keyed: bool = False
+
+    @property
+    def whole_ms(self) -> int:
+        """Returns for how long anything of the job may be there."""
+        return self.ttl_ms + self.keep_ms + SLACK_MS
+
+    def to_arguments(self) -> list[str | int | bytes]:
+        receiver = self.receiver
+        return [
+            self.job_id,
+            rest_of_record(JOB, self.ttl_ms, 0, b"" if self.wire.body else self.wire.head),
+            self.ttl_ms,
+            self.keep_ms,
+            "high" if self.is_urgent else "normal",
+            OPEN_INFERENCE if self.is_open_inference else "",
+            "" if receiver is None else msgspec.json.encode(receiver),
+            "1" if receiver is not None and receiver.is_start_told else "",
+        ]
+
+
+class _Answer(NamedTuple):
+    """What became of a submit: Redis' time, and how many jobs waited before this one."""
+
+    code: SubmitCode
+    now_ms: int = 0
+    before: int = 0
+
+
+class _Server(NamedTuple):
+    """How a Redis was at a moment of the monotonic clock."""
+
+    looked_s: float
+    has_room: bool
+    is_durable: bool
+
+
+_NO_MEMORY = _Answer(SubmitCode.NO_MEMORY)
+_Pending = tuple[JobRequest, "asyncio.Future[_Answer]"]
 
 
 class JobStore:
@@ -41,72 +118,191 @@ class JobStore:
         *,
         is_writing_file: bool = False,
     ) -> None:
+        """Connects to none yet.
+
+        Args:
+            client: of all servers.
+            most_waiting: jobs of one version that may wait.
+            memory_share: the part of `maxmemory` that may be used when there is room for jobs.
+            is_writing_file: whether the server is to write an append-only file from the first job
+                on. Requests need none: their ingress submits them again.
+        """
         self._client = client
         self._most_waiting = most_waiting
-        self._writer = JobWriter(client, most_waiting)
-        self._servers = JobServers(client, memory_share, is_writing_file=is_writing_file)
-        self._scripts = {verb: script(client, verb) for verb in _VERBS}
+        self._memory_share = memory_share
+        self._is_writing_file = is_writing_file
+        self._scripts = {
+            verb: scripts.script(client, verb)
+            for verb in ("submit_jobs", "retry_job", "cancel_job")
+        }
+        self._connection = AsyncHeldConnection(client)
+        self._pending: dict[VersionKey, list[_Pending]] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self._servers: dict[str, _Server] = {}  # by hash tag
+        self._looking = asyncio.Lock()
+        self._file: asyncio.Task[None] | None = None
+        self._write_file_at_s = 0.0
+
+    async def close(self) -> None:
+        """Closes its own connection; no submit may be under way."""
+        if self._writing is not None:
+            await self._writing
+        if self._file is not None:
+            # Redis may be stopped next, and what is in the file then is what remains.
+            await asyncio.wait({self._file}, timeout=FILE_S)
+            await end_tasks([self._file])
+        await self._connection.close()
+
+    # --- submit
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
         """Has the job wait; returns it, or the code for which it was refused.
 
-        A call whose answer was lost may be made again. Of one that was refused nothing is kept but
-        its place, for some minutes: another submit of its id may be accepted (`forget`).
+        A call whose answer was lost may be made again. Of one that was refused nothing is kept; of
+        a keyed one for some minutes of which version it would be, as another submit of its id may
+        be accepted.
         """
-        version_keys = VersionKeys.of(key)
-        server = await self._servers.for_submit(version_keys.tag)
+        server = await self._server(VersionKeys.of(key).tag)
         if not server.has_room:
             return SubmitCode.NO_MEMORY
-        outcome = await self._writer.submit(key, job)
-        if outcome.code is SubmitCode.KNOWN:
-            if (known := await self.find(job.job_id)) is not None:
-                await self._keep_place(known)
-            return known or outcome.code
-        if outcome.code is not SubmitCode.QUEUED:
-            return outcome.code
+        if self._is_writing_file and not server.is_durable:
+            self._start_file()
+        answer = await self._write_one(key, job)
+        if answer.code is SubmitCode.KNOWN:
+            known = await self.find(job.job_id)
+            if known is not None:
+                await self._keep_name(known)
+            return known or answer.code
+        if answer.code is not SubmitCode.QUEUED:
+            return answer.code
         return Job(
             job_id=job.job_id,
             key=key,
             status=JobStatus.QUEUED,
-            created_ms=outcome.now_ms,
-            expires_ms=outcome.now_ms + job.ttl_ms + job.keep_ms,
+            created_ms=answer.now_ms,
+            expires_ms=answer.now_ms + job.ttl_ms + job.keep_ms,
             is_urgent=job.is_urgent,
             is_open_inference=job.is_open_inference,
             webhook=Webhook(job.receiver) if job.receiver else None,
-            position=None if job.is_urgent or outcome.before > FARTHEST else outcome.before,
+            position=None if job.is_urgent or answer.before > FARTHEST else answer.before,
             is_durable=server.is_durable,
         )
 
-    async def close(self) -> None:
-        """Closes its own connection; no submit may be under way."""
-        await self._writer.close()
+    async def _write_one(self, key: VersionKey, job: JobRequest) -> _Answer:
+        """Writes the job together with others that come now: they leave in one call."""
+        if (wire := job.wire).body:
+            client, version_keys = self._of(key)
+            value = b"".join((wire.head, wire.body, wire.tail))
+            try:
+                await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
+            except OutOfMemoryError:
+                return _NO_MEMORY
+        if job.receiver is not None:
+            # Before there is something to tell of.
+            await note_version(self._client, key, job.whole_ms)
+        pending = job, asyncio.get_running_loop().create_future()
+        self._pending.setdefault(key, []).append(pending)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        answer: _Answer = await pending[1]
+        if answer.code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
+            name = keys.job_version(job.job_id)
+            client = at(self._client, tag_of(name))
+            await (client.pexpire(name, KEY_MS) if job.is_keyed else client.unlink(name))
+        return answer
 
-    async def forget(self, *job_ids: str) -> None:
-        """Forgets jobs that were refused, and whose ids nobody else submits."""
-        places = [keys.job_place(job_id) for job_id in job_ids]
-        if is_cluster(self._client):
-            for place in places:
-                await at(self._client, tag_of(place)).unlink(place)
-        elif places:
-            await self._client.unlink(*places)
+    async def _write_all(self) -> None:
+        """Writes until nothing is pending; errors are those of the submits."""
+        try:
+            while self._pending:
+                await asyncio.sleep(0)  # jobs that arrive in the same turn of the loop go along
+                key, waiting = next(iter(self._pending.items()))
+                some = waiting[:SUBMIT_AT_ONCE]
+                del waiting[:SUBMIT_AT_ONCE]
+                if not waiting:
+                    del self._pending[key]
+                answers: Sequence[_Answer | Exception]
+                try:
+                    answers = await self._write(key, [job for job, _ in some])
+                except Exception as error:
+                    answers = [error] * len(some)
+                for (_, future), answer in zip(some, answers, strict=True):
+                    if future.done():  # its caller may have left
+                        continue
+                    if isinstance(answer, Exception):
+                        future.set_exception(answer)
+                    else:
+                        future.set_result(answer)
+        finally:
+            self._writing = None
 
-    async def promise(self, digest: str, promise: str) -> str | None:
-        """Says for some minutes what an idempotency key will stand for; returns what it does.
+    async def _write(self, key: VersionKey, jobs: Sequence[JobRequest]) -> list[_Answer]:
+        version = json.dumps([*key])
+        # First, so that no job is there that nobody finds.
+        names: list[Command] = [
+            ("SET", keys.job_version(job.job_id), version, "PX", job.whole_ms) for job in jobs
+        ]
+        arguments: list[str | int | bytes] = [self._most_waiting]
+        for job in jobs:
+            arguments += job.to_arguments()
+        *named, answer = await self._exchange(key, names, arguments)
+        if isinstance(answer, OutOfMemoryError):
+            return [_NO_MEMORY] * len(jobs)
+        if isinstance(answer, Exception):
+            raise answer
+        now_ms, *codes = answer
+        outcomes = [
+            _Answer(_CODES[code], now_ms, before)
+            for code, before in zip(codes[::2], codes[1::2], strict=True)
+        ]
+        for number, failure in enumerate(named):
+            if isinstance(failure, Exception) and outcomes[number].code is SubmitCode.QUEUED:
+                # Nobody would find it: memory was full, and then was not.
+                await self._run("cancel_job", key, [jobs[number].job_id])
+                if not isinstance(failure, OutOfMemoryError):
+                    raise failure
+                outcomes[number] = _NO_MEMORY
+        return outcomes
 
-        Args:
-            digest: of the key.
-            promise: what it will stand for, if it stands for nothing yet.
+    async def _exchange(
+        self, key: VersionKey, names: Sequence[Command], arguments: Sequence[str | int | bytes]
+    ) -> list[Any]:
+        """Returns the answers to these commands and the script's, errors among them."""
+        if is_cluster(self._client):  # they are on several servers
+            answers = [await self._set(name) for name in names]
+            return [*answers, await self._run("submit_jobs", key, arguments)]
+        script_keys = scripts.ordered_keys("submit_jobs", VersionKeys.of(key))
+        submit = scripts.command("submit_jobs", script_keys, arguments)
+        buffers = [packed(command) for command in (*names, submit)]
+        answers = await self._connection.exchange(buffers, len(buffers))
+        if isinstance(answers[-1], NoScriptError):
+            load = ("SCRIPT", "LOAD", scripts.source("submit_jobs"))
+            answers[-1] = (await self._connection.call(load, submit))[1]
+        return answers
+
+    async def _set(self, command: Command) -> Any:
+        try:
+            return await at(self._client, tag_of(str(command[1]))).execute_command(*command)
+        except OutOfMemoryError as error:
+            return error
+
+    async def take_key(self, digest: str, value: str) -> str | None:
+        """Has an idempotency key stand for this value, for some minutes, unless it stands for one.
+
+        Returns what it stood for before.
         """
-        name = keys.job_promise(digest)
-        value: bytes | None = await at(self._client, tag_of(name)).set(
-            name, promise, px=PROMISED_MS, nx=True, get=True
+        name = keys.idempotency_key(digest)
+        before: bytes | None = await at(self._client, tag_of(name)).set(
+            name, value, px=KEY_MS, nx=True, get=True
         )
-        return None if value is None else value.decode()
+        return None if before is None else before.decode()
 
-    async def keep_promise(self, digest: str, ttl_ms: int) -> None:
+    async def keep_key(self, digest: str, ttl_ms: int) -> None:
         """Has the key stand for its job as long as that is there."""
-        name = keys.job_promise(digest)
+        name = keys.idempotency_key(digest)
         await at(self._client, tag_of(name)).pexpire(name, ttl_ms)
+
+    # --- jobs that are there
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
@@ -119,18 +315,9 @@ class JobStore:
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
         client, version_keys = self._of(job.key)
-        value: bytes | None = await client.get(
-            f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
-        )
+        name = f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
+        value: bytes | None = await client.get(name)
         return value
-
-    async def read_pieces(self, job: Job, from_byte: int) -> list[tuple[int, bytes]]:
-        """Returns what is kept of a running job's answer from this byte on, by first bytes."""
-        client, version_keys = self._of(job.key)
-        found = await client.zrangebyscore(
-            f"{version_keys.job_prefix}{job.job_id}:pieces", from_byte, "+inf", withscores=True
-        )
-        return [(int(place), entry.partition(b":")[2]) for entry, place in found]
 
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""
@@ -145,42 +332,23 @@ class JobStore:
         arguments = [job.job_id, self._most_waiting]
         code = SubmitCode(await self._run("retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
-            await self._keep_place(again)
+            await self._keep_name(again)
         return code
-
-    async def _keep_place(self, job: Job) -> None:
-        """Has the job be found as long as it is there."""
-        name = keys.job_place(job.job_id)
-        await at(self._client, tag_of(name)).pexpireat(name, job.expires_ms + SLACK_MS)
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
         """Returns the newest jobs of a version before this time, each with its time of submit."""
-        index = VersionKeys.of(key).job_index
+        client, version_keys = self._of(key)
         while True:
-            newest = await self._of(key)[0].zrevrangebyscore(
-                index, f"({before_us}", "-inf", start=0, num=count, withscores=True
+            newest = await client.zrevrangebyscore(
+                version_keys.job_index, f"({before_us}", "-inf", start=0, num=count, withscores=True
             )
             ids = [job_id.decode(errors="replace") for job_id, _ in newest]
             jobs = await self._read(key, ids)
             gone = [name for (name, _), job in zip(newest, jobs, strict=True) if job is None]
             if not gone:
-                break
-            await self._of(key)[0].zrem(index, *gone)
-        return [
-            (int(score), job)
-            for (_, score), job in zip(newest, jobs, strict=True)
-            if job is not None
-        ]
-
-    async def count_waiting(self, key: VersionKey) -> int:
-        client, version_keys = self._of(key)
-        return int(await client.llen(version_keys.job_queue))
-
-    async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
-        """Returns what the script answers."""
-        client, version_keys = self._of(key)
-        names = ordered_keys(verb, version_keys)
-        return await self._scripts[verb](names, arguments, client=client)
+                scores = [int(score) for _, score in newest]
+                return [(at_us, job) for at_us, job in zip(scores, jobs, strict=True) if job]
+            await client.zrem(version_keys.job_index, *gone)
 
     async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:
@@ -193,36 +361,90 @@ class JobStore:
             for job_id in job_ids:
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
-        places = answers[len(job_ids) :]
         now_ms = seconds * 1000 + micros // 1000
-        is_durable = (await self._servers.look(version_keys.tag)).is_durable
+        is_durable = (await self._server(version_keys.tag)).is_durable
+        hashes, positions = answers[: len(job_ids)], answers[len(job_ids) :]
         jobs: list[Job | None] = []
-        for job_id, values, place in zip(job_ids, answers[: len(job_ids)], places, strict=True):
-            found = {
-                name: value for name, value in zip(FIELDS, values, strict=True) if value is not None
-            }
+        for job_id, values, position in zip(job_ids, hashes, positions, strict=True):
+            pairs = zip(FIELDS, values, strict=True)
+            fields = {name: value for name, value in pairs if value is not None}
             try:
-                job = Job.of(job_id, key, found, now_ms)
-                job = msgspec.structs.replace(job, position=place, is_durable=is_durable)
+                job = Job.of(job_id, key, fields, now_ms)
+                job = msgspec.structs.replace(job, position=position, is_durable=is_durable)
                 jobs.append(job)
             except ValueError as error:
-                if found:
+                if fields:
                     log.error("unreadable job=%s: %r", job_id, error)
                 jobs.append(None)
         return jobs
 
     async def _version_of(self, job_id: str) -> VersionKey | None:
-        name = keys.job_place(job_id)
+        name = keys.job_version(job_id)
         value = await at(self._client, tag_of(name)).get(name)
         if value is None:
             return None
         try:
             model_name, model_version = json.loads(value)
         except (ValueError, TypeError, RecursionError) as error:
-            log.error("unreadable place of job=%s: %r", job_id, error)
+            log.error("unreadable version of job=%s: %r", job_id, error)
             return None
         return VersionKey(str(model_name), str(model_version))
+
+    async def _keep_name(self, job: Job) -> None:
+        """Has the job be found as long as it is there."""
+        name = keys.job_version(job.job_id)
+        await at(self._client, tag_of(name)).pexpireat(name, job.expires_ms + SLACK_MS)
+
+    async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
+        client, version_keys = self._of(key)
+        names = scripts.ordered_keys(verb, version_keys)
+        return await self._scripts[verb](names, arguments, client=client)
 
     def _of(self, key: VersionKey) -> tuple[AsyncClient, VersionKeys]:
         version_keys = VersionKeys.of(key)
         return at(self._client, version_keys.tag), version_keys
+
+    # --- their servers
+
+    async def _server(self, tag: str) -> _Server:
+        """Returns how the server of this tag is, as of the last second."""
+        server = self._servers.get(tag)
+        if server is None or server.looked_s + LOOK_S < time.monotonic():
+            # Not each of the many that come at the same time asks.
+            async with self._looking:
+                server = self._servers.get(tag)
+                if server is None or server.looked_s + LOOK_S < time.monotonic():
+                    server = self._servers[tag] = await self._ask(tag)
+        return server
+
+    async def _ask(self, tag: str) -> _Server:
+        info = await at(self._client, tag).info("memory", "persistence")
+        limit_bytes = info.get("maxmemory", 0) * self._memory_share
+        return _Server(
+            looked_s=time.monotonic(),
+            has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
+            # While the file is begun, it does not have all jobs.
+            is_durable=info.get("aof_enabled") == 1 and self._file is None,
+        )
+
+    def _start_file(self) -> None:
+        if self._file is None and self._write_file_at_s <= time.monotonic():
+            # A server that refuses is not asked for each job.
+            self._write_file_at_s = time.monotonic() + REFUSED_S
+            self._file = asyncio.create_task(self._write_file())
+
+    async def _write_file(self) -> None:
+        """Turns the append-only file on, beside the submits, and waits until it is whole."""
+        try:
+            await self._client.config_set("appendonly", "yes")
+            info = await self._client.info("persistence")
+            while info.get("aof_rewrite_in_progress") or info.get("aof_rewrite_scheduled"):
+                await asyncio.sleep(_POLL_S)
+                info = await self._client.info("persistence")
+        except (ResponseError, *AWAY) as error:
+            log.warning("jobs are not written down: %s", error)
+            if not isinstance(error, ResponseError):
+                self._write_file_at_s = 0.0
+        finally:
+            self._servers.clear()
+            self._file = None

@@ -4,19 +4,29 @@ import json
 import logging
 import random
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from batching.models.spec import VersionKey
 from batching.store import keys
 from batching.store.client_types import AsyncClient
 from batching.store.clients import at
-from batching.store.jobs.webhook_records import Outcome
 from batching.store.keys import VersionKeys
 from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
 MOST_ERROR_CHARS = 200
+
+
+class WebhookOutcome(StrEnum):
+    """Says how a try ended; after the last two the event is due again."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    GONE = "gone"
+    PENDING = "pending"
+    BUSY = "busy"  # it was no try: too many are under way to this receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,9 @@ class WebhookStore:
                 found.append(Event(key, job_id, name, int(tries), int(submitted_ms)))
         return found
 
-    async def end(self, event: Event, outcome: Outcome, again_ms: int = 0, error: str = "") -> None:
+    async def end(
+        self, event: Event, outcome: WebhookOutcome, again_ms: int = 0, error: str = ""
+    ) -> None:
         """Notes how a try ended; if it is to be made again, after how long."""
         arguments = [event.job_id, event.name, outcome, again_ms, error[:MOST_ERROR_CHARS]]
         await self._run(self._end, event.key, "end_webhook", arguments)

@@ -9,6 +9,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from typing import TypeVar
+
+import redis
 
 from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
 from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
@@ -17,14 +20,16 @@ from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, Worke
 from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.clients import at
-from batching.store.keys import VersionKeys
+from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
-from batching.store.redis_errors import telling_unavailable
-from batching.store.registry.queue_configs import QueueConfigs
-from batching.store.registry.transactions import transact
+from batching.store.redis_errors import UNHEARD, telling_unavailable
 from batching.store.scripts.loader import ordered_keys, script
 
 CONFIRMATION_S = 5.0
+_PATIENCE_S = 0.8  # as a submit's
+_RETRY_S = 0.05
+
+T = TypeVar("T")
 
 
 class Registry:
@@ -194,7 +199,7 @@ class Registry:
                 pipe.publish(keys.CHANGES, model_name)
 
         with telling_unavailable():
-            transact(self._client, transaction, keys.MODELS)
+            _transact(self._client, transaction, keys.MODELS)
 
     def close_queue(self, key: VersionKey) -> None:
         """Makes the version refuse submits, unless it is registered."""
@@ -330,7 +335,7 @@ class Registry:
             return entry
 
         with telling_unavailable():
-            return transact(self._client, transaction, keys.MODELS)
+            return _transact(self._client, transaction, keys.MODELS)
 
 
 def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
@@ -341,3 +346,86 @@ def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
             f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
             "and register it anew."
         ) from error
+
+
+def _transact(client: Client, change: Callable[[Client], T], name: str) -> T:
+    """Executes the commands that `change` pipes in one step; returns what `change` returned.
+
+    `change` is called again whenever the key was changed since it was read. redis-py raises the
+    same WatchError if the connection was lost or refused meanwhile; then `change` is called again
+    for _PATIENCE_S only, as a replica, which takes no writes, would be asked for ever.
+
+    Raises:
+        RedisError: the connection's error, or a refusal.
+    """
+    end_s = time.monotonic() + _PATIENCE_S
+    with client.pipeline() as pipe:
+        while True:
+            try:
+                pipe.watch(name)
+                changed = change(pipe)
+                pipe.execute()
+            except redis.WatchError as error:
+                lost = error.__context__
+                if not isinstance(lost, UNHEARD):
+                    continue
+                if time.monotonic() > end_s:
+                    raise lost from None
+                time.sleep(_RETRY_S)
+            else:
+                return changed
+
+
+class QueueConfigs:
+    """The part of a registration that `submit` reads: a hash that lies beside the version's queue.
+
+    The version's other permanent keys get a TTL when it is unregistered. Nodes delete them sooner,
+    but no node may be left. Raises StoreUnavailable when Redis does not answer.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, spec: ModelSpec) -> None:
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        with telling_unavailable(), client.pipeline(transaction=False) as pipe:
+            pipe.hset(names.config, mapping=_fields(spec))
+            _keep(pipe, names)
+            pipe.execute()
+
+    def complete(self, spec: ModelSpec) -> None:
+        """Writes what is missing of the version's configuration."""
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            # Read first: at maxmemory even an HSETNX that would change nothing is refused.
+            known = client.hkeys(names.config)
+            missing = {name: n for name, n in _fields(spec).items() if name.encode() not in known}
+            if missing:
+                with client.pipeline(transaction=False) as pipe:
+                    for field, value in missing.items():
+                        pipe.hsetnx(names.config, field, value)
+                    _keep(pipe, names)
+                    pipe.execute()
+
+    def delete(self, key: VersionKey) -> None:
+        """Deletes the configuration, which refuses submits; the other keys get a TTL."""
+        names = VersionKeys.of(key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            client.delete(names.config)
+            with client.pipeline(transaction=False) as pipe:
+                for name in names.permanent() - {names.config}:
+                    pipe.pexpire(name, UNREGISTERED_TTL_MS)
+                pipe.execute()
+
+
+def _keep(pipe: Client, names: VersionKeys) -> None:
+    # An earlier version of that name may have been unregistered a moment ago.
+    for name in names.permanent() - {names.config}:
+        pipe.persist(name)
+
+
+def _fields(spec: ModelSpec) -> dict[str, int]:
+    return {"max_queue": spec.job_queue_size}

@@ -2,6 +2,7 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease  10 body prefix  11 reply prefix  12 done prefix  13 job queue  14 job prefix
+--       15 config
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 --       7 job_patience_us
 -- Returns one of
@@ -21,7 +22,8 @@
 --
 -- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
 -- request waits. A quarter of the seats is for jobs that are older than job_patience_us, so that they
--- come to their turn on a busy day, too (docs/adr/0024-jobs.md).
+-- come to their turn on a busy day, too (docs/adr/0024-jobs.md). While none waits the configuration's
+-- field `jobs` says 0, and nothing is asked about them.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -32,6 +34,8 @@ local reply_ttl_ms = ARGV[6]
 local batch = {'BATCH', string.format('%.0f', now_us)}
 local owned = 0
 local ingress_is_alive = {job = true} -- which nobody waits for
+local config = redis.call('HMGET', KEYS[15], 'max_queue', 'jobs')
+local jobs = config[2] == '0' and 0 or redis.call('LLEN', KEYS[13])
 local expired, orphaned = 0, 0
 
 local function is_alive(ingress_id)
@@ -69,16 +73,10 @@ local function take(ids)
         redis.call('RPUSH', KEYS[12] .. ingress_id, id)
         redis.call('PEXPIRE', KEYS[12] .. ingress_id, reply_ttl_ms)
       end
-    elseif ingress_id == 'job' and redis.call('EXISTS', KEYS[14] .. id) == 0 then
+    elseif ingress_id == 'job' and not start_job(KEYS[14], id, attempts + 1, worker_id, now_ms, ttl_ms) then
       discard(id)
       orphaned = orphaned + 1
     else
-      if ingress_id == 'job' then
-        redis.call('HSET', KEYS[14] .. id, 'started_ms', now_ms, 'attempts', attempts + 1, 'worker', worker_id)
-        if redis.call('HEXISTS', KEYS[14] .. id, 'webhook_start') == 1 then
-          tell_webhook(KEYS[14], id, 'started', now_ms, tonumber(ttl_ms))
-        end
-      end
       batch[#batch + 1] = id
       batch[#batch + 1] = record
       entries[#entries + 1] = id .. ':' .. attempts + 1
@@ -126,7 +124,6 @@ local function take_from(queue, seats, least_age_us)
   end
 end
 
-local jobs = redis.call('LLEN', KEYS[13])
 if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
   local queue = waiting > 0 and KEYS[1] or KEYS[13]
@@ -160,6 +157,7 @@ end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
 if owned == 0 then return {'EMPTY'} end
+if config[1] and config[2] ~= '0' and jobs == 0 then redis.call('HSET', KEYS[15], 'jobs', 0) end
 
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)

@@ -29,6 +29,7 @@ if mode == 'dead' then
 end
 
 local reclaimed, answered, orphaned = 0, 0, 0
+local has_jobs = false
 
 local function answer(id, ingress_id, reply)
   answered = answered + 1
@@ -44,10 +45,9 @@ local function answer(id, ingress_id, reply)
   redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
 end
 
--- What was told of the attempt that is over goes.
+-- What is known of a job's attempt goes with that.
 local function unstart(id)
-  redis.call('HDEL', KEYS[15] .. id, 'started_ms', 'worker', 'progress', 'piece_bytes')
-  redis.call('DEL', KEYS[15] .. id .. ':pieces')
+  redis.call('HDEL', KEYS[15] .. id, 'started_ms', 'worker', 'progress')
 end
 
 for _ = 1, limit do
@@ -76,6 +76,7 @@ for _ = 1, limit do
     redis.call('LPUSH', attempt ~= '1' and KEYS[5] or own, id)
     if is_job then unstart(id) end
     if own ~= KEYS[4] and redis.call('PTTL', own) < tonumber(ttl_ms) then redis.call('PEXPIRE', own, ttl_ms + 60000) end
+    has_jobs = has_jobs or is_job
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then
     answer(id, ingress_id, '!' .. ARGV[5])
@@ -95,7 +96,9 @@ if reclaimed > 0 then
 end
 if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
-if reclaimed + answered + orphaned > 0 and redis.call('EXISTS', KEYS[13]) == 0 then
+local is_registered = reclaimed + answered + orphaned == 0 or redis.call('EXISTS', KEYS[13]) == 1
+if has_jobs and is_registered then redis.call('HSET', KEYS[13], 'jobs', 1) end
+if not is_registered then
   for _, name in ipairs({KEYS[4], KEYS[5], KEYS[8]}) do redis.call('PEXPIRE', name, 86400000) end
 end
 if left == 0 and mode ~= 'recovered' then

@@ -2,6 +2,7 @@
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 open  5 counters  6 body prefix
 --       7 reply prefix  8 done prefix  9 worker beats  10 job queue  11 job prefix
+--       12 config
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
@@ -51,5 +52,6 @@ for n = #urgent, 1, -1 do
   redis.call('LPUSH', KEYS[10], id)
   if redis.call('PTTL', KEYS[10]) < ttl_ms then redis.call('PEXPIRE', KEYS[10], ttl_ms + 60000) end
 end
+if #urgent > 0 and redis.call('EXISTS', KEYS[12]) == 1 then redis.call('HSET', KEYS[12], 'jobs', 1) end
 if left == 0 then redis.call('DEL', KEYS[3]) end
 return {refused, left}

@@ -3,9 +3,8 @@
 -- KEYS  1 lease  2 open  3 counters  4 body prefix  5 reply prefix
 --       6 large reply prefix  7 done prefix  8 suspects  9 job prefix
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
---         key: the id and the reply's bytes ('@' = in their own key); for a job, whose ingress id is
---         `job`, '+' in front if it succeeded and '-' if it failed, and whose large reply is in
---         <large reply prefix><id>:<attempt>-<worker id>
+--         key: the id and the reply's bytes ('@' = in their own key); of a job, whose ingress
+--         id is `job`, as in answer_job.lua
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or received already)   2 stored before   3 stale
 --
@@ -30,18 +29,9 @@ local function is_owning_all(first, last)
   return true
 end
 
--- Where a large reply of this worker is, after the id. The attempts of a job that is tried again are
--- counted anew, and a worker that ran it before may answer yet.
-local function place_of(attempt, ingress_id)
-  return ingress_id == 'job' and attempt .. '-' .. worker_id or attempt
-end
-
 -- The code of one that was not taken out of the lease.
-local function code_of(id, attempt, ingress_id)
+local function code_of(id, attempt)
   local record = redis.call('HGET', KEYS[2], id)
-  if not record and ingress_id == 'job' then
-    return redis.call('HGET', KEYS[9] .. id, 'result') == id .. '@' .. place_of(attempt, 'job') and 2 or 0
-  end
   if not record then return redis.call('EXISTS', KEYS[5] .. id) == 1 and 2 or 0 end
   -- A suspect's record says who had it last, until it is handed out again.
   local attempts, owner = string.match(record, '^(%d+) (%S+)')
@@ -53,44 +43,24 @@ local function code_of(id, attempt, ingress_id)
   return 3
 end
 
-local function keep(id, place)
-  redis.call('PEXPIRE', KEYS[6] .. id .. ':' .. place, math.max(1, redis.call('PTTL', KEYS[9] .. id)))
-end
-
-local function finish(id, place, value)
-  local status = string.sub(value, 1, 1) == '+' and 'succeeded' or 'failed'
-  local time = redis.call('TIME')
-  local result = string.sub(value, 2)
-  local is_large = result == '@'
-  if is_large then result = id .. '@' .. place end
-  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  if finish_job(KEYS[9], KEYS[2], KEYS[4] .. id, id, status, result, now_ms) then
-    stored = stored + 1
-    if is_large then keep(id, place) end
-  else
-    orphaned = orphaned + 1
-    if is_large then redis.call('DEL', KEYS[6] .. id .. ':' .. place) end
-  end
-end
-
 local function publish(first, last)
   local ids, names, values, lists = {}, {}, {}, {}
   for i = first, last, 4 do
-    local id, value = ARGV[i], ARGV[i + 3]
-    local place = place_of(ARGV[i + 1], ARGV[i + 2])
-    if codes[(i + 1) / 4] == 1 and ARGV[i + 2] == 'job' then
-      finish(id, place, value)
-    elseif codes[(i + 1) / 4] == 1 then
-      if value == '@' then value = id .. '@' .. place end
+    local id, attempt, ingress_id, value = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+    local code, is_kept = codes[(i + 1) / 4]
+    if ingress_id == 'job' then
+      codes[(i + 1) / 4], is_kept =
+        answer_job(KEYS[9], KEYS[2], KEYS[4] .. id, KEYS[6], id, attempt, worker_id, value, code)
+      if is_kept then stored = stored + 1 elseif code == 1 then orphaned = orphaned + 1 end
+    elseif code == 1 then
+      if value == '@' then value = id .. '@' .. attempt end
       ids[#ids + 1] = id
       names[#ids], values[#ids] = KEYS[4] .. id, value
-      local list = KEYS[7] .. ARGV[i + 2]
+      local list = KEYS[7] .. ingress_id
       lists[list] = lists[list] or {}
       table.insert(lists[list], value)
-    elseif string.find(value, '^[+-]?@') and codes[(i + 1) / 4] ~= 2 then
-      redis.call('DEL', KEYS[6] .. id .. ':' .. place)
-    elseif string.find(value, '^[+-]@') then
-      keep(id, place) -- written once more
+    elseif value == '@' and code ~= 2 then
+      redis.call('DEL', KEYS[6] .. id .. ':' .. attempt)
     end
   end
   if #ids == 0 then return end
@@ -111,7 +81,7 @@ local function answer(first, last)
   for i = first, last, 4 do
     local id, attempt = ARGV[i], ARGV[i + 1]
     local is_owned = is_whole or redis.call('LREM', KEYS[1], 1, id .. ':' .. attempt) == 1
-    codes[(i + 1) / 4] = is_owned and 1 or code_of(id, attempt, ARGV[i + 2])
+    codes[(i + 1) / 4] = is_owned and 1 or code_of(id, attempt)
   end
   publish(first, last)
 end

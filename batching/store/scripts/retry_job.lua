@@ -34,9 +34,9 @@ local queue = is_high and KEYS[2] or KEYS[9]
 local was_empty = redis.call('LLEN', KEYS[2]) + redis.call('LLEN', KEYS[9]) == 0
 if redis.call('LLEN', queue) >= tonumber(is_high and max_queue or ARGV[2]) then return 0 end
 local rest = '0 ' .. known[4] .. ' job\n' .. input
-if not push_job(KEYS[5], queue, is_high, id, rest, ttl_ms, now_us) then return -3 end
+if not push_job(KEYS[1], KEYS[5], queue, is_high, id, rest, ttl_ms, now_us) then return -3 end
 drop_large_result(KEYS[13], id, redis.call('HGET', name, 'result'))
-redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts', 'worker', 'progress', 'piece_bytes')
+redis.call('HDEL', name, 'status', 'finished_ms', 'result', 'input', 'started_ms', 'attempts', 'worker', 'progress')
 redis.call('HSET', name, 'queued_ms', now_ms)
 redis.call('PEXPIRE', name, ttl_ms + keep_ms + 60000)
 redis.call('PEXPIRE', body, ttl_ms + keep_ms + 60000)

@@ -35,7 +35,7 @@ local function submit(id, rest, ttl_ms, keep_ms, priority, protocol, webhook, we
   elseif not max_queue then code = -1
   elseif string.find(rest, '\n', 1, true) == #rest and redis.call('EXISTS', body) == 0 then code = -3
   elseif before >= (is_high and max_queue or limit) then code = 0
-  elseif not push_job(KEYS[5], queues[priority], is_high, id, rest, ttl_ms, now_us) then code = -3
+  elseif not push_job(KEYS[1], KEYS[5], queues[priority], is_high, id, rest, ttl_ms, now_us) then code = -3
   end
   if code then
     redis.call('DEL', body)

@@ -12,7 +12,7 @@ from typing import Any
 import flask
 from flask import Flask, Response, request
 from flask.json.provider import DefaultJSONProvider
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException
 
 from ferry_bulk.folder import FINAL, KEPT_S, BulkFolder, Record, Refused, now_s
 
@@ -80,11 +80,9 @@ class BulkApp(Flask):
             raise _bad("A file is sent as multipart/form-data.")
         message = f"A file may have {self._max_file_bytes} bytes (--max-file-size)."
         too_large = Refused(413, "FileTooLargeException", message)
-        request.max_content_length = self._max_file_bytes + FORM_BYTES
-        try:
-            form, uploads = request.form, [*request.files.listvalues()]
-        except RequestEntityTooLarge as error:
-            raise too_large from error
+        if (request.content_length or 0) > self._max_file_bytes + FORM_BYTES:
+            raise too_large
+        form, uploads = request.form, [*request.files.listvalues()]
         if sum(map(len, uploads)) != 1:
             raise _bad(f"The form has {'more than one' if uploads else 'no'} file.")
         if form.get("purpose") != "batch":

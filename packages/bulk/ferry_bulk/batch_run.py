@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # Of a batch, so many bytes of lines are with the server, or on their way, at a time.
 _MOST_BYTES = 64 * 1024 * 1024
+_FILE_FIELDS = ("output_file_id", "error_file_id")
 _LOOK_S = 0.25
 _SAVE_S = 1.0
 # Results of jobs are kept for so long after their end, and longer by as many minutes as lines take
@@ -75,12 +76,13 @@ class BatchRun:
             self._save(entering(self.batch, "failed", in_progress_at=None, errors=errors))
             return
         self._done = bytearray(self.batch["request_counts"]["total"])
-        output_path, errors_path = map(self._folder.lines_path, output_ids(self.batch))
         with contextlib.ExitStack() as files:
-            self._output = OutputFile(output_path, self._done)
-            files.enter_context(self._output.stream)
-            self._errors = OutputFile(errors_path, self._done)
-            files.enter_context(self._errors.stream)
+            self._outputs = [
+                OutputFile(self._folder.lines_path(name), self._done)
+                for name in output_ids(self.batch)
+            ]
+            for output in self._outputs:
+                files.callback(output.close)
             end = self._feed()
             if end == "expired":
                 self._expire_rest()
@@ -157,11 +159,10 @@ class BatchRun:
             self._write_one(self._outcomes.get(timeout=_LOOK_S).result())
             while True:
                 self._write_one(self._outcomes.get_nowait().result())
-        self._output.stream.flush()
-        self._errors.stream.flush()
-        if time.monotonic() > self._saved_s + _SAVE_S:
-            self._output.sync()
-            self._errors.sync()
+        is_time = time.monotonic() > self._saved_s + _SAVE_S
+        for output in self._outputs:
+            output.flush(to_disk=is_time)
+        if is_time:
             self._save(self._counted())
 
     def _write_one(self, outcome: LineOutcome) -> None:
@@ -180,11 +181,11 @@ class BatchRun:
             "request_id": answer.headers.get("x-request-id", ""),
             **body_to_show(answer.body, answer.headers.get("content-type", "")),
         }
-        output = self._output if answer.status < HTTPStatus.BAD_REQUEST else self._errors
-        self._add(output, line.number, line.custom_id, response=response)
+        is_failure = answer.status >= HTTPStatus.BAD_REQUEST
+        self._add(self._outputs[is_failure], line.number, line.custom_id, response=response)
 
     def _refuse(self, number: int, bad: BadLine) -> None:
-        self._add(self._errors, number, bad.custom_id, error=bad.error)
+        self._add(self._outputs[1], number, bad.custom_id, error=bad.error)
 
     def _add(self, output: OutputFile, number: int, custom_id: Any, **outcome: Any) -> None:
         output.add(output_line(self.batch["id"], number, custom_id, **outcome))
@@ -200,26 +201,28 @@ class BatchRun:
             self._refuse(raw[0], BadLine("batch_expired", why, custom_id))
 
     def _finish(self, end: str) -> None:
-        self._output.sync()
-        self._errors.sync()
+        for output in self._outputs:
+            output.flush(to_disk=True)
         batch = self._counted()
         if end == "completed":
             batch = entering(batch, "finalizing")
             self._save(batch)
-        shown: Record = {}
-        for file_id, lines in zip(output_ids(batch), (self._output, self._errors), strict=True):
-            if lines.count:
+        shown = {}
+        ttl_s = batch["output_expires_after"]["seconds"]
+        for field, file_id, output in zip(
+            _FILE_FIELDS, output_ids(batch), self._outputs, strict=True
+        ):
+            if output.count:
                 name = f"{batch['id']}_{file_id.rpartition('-')[2]}.jsonl"
-                ttl_s = batch["output_expires_after"]["seconds"]
                 self._folder.show_file(file_id, name, "batch_output", ttl_s)
-                field = "output_file_id" if lines is self._output else "error_file_id"
                 shown[field] = file_id
         self._save(entering(batch, end, **shown))
         log.info("batch ended: %s status=%s counts=%s", batch["id"], end, batch["request_counts"])
 
     def _counted(self) -> Record:
-        counts = {"completed": self._output.count, "failed": self._errors.count}
-        return {**self.batch, "request_counts": {**self.batch["request_counts"], **counts}}
+        completed, failed = (output.count for output in self._outputs)
+        counts = {**self.batch["request_counts"], "completed": completed, "failed": failed}
+        return {**self.batch, "request_counts": counts}
 
     def _save(self, batch: Record) -> None:
         self.batch = batch

@@ -1,9 +1,9 @@
 """Finds batches that have not ended, and runs a few of them at a time, oldest first."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from ferry_bulk.batch_run import BatchRun
 from ferry_bulk.folder import FINAL, BulkFolder, Record, Refused
@@ -22,15 +22,15 @@ class Feeder:
     def __init__(self, folder: BulkFolder, make_run: Callable[[Record], BatchRun]) -> None:
         self._folder = folder
         self._make_run = make_run
-        self._running: dict[str, threading.Thread] = {}
-        self._ended: set[str] = set()  # there may be thousands, which are not read again
+        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "batch")
+        self._seen: set[str] = set()  # which wait for a thread, run, or have ended
 
     def run(self) -> None:
         """Runs batches for ever."""
         sweep_at_s = 0.0
         while True:
             try:
-                self._start_some()
+                self._look()
                 if time.monotonic() > sweep_at_s:
                     self._folder.sweep()
                     sweep_at_s = time.monotonic() + _SWEEP_S
@@ -38,23 +38,21 @@ class Feeder:
                 log.exception("the folder cannot be used")
             time.sleep(_LOOK_S)
 
-    def _start_some(self) -> None:
-        self._running = {name: one for name, one in self._running.items() if one.is_alive()}
-        waiting = []
-        for batch_id in self._folder.batch_ids() - self._ended - self._running.keys():
+    def _look(self) -> None:
+        new = []
+        for batch_id in self._folder.batch_ids() - self._seen:
             try:
                 batch = self._folder.batch(batch_id)
             except Refused:  # its record cannot be read, which is in the log
-                self._ended.add(batch_id)
+                self._seen.add(batch_id)
                 continue
             if batch["status"] in FINAL:
-                self._ended.add(batch_id)
+                self._seen.add(batch_id)
             else:
-                waiting.append((batch["created_at"], batch_id))
-        for _, batch_id in sorted(waiting)[: MOST_AT_ONCE - len(self._running)]:
-            thread = threading.Thread(target=self._run_batch, args=(batch_id,), daemon=True)
-            self._running[batch_id] = thread
-            thread.start()
+                new.append((batch["created_at"], batch_id))
+        for _, batch_id in sorted(new):
+            self._seen.add(batch_id)
+            self._threads.submit(self._run_batch, batch_id)
 
     def _run_batch(self, batch_id: str) -> None:
         log.info("batch runs: %s", batch_id)
@@ -63,3 +61,4 @@ class Feeder:
         except Exception:  # whatever it is, the batch is not lost: it begins again from its files
             log.exception("batch stopped, and begins again: %s", batch_id)
             time.sleep(_AGAIN_S)
+            self._seen.discard(batch_id)

@@ -135,27 +135,31 @@ class OutputFile:
 
     def __init__(self, path: Path, done: bytearray) -> None:
         """Opens the file, cuts off a last line that is not whole, and notes the others."""
-        self.stream: BinaryIO = path.open("a+b")
+        self._stream: BinaryIO = path.open("a+b")
         path.chmod(0o600)
         self.count = end = 0
-        self.stream.seek(0)
-        for line in self.stream:
+        self._stream.seek(0)
+        for line in self._stream:
             if line.endswith(b"\n"):
                 end += len(line)
                 if line_id := _LINE_ID.match(line):
                     self.count += 1
                     done[int(line_id[1])] = 1
-        self.stream.truncate(end)
-        self.stream.seek(0, os.SEEK_END)
+        self._stream.truncate(end)
+        self._stream.seek(0, os.SEEK_END)
 
     def add(self, line: bytes) -> None:
-        self.stream.write(line)
+        self._stream.write(line)
         self.count += 1
 
-    def sync(self) -> None:
-        """Returns when the lines survive the end of the machine."""
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
+    def flush(self, *, to_disk: bool) -> None:
+        """Returns when the lines survive the end of this process; on the disk, the machine's."""
+        self._stream.flush()
+        if to_disk:
+            os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def output_line(batch_id: str, number: int, custom_id: Any, **outcome: Any) -> bytes:

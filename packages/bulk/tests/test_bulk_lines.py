@@ -127,9 +127,9 @@ def test_half_a_line_is_cut_off_and_the_others_are_known(tmp_path, cut):
     assert path.stat().st_mode & 0o777 == 0o600
     # And what comes next is a line of its own
     output.add(refusal(13))
-    output.sync()
+    output.flush(to_disk=True)
     assert path.read_bytes() == whole + refusal(13)
-    output.stream.close()
+    output.close()
 
 
 @pytest.mark.parametrize("custom_id", ["a", "\u00e9\u2028", "\ud800", 'q"\\\n', 7, None])

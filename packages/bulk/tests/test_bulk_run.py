@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ferry_bulk import batch_run, model_server
+from ferry_bulk import batch_run, feeder, model_server
 from ferry_bulk.app import BulkApp
 from ferry_bulk.batch_run import BatchRun
 from ferry_bulk.folder import BulkFolder, now_s, output_ids
@@ -240,6 +240,28 @@ def test_full_disk_stops_the_run_and_the_next_one_goes_on(folder, make_run, monk
     again.run()
     # Then
     assert folder.batch(run.batch["id"])["request_counts"]["completed"] == 20
+
+
+def test_feeder_runs_each_batch_and_one_that_stopped_again(folder, models, make_run, monkeypatch):
+    # Given two batches, of which one stops when it is run first, and a record that is no JSON
+    monkeypatch.setattr(feeder, "_AGAIN_S", 0.05)
+    ids = [make_run([line("a", 1)]).batch["id"] for _ in range(2)]
+    (folder.path / "batches" / f"batch_{'0' * 32}.json").write_text("{")
+    stopped = []
+
+    def make(batch):
+        if batch["id"] == ids[0] and not stopped:
+            stopped.append(batch["id"])
+            raise OSError("no room")
+        return BatchRun(batch, folder, models, in_flight=4)
+
+    runner = feeder.Feeder(folder, make)
+    # When / Then
+    eventually(
+        lambda: runner._look() or {folder.batch(one)["status"] for one in ids} == {"completed"}, 10
+    )
+    assert stopped == ids[:1]
+    runner._threads.shutdown()
 
 
 def _no_room(*_, **__):

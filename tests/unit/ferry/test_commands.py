@@ -727,36 +727,6 @@ def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):
     assert "the model store is not a folder" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--webhook-secrets", "whsec_" + "A" * 32], "which Redis?"),
-        (["--redis-url", "redis://127.0.0.1:1"], "webhooks are signed"),
-    ],
-)
-def test_webhooks_need_a_redis_and_secrets(flags, complaint):
-    # Given / When
-    result = CliRunner().invoke(main, ["webhooks", *flags])
-    # Then
-    assert result.exit_code == 2
-    assert complaint in result.stderr
-
-
-def test_webhooks_send_with_the_settings_of_the_command(monkeypatch):
-    # Given
-    seen = []
-    monkeypatch.setattr(
-        "workers.webhooks.__main__.run", lambda settings: seen.append(settings) or 0
-    )
-    secrets = "whsec_" + "A" * 32
-    # When
-    flags = ["--redis-url", "redis://127.0.0.1:1", "--webhook-secrets", secrets]
-    result = CliRunner().invoke(main, ["webhooks", *flags])
-    # Then
-    assert result.exit_code == 0
-    assert [(one.redis_url, one.webhook_secrets) for one in seen] == [(flags[1], secrets)]
-
-
 def test_up_refuses_an_address_beside_a_port_base():
     # Given / When
     flags = ["--port-base", "18080", "--management-address", "http://127.0.0.1:9000"]

@@ -36,7 +36,6 @@ def test_help_lists_what_concerns_the_command() -> None:
     assert listed("up") == NAMES
     assert listed("ingress") == NAMES - read_by(NODE, WHOLE_SERVER)
     assert listed("node") == NAMES - read_by(INGRESS, WHOLE_SERVER)
-    assert listed("webhooks") == NAMES - read_by(INGRESS, WHOLE_SERVER)
 
 
 @pytest.mark.parametrize(("folder", "other"), [("ingress", NODE), ("workers", INGRESS)])

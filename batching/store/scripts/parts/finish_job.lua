@@ -10,7 +10,7 @@ local function finish_job(prefix, open_key, body_key, id, status, result, now_ms
   local known = redis.call('HMGET', name, 'keep_ms', 'webhook')
   local keep_ms = known[1]
   local is_input_kept = keep_ms and status ~= 'succeeded'
-  redis.call('DEL', name .. ':pieces', unpack(is_input_kept and {} or {body_key}))
+  if not is_input_kept then redis.call('DEL', body_key) end
   if not keep_ms then return false end
   redis.call('HSET', name, 'status', status, 'finished_ms', now_ms, 'result', result)
   redis.call('PEXPIRE', name, keep_ms)

@@ -13,7 +13,7 @@ from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import connect_async
 from batching.store.pending_request import AwaitedRequest, ClientLeft
-from batching.store.registry.queue_configs import QueueConfigs
+from batching.store.registry.registry import QueueConfigs
 from batching.store.scripts import loader as scripts
 from tests.support import (
     KEY,

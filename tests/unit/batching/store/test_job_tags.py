@@ -2,10 +2,10 @@
 
 import secrets
 
-from batching.store.keys import job_place, job_promise, tag_of
+from batching.store.keys import idempotency_key, job_version, tag_of
 
 
-def test_places_and_promises_of_jobs_are_in_sixteen_slots():
+def test_names_of_jobs_are_in_sixteen_slots():
     names = [secrets.token_hex(16) for _ in range(2000)]
-    tags = {tag_of(key(name)) for key in (job_place, job_promise) for name in names}
+    tags = {tag_of(key(name)) for key in (idempotency_key, job_version) for name in names}
     assert len(tags) == 16

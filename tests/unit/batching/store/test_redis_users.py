@@ -12,8 +12,8 @@ from batching.protocol import Batch, Reply, ReplyChunk
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import Submission, SubmitCode
-from batching.store.jobs.job_records import JobStatus
-from batching.store.jobs.webhook_records import Outcome, Receiver
+from batching.store.jobs.job_records import JobStatus, Receiver
+from batching.store.jobs.webhook_store import WebhookOutcome
 from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import LargeReply, decode_reply
@@ -143,14 +143,14 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
 def test_users_may_take_a_job_through_its_whole_life(harnesses):
     ingress, worker = harnesses
     jobs, hands = ingress.jobs(), worker.worker()
-    # When: promised, submitted, small and large, found and listed
-    assert jobs.promise("f" * 64, "small") is None
-    assert jobs.promise("f" * 64, "other") == "small"
-    jobs.keep_promise("f" * 64, 120_000)
+    # When: under a key, submitted, small and large, found and listed
+    assert jobs.take_key("f" * 64, "small") is None
+    assert jobs.take_key("f" * 64, "other") == "small"
+    jobs.keep_key("f" * 64, 120_000)
     for job_id, size in (("small", 0), ("large", LARGE), ("bad", 0)):
         assert ingress.submit_job(job_id, size=size) is SubmitCode.QUEUED
     assert [jobs.find(job_id).position for job_id in ("small", "large", "bad")] == [0, 1, 2]
-    assert (jobs.count_waiting(KEY), len(jobs.newest(KEY, 2**53, 10))) == (3, 3)
+    assert len(jobs.newest(KEY, 2**53, 10)) == 3
     # Then: claimed and replied to, and their results are found
     replies = [make_reply("ok"), make_reply("ok", size=LARGE), Reply(503, b"no", reason="x")]
     hands.reply(items_of(hands.claim(3, 0.0)), replies)
@@ -177,8 +177,8 @@ def test_users_may_tell_a_receiver_of_a_job(harnesses):
     webhooks = worker.webhooks()
     events = {event.name: event for event in webhooks.claim(10, 60_000)}
     assert worker.jobs().find("a").webhook.receiver == receiver
-    webhooks.end(events["started"], Outcome.PENDING, 1000, "status 500")
-    webhooks.end(events["succeeded"], Outcome.DELIVERED)
+    webhooks.end(events["started"], WebhookOutcome.PENDING, 1000, "status 500")
+    webhooks.end(events["succeeded"], WebhookOutcome.DELIVERED)
     # Then
     assert ingress.jobs().find("a").webhook.status == "delivered"
 

@@ -30,6 +30,13 @@ FORM = {
 }
 
 
+TENSOR = {"input": {"kind": "tensor"}}
+
+
+def port(name, shape, datatype="FP32"):
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
 def live(**interface):
     status = WorkerStatus("n-1", "n", 0, WorkerState.READY, 1, "cpu", "", interface=interface)
     return LiveModel(make_spec(model_name="m"), [status])
@@ -69,6 +76,13 @@ def live(**interface):
                 ],
             },
             ["-d", '{"ids": [0, 0], "size": 0}'],
+        ),
+        ({"inputs": [port("x", [-1], "BYTES")], **TENSOR}, ["-d", '"some text"']),
+        ({"inputs": [port("x", [-1, -1], "INT64")], **TENSOR}, ["-d", "[0]"]),
+        ({"inputs": [port("x", [-1, 3, -1, -1])], **TENSOR}, ["-T", "row.npy"]),
+        (
+            {"inputs": [port("x", [-1, 3, -1, -1]), port("y", [-1, 2])], **TENSOR},
+            ["-F", "x=@x.npy", "-F", "y=@y.npy"],
         ),
     ],
 )

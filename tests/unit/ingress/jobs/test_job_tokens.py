@@ -42,7 +42,7 @@ def test_keys_of_different_tokens_do_not_meet(submit, echo):
     first = submit().json()["id"]
     store, registry = echo.services.jobs.service._store, echo.services.registry
     services = [
-        JobService(store, timeout_s=60, keep_s=60, submitters=name)
+        JobService(store, registry, timeout_s=60, keep_s=60, submitters=name)
         for name in ("inference", "", "another")
     ]
     spec = registry.get("echo").versions["1.0"]

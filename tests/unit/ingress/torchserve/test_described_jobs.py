@@ -7,10 +7,16 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming, ClosedBy, Reply
-from batching.store.jobs.job_documents import job_document
-from batching.store.jobs.job_records import Job, JobStatus, Progress
-from batching.store.jobs.webhook_records import Outcome, Receiver, Webhook
-from ingress.jobs.preferences import KEEP_RANGE_S, read_keep_s, read_urgency
+from batching.store.jobs.job_records import (
+    Job,
+    JobStatus,
+    Progress,
+    Receiver,
+    Webhook,
+    job_document,
+)
+from batching.store.jobs.webhook_store import WebhookOutcome
+from ingress.jobs.job_service import KEEP_RANGE_S, read_keep_s, read_urgency
 from ingress.role import Role
 from ingress.torchserve import payload
 from ingress.torchserve.openapi import api_document
@@ -59,7 +65,7 @@ def described(operation_id):
 def test_headers_that_are_read_are_described_and_no_others():
     # Given what jobs read, and what predictions do
     read = {name for path in JOBS.glob("*.py") for name in names_read(path)}
-    assert {"prefer", "idempotency-key", "webhook-url", "last-event-id", "if-none-match"} <= read
+    assert {"prefer", "idempotency-key", "webhook-url", "if-none-match"} <= read
     # Then
     others = {payload.TIMEOUT_HEADER, payload.TENSOR_HEADER}
     assert (read | others) - NOT_DESCRIBED == set().union(*map(described, OPERATIONS))
@@ -110,10 +116,10 @@ def test_job_has_the_fields_that_are_described():
     documents = [
         job(JobStatus.QUEUED, position=7),
         job(JobStatus.RUNNING, started_ms=2_000, progress=Progress(0.4, "page 4 of 10")),
-        job(JobStatus.SUCCEEDED, result=answered(200), webhook=webhook(Outcome.DELIVERED)),
+        job(JobStatus.SUCCEEDED, result=answered(200), webhook=webhook(WebhookOutcome.DELIVERED)),
         job(JobStatus.FAILED, result=answered(500), worker_id="9000", finished_ms=3_000),
         job(JobStatus.EXPIRED),
-        job(JobStatus.CANCELLED, webhook=webhook(Outcome.PENDING)),
+        job(JobStatus.CANCELLED, webhook=webhook(WebhookOutcome.PENDING)),
     ]
     # Then
     assert [problems_of(one, "Job", DOCUMENT) for one in documents] == [[]] * len(documents)

@@ -6,8 +6,8 @@ from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Reply
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import JobStatus
-from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
-from batching.store.keys import VersionKeys, job_place
+from batching.store.jobs.job_store import JobRequest
+from batching.store.keys import VersionKeys, job_version
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import LargeReply, decode_reply
 from batching.store.worker_queue import JOB_PATIENCE_US, ReplyCode
@@ -80,15 +80,12 @@ def test_job_is_accepted_without_a_worker_but_not_without_its_version(harness):
     assert harness.jobs().submit(other, request) is SubmitCode.NO_VERSION
     assert harness.jobs().find("b") is None
     assert not harness.client.exists(VersionKeys.of(other).body_prefix + "b")
-    assert harness.client.pttl(job_place("b")) <= PROMISED_MS
-    harness.jobs().forget("b")
-    assert not harness.client.exists(job_place("b"))
+    assert not harness.client.exists(job_version("b"))
 
 
 def test_so_many_jobs_may_wait(harness):
     harness.submit_job("a")
     jobs = harness.jobs(most_waiting=1)
-    assert jobs.count_waiting(KEY) == 1
     request = JobRequest("b", wire_of("b"), ttl_ms=60_000, keep_ms=60_000)
     assert jobs.submit(KEY, request) is SubmitCode.FULL
     assert jobs.find("b") is None
@@ -264,6 +261,36 @@ def test_jobs_take_the_seats_that_requests_leave_free(harness):
     assert ids_of(harness.worker().claim(3, 0.0)) == ["j2", "j3"]
 
 
+def test_claim_asks_nothing_about_jobs_while_there_are_none(harness):
+    # Given a version that a worker has found without jobs
+    harness.submit("a")
+    assert ids_of(harness.worker().claim(1, 0.0)) == ["a"]
+    # When any look at their queue would fail
+    harness.client.set(harness.keys.job_queue, "no list", px=60_000)
+    harness.submit("b", "c")
+    # Then
+    assert ids_of(harness.worker().claim(1, 0.0)) == ["b"]
+    # And they are asked for from the first one on
+    harness.client.delete(harness.keys.job_queue)
+    harness.submit_job("j")
+    assert ids_of(harness.worker().claim(2, 0.0)) == ["c", "j"]
+
+
+def test_job_that_comes_back_to_a_version_that_was_registered_anew_is_found(harness):
+    # Given a job that runs, and a version that knows of none since
+    harness.submit_job("j")
+    harness.worker().claim(1, 0.0)
+    harness.client.delete(harness.keys.config)
+    harness.open()
+    harness.submit("a")
+    other = harness.worker("worker-b")
+    assert ids_of(other.claim(1, 0.0)) == ["a"]
+    # When
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    # Then
+    assert ids_of(other.claim(1, 0.0)) == ["j"]
+
+
 def test_jobs_wait_for_a_full_batch_as_requests_do(harness):
     harness.submit_job("j1")
     partial = harness.worker().claim(2, 10.0)
@@ -402,7 +429,8 @@ def test_job_whose_record_has_outlived_its_hash_is_dropped(harness):
 
 def test_job_that_was_accepted_meanwhile_survives_a_refusal_under_its_id(harness):
     # Given a request that comes twice under one key, the first time to a full queue
-    request = JobRequest("a", wire_of("a", size=LARGE), ttl_ms=60_000, keep_ms=60_000)
+    wire = wire_of("a", size=LARGE)
+    request = JobRequest("a", wire, ttl_ms=60_000, keep_ms=60_000, is_keyed=True)
     harness.submit_job("before")
     full, roomy = harness.jobs(most_waiting=1), harness.jobs()
     assert full.submit(KEY, request) is SubmitCode.FULL
@@ -444,7 +472,7 @@ def test_b08_garbage_in_place_of_a_job_is_no_job(harness):
     for number, garbage in enumerate((b"\x80\x04.", b"[]", b"[" * 100_000, b"7", b'"ab"x')):
         job_id = f"a{number}"
         harness.submit_job(job_id)
-        harness.client.set(job_place(job_id), garbage, px=60_000)
+        harness.client.set(job_version(job_id), garbage, px=60_000)
         assert harness.jobs().find(job_id) is None
     # When
     for field, text in (("created_ms", b"x"), ("status", b"?"), ("ttl_ms", b"\xff")):

@@ -8,9 +8,8 @@ from redis.exceptions import RedisError
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_queue import SubmitCode
-from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.job_writer import PROMISED_MS, JobRequest
-from batching.store.keys import VersionKeys, job_place
+from batching.store.jobs.job_store import KEY_MS, JobRequest, JobStore
+from batching.store.keys import VersionKeys, job_version
 from tests.support import KEY, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES
@@ -85,12 +84,14 @@ def test_job_is_found_as_long_as_it_is_there(harness, submit_together):
     # When it is accepted
     submit_together((KEY, job_request("a")))
     # Then
-    assert harness.client.pttl(job_place("a")) > TTL_MS + KEEP_MS
+    assert harness.client.pttl(job_version("a")) > TTL_MS + KEEP_MS
     # And when it is submitted again, for a shorter time
     submit_together((KEY, job_request("a", ttl_ms=1, keep_ms=1)))
-    assert harness.client.pttl(job_place("a")) > TTL_MS + KEEP_MS
-    # And of one that is refused, its place is kept for the time of a promise
-    [refused] = submit_together((KEY, job_request("b", size=LARGE)), most_waiting=1)
-    assert refused is SubmitCode.FULL
-    assert not harness.has_body("b")
-    assert 0 < harness.client.pttl(job_place("b")) <= PROMISED_MS
+    assert harness.client.pttl(job_version("a")) > TTL_MS + KEEP_MS
+    # And of one that is refused its version is known for a while, if it may come again
+    for is_keyed, name in ((True, "b"), (False, "c")):
+        request = job_request(name, size=LARGE, is_keyed=is_keyed)
+        assert submit_together((KEY, request), most_waiting=1) == [SubmitCode.FULL]
+        assert not harness.has_body(name)
+    assert 0 < harness.client.pttl(job_version("b")) <= KEY_MS
+    assert not harness.client.exists(job_version("c"))

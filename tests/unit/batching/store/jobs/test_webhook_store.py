@@ -5,8 +5,8 @@ import pytest
 from batching.protocol import Reply
 from batching.store import keys
 from batching.store.ingress_queue import SubmitCode
-from batching.store.jobs.webhook_records import Outcome, Receiver
-from batching.store.jobs.webhook_store import WebhookStore
+from batching.store.jobs.job_records import Receiver
+from batching.store.jobs.webhook_store import WebhookOutcome, WebhookStore
 from batching.store.node_queue import ReclaimMode
 from tests.support import KEY, Blocking, items_of, make_reply
 
@@ -46,7 +46,7 @@ def test_end_is_told_once(harness, webhooks):
     assert (event.job_id, event.name, event.key) == ("a", "succeeded", KEY)
     assert due(webhooks) == []
     # And when it is told
-    webhooks.end(event, Outcome.DELIVERED)
+    webhooks.end(event, WebhookOutcome.DELIVERED)
     # Then the job says so, and nothing is left
     job = harness.jobs().find("a")
     assert (job.webhook.receiver, job.webhook.status, job.webhook.tries) == (
@@ -66,8 +66,8 @@ def test_sender_that_died_leaves_its_event_to_another(harness, webhooks):
     make_due(harness)
     [second] = webhooks.claim(10, LEASE_MS)
     assert second == first
-    webhooks.end(second, Outcome.GONE)
-    webhooks.end(first, Outcome.PENDING, 5000, "status 500")  # too late
+    webhooks.end(second, WebhookOutcome.GONE)
+    webhooks.end(first, WebhookOutcome.PENDING, 5000, "status 500")  # too late
     assert harness.jobs().find("a").webhook.status == "gone"
     make_due(harness)
     assert due(webhooks) == []
@@ -78,14 +78,14 @@ def test_failure_is_due_again(harness, webhooks):
     run(harness, Reply(503, b"no", error_type="X", reason="y"))
     [event] = webhooks.claim(10, LEASE_MS)
     assert event.name == "failed"
-    webhooks.end(event, Outcome.PENDING, 5000, "status 500")
+    webhooks.end(event, WebhookOutcome.PENDING, 5000, "status 500")
     webhook = harness.jobs().find("a").webhook
     assert (webhook.status, webhook.tries, webhook.last_error) == ("pending", 1, "status 500")
     assert due(webhooks) == []
     make_due(harness)
     assert due(webhooks) == [("a", "failed", 1)]
     # And one for which there was no room counts as no try
-    webhooks.end(event, Outcome.BUSY, 0)
+    webhooks.end(event, WebhookOutcome.BUSY, 0)
     assert due(webhooks) == [("a", "failed", 1)]
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from batching.store.ingress_queue import Submission
 from batching.store.node_queue import ReclaimMode
-from batching.store.registry.queue_configs import QueueConfigs
+from batching.store.registry.registry import QueueConfigs
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,

@@ -1,23 +1,33 @@
 """Events that are due are told, and neither a slow receiver nor a bad event stops the others."""
 
 import asyncio
+import datetime
+import email.utils
 import json
 from collections import Counter
 
 import pytest
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
 
 from batching.protocol import Reply
 from batching.store.background_tasks import end_tasks
+from batching.store.jobs.job_records import Receiver
 from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.webhook_records import Receiver
-from batching.store.jobs.webhook_store import WebhookStore
+from batching.store.jobs.webhook_store import WebhookOutcome, WebhookStore
 from batching.store.redis_errors import OutageLog
 from tests.support import items_of, make_reply
-from workers.webhooks import sender as sending
-from workers.webhooks.delivery import Heard
-from workers.webhooks.sender import MOST_PER_HOST, MOST_PER_SLOW_HOST, WebhookSender
+from workers.node import webhook_sender as sending
+from workers.node.webhook_sender import (
+    JITTER,
+    MOST_PER_HOST,
+    MOST_PER_SLOW_HOST,
+    WAITS_S,
+    Heard,
+    WebhookSender,
+)
 
-KEYS = [b"k" * 32]
+KEYS = [b"k" * 32, b"l" * 32]
 
 
 class Receivers:
@@ -29,14 +39,15 @@ class Receivers:
         self._silent = set(silent)
         self.end = asyncio.Event()
 
-    async def post(self, url, message):
+    async def post(self, url, headers, body):
         host = url.split("/")[2]
         self.now[host] += 1
         self.most[host] = max(self.most[host], self.now[host])
         try:
             if host in self._silent:
                 await self.end.wait()
-            self.told.append((host, json.loads(message.body)))
+            self.told.append((host, json.loads(body)))
+            self.last = headers, body
             return Heard(200)
         finally:
             self.now[host] -= 1
@@ -139,3 +150,49 @@ def test_result_is_told_if_it_is_small(harness, send, body, told):
     [(_, message)] = receivers.told
     assert message["type"] == "job.succeeded"
     assert message["data"].get("result") == told
+
+
+def test_message_is_verified_with_either_of_two_secrets_and_no_other(harness, send):
+    # When
+    finish(harness, "fast", 1)
+    receivers = Receivers()
+    send(receivers, lambda: receivers.told)
+    headers, body = receivers.last
+    # Then
+    for key in KEYS:
+        assert Webhook(key).verify(body, headers)["type"] == "job.succeeded"
+        for changed, content in ((headers, body + b" "), (headers | {"webhook-id": "msg"}, body)):
+            with pytest.raises(WebhookVerificationError):
+                Webhook(key).verify(content, changed)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(b"m" * 32).verify(body, headers)
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+def test_success_ends_it(status):
+    assert Heard(status).outcome(3) == (WebhookOutcome.DELIVERED, 0.0)
+    assert Heard(status).complaint == ""
+
+
+def test_gone_ends_it():
+    assert Heard(410).outcome(0) == (WebhookOutcome.GONE, 0.0)
+
+
+@pytest.mark.parametrize("heard", [Heard(301), Heard(404), Heard(500), Heard(0, error="refused")])
+def test_all_else_is_tried_again_by_the_schedule(heard):
+    assert WAITS_S == (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+    for tries, wait_s in enumerate(WAITS_S):
+        outcome, again_s = heard.outcome(tries)
+        assert outcome is WebhookOutcome.PENDING
+        assert wait_s * (1 - JITTER) <= again_s <= wait_s * (1 + JITTER)
+    assert heard.outcome(len(WAITS_S)) == (WebhookOutcome.FAILED, 0.0)
+    assert heard.complaint
+
+
+def test_retry_after_is_heeded_within_reason():
+    assert Heard(503, "120").outcome(0)[1] == 120
+    assert Heard(503, "999999999").outcome(0)[1] == WAITS_S[-1]
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=100)
+    assert 90 < Heard(503, email.utils.format_datetime(later, usegmt=True)).outcome(0)[1] <= 100
+    for nonsense in ("", "-5", "soon", "\u0665", "Thu, 99 Foo 2026"):
+        assert Heard(503, nonsense).outcome(0)[1] < 6

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from ferry.commands.job_files import (
+from ferry.commands.jobs import (
     files_in,
     idempotency_key,
     suffix_of,

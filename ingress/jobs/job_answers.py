@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from batching.errors import MethodNotAllowed, ServeError
 from batching.models.spec import ModelSpec
 from batching.protocol import Request
-from batching.store.jobs.job_documents import job_document
-from batching.store.jobs.job_records import Job, JobStatus
+from batching.store.jobs.job_records import Job, JobStatus, job_document
 from ingress.http1.exchange import Answer
-from ingress.jobs.job_errors import no_job
-from ingress.jobs.job_events import JobEvents
-from ingress.jobs.job_service import JobService
-from ingress.jobs.preferences import Preferences, read_preferences
+from ingress.jobs.job_service import JobService, Preferences, no_job, read_preferences
 from ingress.torchserve.answers import (
     error_answer,
     json_answer,
@@ -22,13 +18,13 @@ from ingress.torchserve.answers import (
     with_error_key,
 )
 
-JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result|/events)?")
+JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result)?")
 
 # Roughly: how fast the jobs before one are done is not known here.
 _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 
 
-class JobDoor:
+class JobAnswers:
     """Turns requests about jobs into answers; errors are answers too."""
 
     def __init__(self, service: JobService) -> None:
@@ -36,8 +32,8 @@ class JobDoor:
 
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str
-    ) -> Answer | JobEvents:
-        """Returns the answer to a request for `/jobs/...`; of events, one in pieces.
+    ) -> Answer:
+        """Returns the answer to a request for `/jobs/...`.
 
         Args:
             method: of HTTP.
@@ -46,20 +42,21 @@ class JobDoor:
             base_url: of the server as this client sees it, without a slash at the end.
         """
         try:
-            found = JOB_PATH.fullmatch(path.rstrip("/"))
-            if found is None:
+            match = JOB_PATH.fullmatch(path.rstrip("/"))
+            if match is None:
                 raise no_job(path.split("/")[2])
-            job_id, part = found.groups()
+            job_id, is_result = match[1], match[2] is not None
             if method in {"GET", "HEAD"}:
-                if part == "/events":
-                    job = await self.service.find(job_id)
-                    return JobEvents(self.service, job, headers, base_url)
                 wait_s = read_preferences(headers.get("prefer", "")).wait_s
-                job = await self.service.wait(job_id, wait_s, for_end=bool(part))
-                if part:
-                    return await self._result(job, base_url)
-                return _look(job, headers, base_url)
-            if method == "DELETE" and not part:
+                job = await self.service.wait(job_id, wait_s, for_end=is_result)
+                if not is_result:
+                    return _look(job, headers, base_url)
+                if job.status.is_final:
+                    return await self._ended(job)
+                answer = json_answer(job_document(job, base_url), 202)
+                answer.headers.append(_retry_after(job))
+                return answer
+            if method == "DELETE" and not is_result:
                 return _look(await self.service.cancel(job_id), {}, base_url)  # never "unchanged"
             raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
         except ServeError as error:
@@ -99,29 +96,21 @@ class JobDoor:
             base_url=base_url,
         )
         del request
-        if preferences.wait_s and not job.status.is_final:
-            job = await self.service.wait(job.job_id, preferences.wait_s, for_end=True)
-        if job.status.is_final and preferences.wait_s:
-            return await self._in_time(job, preferences)
-        return _accepted(job, base_url, preferences, is_replayed=is_replayed)
-
-    async def _in_time(self, job: Job, preferences: Preferences) -> Answer:
-        """Returns the ordinary answer of a job that has finished while its client waited.
-
-        Raises:
-            ServeError: there is no result.
-        """
-        answer = await self._ended(job)
-        if preferences.is_asked:
-            answer.headers.append(("preference-applied", f"wait={preferences.wait_s:g}"))
-        return answer
-
-    async def _result(self, job: Job, base_url: str) -> Answer:
-        """Returns the result, or 202 and the job while there is none."""
-        if job.status.is_final:
-            return await self._ended(job)
+        wait_s, is_asked = preferences.wait_s, preferences.is_asked
+        if wait_s and not job.status.is_final:
+            job = await self.service.wait(job.job_id, wait_s, for_end=True)
+        if job.status.is_final and wait_s:
+            answer = await self._ended(job)
+            if is_asked:
+                answer.headers.append(("preference-applied", f"wait={wait_s:g}"))
+            return answer
         answer = json_answer(job_document(job, base_url), 202)
+        answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
+        if is_asked:
+            answer.headers.append(("preference-applied", "respond-async"))
         answer.headers.append(_retry_after(job))
+        if is_replayed:
+            answer.headers.append(("idempotency-replayed", "true"))
         return answer
 
     async def _ended(self, job: Job) -> Answer:
@@ -129,18 +118,6 @@ class JobDoor:
         reply = await self.service.result(job)
         answer = reply_answer(reply, job.job_id)
         return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
-
-
-def _accepted(job: Job, base_url: str, preferences: Preferences, *, is_replayed: bool) -> Answer:
-    """Returns the answer to a request that has become a job."""
-    answer = json_answer(job_document(job, base_url), 202)
-    answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
-    if preferences.is_asked:
-        answer.headers.append(("preference-applied", "respond-async"))
-    answer.headers.append(_retry_after(job))
-    if is_replayed:
-        answer.headers.append(("idempotency-replayed", "true"))
-    return answer
 
 
 def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:

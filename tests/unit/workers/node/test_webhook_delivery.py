@@ -11,11 +11,10 @@ import pytest
 from batching.webhooks import ReceiverRules
 from tests.http_server import serving
 from tests.tls import make_certificates, needs_openssl, server_context
-from workers.webhooks.delivery import Delivery, Heard
-from workers.webhooks.messages import Message
+from workers.node.webhook_sender import Delivery, Heard
 
 pytestmark = needs_openssl
-MESSAGE = Message({"webhook-id": "msg_1", "content-type": "application/json"}, b"{}")
+HEADERS = {"webhook-id": "msg_1", "content-type": "application/json"}
 NAME = "redis.example"  # of the certificate `elsewhere`
 
 
@@ -89,7 +88,7 @@ def post(certificates):
             context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
             delivery = Delivery(ReceiverRules.of(False, allowed), context, names)
             try:
-                return await delivery.post(url, MESSAGE)
+                return await delivery.post(url, HEADERS, b"{}")
             finally:
                 await delivery.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from batching.settings.loading import load_settings
 from batching.settings.settings import SettingsError
-from ferry.container.platforms import platform_variables
+from ferry.commands.container import platform_variables
 from tests.e2e.archives import make_archive
 
 HANDLER = {"handler.py": "def handle(data, context):\n    return data\n"}

@@ -1,0 +1,27 @@
+-- answer_job: a part of `reply`: the answer stays with its job.
+--
+-- `value` is the result with '+' in front if the job succeeded and '-' if it failed; a large one ('@') is in
+-- <large prefix><id>:<attempt>-<worker id>: the attempts of a job that is tried again are counted anew, and
+-- a worker that ran it before may answer yet. `code` is reply's, as far as that knows.
+-- Returns the code, and whether the job was there to keep the answer.
+
+local function answer_job(prefix, open_key, body_key, large_prefix, id, attempt, worker_id, value, code)
+  local name, place, result = prefix .. id, attempt .. '-' .. worker_id, string.sub(value, 2)
+  local is_large = result == '@'
+  if is_large then result = id .. '@' .. place end
+  local is_kept = false
+  if code == 1 then
+    local time = redis.call('TIME')
+    local status = string.sub(value, 1, 1) == '+' and 'succeeded' or 'failed'
+    is_kept = finish_job(prefix, open_key, body_key, id, status, result, time[1] * 1000 + math.floor(time[2] / 1000))
+  elseif code == 0 and is_large and redis.call('HGET', name, 'result') == result then
+    code = 2 -- written once more
+  end
+  if is_large and (is_kept or code == 2) then
+    redis.call('PEXPIRE', large_prefix .. id .. ':' .. place, math.max(1, redis.call('PTTL', name)))
+  elseif is_large then
+    redis.call('DEL', large_prefix .. id .. ':' .. place)
+  end
+  return code, is_kept
+end
+

@@ -1,1 +1,0 @@
-"""Claims requests, waits for them, and replies."""

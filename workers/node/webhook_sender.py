@@ -1,0 +1,381 @@
+"""Tells receivers on the web what became of their jobs: a thread of the node (ADR 0025).
+
+A message goes to its receiver without becoming a proxy into the local network: as for downloads of
+archives, the host is resolved once, all its addresses must be public, and the connection goes to an
+address that was checked. A second question to the resolver is what DNS rebinding waits for.
+"""
+
+import asyncio
+import base64
+import contextlib
+import datetime
+import email.utils
+import logging
+import random
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from standardwebhooks import Webhook
+
+from batching.process.daemon_thread import in_daemon_thread
+from batching.settings.settings import Settings
+from batching.store.background_tasks import end_tasks
+from batching.store.clients import connect_async, store_url
+from batching.store.jobs.job_records import Job, job_document, small_reply
+from batching.store.jobs.job_store import JobStore
+from batching.store.jobs.webhook_store import Event, WebhookOutcome, WebhookStore
+from batching.store.redis_errors import AWAY, OutageLog
+from batching.webhooks import DEFAULT_PORTS, ReceiverRules, read_secrets
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+END_S = 1.0  # for the thread, when its node stops
+TRY_S = 15.0
+# Longer than a try and what is around it.
+LEASE_S = 4 * TRY_S
+MOST_AT_ONCE = 50
+# A receiver that answers at once may have most of them; one that is slow leaves room for others.
+MOST_PER_HOST, MOST_PER_SLOW_HOST = 40, 4
+SLOW_S = 1.0
+MOST_HOSTS = 1000  # that are remembered as slow
+MOST_RESULT_BYTES = 16_384
+_MOST_ANSWER_BYTES = 65_536
+_REST_S = 2.0  # for the body of an answer
+# Waits after the tries: 5 s, 5 and 30 min, 2, 5, 10, 14, 20 and 24 h. The job may be forgotten
+# before the last one, and then nobody is told.
+WAITS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+# Receivers that fail together are not to be asked together.
+JITTER = 0.1
+_GONE = 410
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+async def send_webhooks(settings: Settings) -> None:
+    """Sends until cancelled, in a thread: neither TLS nor a slow receiver costs the node a beat."""
+    cancel: list[Callable[[], object]] = []
+
+    async def in_thread() -> None:
+        sending = asyncio.create_task(_send(settings))
+        loop = asyncio.get_running_loop()
+        cancel.append(partial(loop.call_soon_threadsafe, sending.cancel))
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+
+    ended = asyncio.ensure_future(in_daemon_thread(lambda: asyncio.run(in_thread())))
+    try:
+        await asyncio.shield(ended)
+    finally:
+        if cancel and not ended.done():
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
+                cancel[0]()
+            await asyncio.wait({ended}, timeout=END_S)
+
+
+async def _send(settings: Settings) -> None:
+    # It says each request, whose URL may be a secret.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
+    assert rules is not None
+    context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    client, delivery = connect_async(store_url(settings)), Delivery(rules, context)
+    sender = WebhookSender(
+        WebhookStore(client),
+        JobStore(client, settings.job_backlog),
+        delivery,
+        read_secrets(settings.webhook_secrets),
+        OutageLog(log, settings.redis_url),
+    )
+    try:
+        await sender.run()
+    finally:
+        await delivery.close()
+        await client.aclose()
+
+
+class Heard(NamedTuple):
+    """What a receiver answered; status 0 and the reason, if it did not."""
+
+    status: int
+    retry_after: str = ""
+    error: str = ""
+
+    @property
+    def complaint(self) -> str:
+        """Returns what went wrong; empty if nothing did."""
+        if self.error or not self.status:
+            return self.error or "no answer"
+        return "" if self.status < 300 else f"status {self.status}"  # noqa: PLR2004 - 2xx is good
+
+    def outcome(self, tries: int) -> tuple[WebhookOutcome, float]:
+        """Returns how this try ended, after so many others, and in how many seconds the next is."""
+        if 200 <= self.status < 300:  # noqa: PLR2004 - the range is its own name
+            return WebhookOutcome.DELIVERED, 0.0
+        if self.status == _GONE:
+            return WebhookOutcome.GONE, 0.0
+        if tries >= len(WAITS_S):
+            return WebhookOutcome.FAILED, 0.0
+        wait_s = WAITS_S[tries] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
+        return WebhookOutcome.PENDING, max(wait_s, min(_asked_s(self.retry_after), WAITS_S[-1]))
+
+
+def _asked_s(retry_after: str) -> float:
+    """Returns the seconds that `Retry-After` asks for; 0 if it is none."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after[:9])
+    try:
+        until = email.utils.parsedate_to_datetime(retry_after)
+        return max(0.0, (until - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+class WebhookSender:
+    """Takes events that are due, and tells their receivers.
+
+    Runs until it is cancelled; what was under way then is due again after LEASE_S.
+    """
+
+    def __init__(
+        self,
+        webhooks: WebhookStore,
+        jobs: JobStore,
+        delivery: "Delivery",
+        keys: Sequence[bytes],
+        outage: OutageLog,
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._webhooks = webhooks
+        self._jobs = jobs
+        self._delivery = delivery
+        self._keys = keys
+        self._outage = outage
+        self._poll_s = poll_s
+        self._hosts: dict[str, _Host] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Looks for events that are due, once a second while there are none."""
+        try:
+            while True:
+                count = await self._take_some()
+                if len(self._tasks) >= MOST_AT_ONCE:
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                elif not count:
+                    await asyncio.sleep(self._poll_s)
+        finally:
+            await end_tasks(self._tasks)
+
+    async def _take_some(self) -> int:
+        try:
+            count = MOST_AT_ONCE - len(self._tasks)
+            events = await self._webhooks.claim(count, int(LEASE_S * 1000))
+        except AWAY as error:
+            self._outage.note("webhooks", error)
+            return 0
+        self._outage.over("webhooks")
+        for event in events:
+            task = asyncio.create_task(self._tell_safely(event))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return len(events)
+
+    async def _tell_safely(self, event: Event) -> None:
+        try:
+            await self._tell(event)
+        except AWAY as error:
+            self._outage.note("webhooks", error)
+        except Exception:
+            # One event must not stop the others; after its lease it is tried again.
+            log.exception("webhook not sent job=%s event=%s", event.job_id, event.name)
+
+    async def _tell(self, event: Event) -> None:
+        job = await self._jobs.find(event.job_id)
+        if job is None or job.webhook is None:
+            await self._webhooks.end(event, WebhookOutcome.FAILED)
+            return
+        url = job.webhook.receiver.url
+        name = urlsplit(url).hostname or ""
+        host = self._hosts.setdefault(name, _Host())
+        if not host.has_room:
+            wait_ms = int(max(POLL_S, host.oldest_s) * 1000)  # the slower the host, the longer
+            await self._webhooks.end(event, WebhookOutcome.BUSY, wait_ms)
+            return
+        with host.trying():
+            heard = await self._delivery.post(url, *_message(event, job, self._keys))
+        if host.is_forgettable or len(self._hosts) > MOST_HOSTS:
+            self._hosts.pop(name, None)
+        outcome, again_s = heard.outcome(event.tries)
+        if heard.complaint:
+            told = (event.job_id, event.name, name, heard.complaint, outcome)
+            log.warning("webhook job=%s event=%s host=%s: %s, %s", *told)
+        await self._webhooks.end(event, outcome, int(again_s * 1000), heard.complaint)
+
+
+class _Host:
+    """Counts the tries that are under way to one host, and knows how slow it is."""
+
+    def __init__(self) -> None:
+        self._began_s: list[float] = []
+        self._took_s = 0.0
+
+    @property
+    def oldest_s(self) -> float:
+        return time.monotonic() - self._began_s[0] if self._began_s else 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Returns whether one more may be tried."""
+        is_slow = max(self._took_s, self.oldest_s) > SLOW_S
+        return len(self._began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Returns whether a new one would be the same."""
+        return not self._began_s and self._took_s <= SLOW_S
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        began_s = time.monotonic()
+        self._began_s.append(began_s)
+        try:
+            yield
+        finally:
+            self._began_s.remove(began_s)
+            self._took_s = time.monotonic() - began_s
+
+
+def _message(event: Event, job: Job, keys: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
+    """Returns headers and body: with the same id at each try."""
+    assert job.webhook is not None
+    moment = datetime.datetime.now(datetime.UTC)  # receivers refuse what is old
+    document = job_document(job, job.webhook.receiver.base_url)
+    if job.webhook.receiver.is_result_told and (result := _result(job)) is not None:
+        document["result"] = result
+    timestamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    message = {"type": f"job.{event.name}", "timestamp": timestamp, "data": document}
+    body = msgspec.json.encode(message)
+    message_id = f"msg_{event.job_id}_{event.name}_{event.submitted_ms}"
+    # One of each key, so that keys can be changed.
+    signatures = [Webhook(key).sign(message_id, moment, body.decode()) for key in keys]
+    headers = {
+        "content-type": "application/json",
+        "user-agent": "torchferry",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }
+    return headers, body
+
+
+def _result(job: Job) -> dict[str, Any] | None:
+    """Returns the result if it is there and small; what is not UTF-8, as base64."""
+    reply = small_reply(job)
+    if reply is None or len(reply.body) > MOST_RESULT_BYTES:
+        return None
+    names = {name.lower(): value for name, value in (reply.headers or {}).items()}
+    result: dict[str, Any] = {"status_code": reply.status}
+    if content_type := names.get("content-type"):
+        result["content_type"] = content_type
+    try:
+        return result | {"body": bytes(reply.body).decode()}
+    except UnicodeDecodeError:
+        return result | {"body_b64": base64.b64encode(bytes(reply.body)).decode()}
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Returns the addresses of the host.
+
+    Raises:
+        OSError, UnicodeError: it has none.
+    """
+    # Not by the loop, whose threads a stopping node would wait for.
+    entries = await in_daemon_thread(
+        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    )
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+class Delivery:
+    """Posts to receivers that the rules allow. `resolve` is the network; tests bring their own."""
+
+    def __init__(
+        self, rules: ReceiverRules, context: ssl.SSLContext, resolve: Resolve = resolve
+    ) -> None:
+        self._rules = rules
+        self._resolve = resolve
+        # No proxy from the environment: it would resolve the name once more. No connection is kept:
+        # it would be one to whom the name led a while ago.
+        self._client = httpx.AsyncClient(
+            verify=context,
+            timeout=TRY_S,
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Heard:
+        """Tries once, for TRY_S at most."""
+        try:
+            async with asyncio.timeout(TRY_S):
+                return await self._post(url, headers, body)
+        except TimeoutError:
+            return Heard(0, error=f"no answer within {TRY_S:.0f} s")
+        except ValueError as error:  # UnicodeError too: a name longer than names may be
+            return Heard(0, error=str(error))
+        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+            return Heard(0, error=f"{type(error).__name__}: {error}".rstrip(": "))
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> Heard:
+        parts = self._rules.check_url(url)
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        addresses = await self._resolve(host, port)
+        self._rules.check_addresses(host, addresses)
+        failure = httpx.ConnectError("host does not resolve")
+        for address in addresses:
+            request = self._client.build_request(
+                "POST",
+                httpx.URL(url).copy_with(host=address),
+                content=body,
+                headers={**headers, "host": parts.netloc, "accept-encoding": "identity"},
+                # TLS asks for the name, not the address, and checks its certificate.
+                extensions={"sni_hostname": host.rstrip(".")},
+            )
+            try:
+                answer = await self._client.send(request, stream=True)
+            except httpx.ConnectError as error:
+                failure = error
+                continue
+            try:
+                await _read_some(answer)
+            finally:
+                await answer.aclose()
+            return Heard(answer.status_code, answer.headers.get("retry-after", ""))
+        raise failure
+
+
+async def _read_some(answer: httpx.Response) -> None:
+    """Reads the answer's body up to a bound, so that an honest receiver can finish writing.
+
+    Its status has been heard: what goes wrong from here on does not matter.
+    """
+    size_bytes = 0
+    with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):
+        async with asyncio.timeout(_REST_S):
+            async for chunk in answer.aiter_raw():
+                size_bytes += len(chunk)
+                if size_bytes > _MOST_ANSWER_BYTES:
+                    return

@@ -1,1 +1,0 @@
-"""Tells receivers on the web what became of their jobs."""
