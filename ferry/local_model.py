@@ -19,9 +19,12 @@ _DEFAULT_BATCH_SIZE = 32
 if str(ts_folder()) not in sys.path:
     sys.path.append(str(ts_folder()))
 
-from workers.python_models.encoding import encode  # noqa: E402 - needs the path
-from workers.python_models.python_model import PythonModel, nobody  # noqa: E402
-from workers.python_models.row import Row  # noqa: E402
+from workers.python_models.decoding import Row  # noqa: E402
+from workers.python_models.python_model import (  # noqa: E402
+    PythonModel,
+    encode,
+    no_requests,
+)
 from workers.python_models.targets import find_model, settings_of  # noqa: E402
 
 
@@ -62,7 +65,7 @@ def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
         for place, piece in some.items():
             pieces[place].append(piece)
 
-    outcomes = model.answer(rows, nobody, send)
+    outcomes = model.answer(rows, no_requests, send)
     return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
 
 
@@ -82,7 +85,6 @@ def _part(name: str, value: Any) -> Part:
 
 
 def _value(outcome: Any, pieces: list[tuple[bytes, str]]) -> Any:
-    """Returns what a client reads in an answer."""
     if isinstance(outcome, BadRequest):
         return BadInput(outcome.message)
     if isinstance(outcome, Exception):

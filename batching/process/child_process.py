@@ -64,8 +64,8 @@ def spawn(
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
         )
     except BlockingIOError as error:
-        words = f"no process can be started: {PROCESS_LIMIT_ADVICE}"
-        raise BlockingIOError(error.errno, words) from error
+        message = f"no process can be started: {PROCESS_LIMIT_ADVICE}"
+        raise BlockingIOError(error.errno, message) from error
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -12,13 +12,9 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
     """Returns as many as affinity and control groups allow; part of a core counts as one."""
-    return max(1, min([_cores_by_affinity(), *_quotas(cgroups, membership)]))
-
-
-def _cores_by_affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    is_known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
+    return max(1, min([cores, *_quotas(cgroups, membership)]))
 
 
 def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:

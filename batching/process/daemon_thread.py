@@ -5,12 +5,13 @@ import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from batching.errors import NoThread
 from batching.process.child_process import PROCESS_LIMIT_ADVICE
 
 T = TypeVar("T")
+Outcome = concurrent.futures.Future[Any]
 
 _NO_THREAD = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
 
@@ -25,8 +26,10 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     Raises:
         NoThread: no thread can be started.
     """
-    outcome, run = _piece(work)
-    _start(run, "blocking work")
+    thread = DaemonThread()
+    thread.start()
+    outcome = thread.run(work)
+    thread.end()
     return await outcome
 
 
@@ -37,49 +40,32 @@ class DaemonThread:
     """
 
     def __init__(self) -> None:
-        self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Outcome] | None]
+        self._work = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread.
+        """Starts the thread, or raises NoThread."""
+        try:
+            threading.Thread(target=self._work_on, name="blocking work", daemon=True).start()
+        except RuntimeError as error:
+            raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
 
-        Raises:
-            NoThread: it cannot be started.
-        """
-        _start(self._work, "blocking pieces")
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns or raises; earlier work is done first."""
-        outcome, run = _piece(work)
-        self._pieces.put(run)
-        return await outcome
+    def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Has the work done after earlier work, even if its caller is cancelled."""
+        outcome: Outcome = concurrent.futures.Future()
+        outcome.set_running_or_notify_cancel()
+        self._work.put((work, outcome))
+        return asyncio.wrap_future(outcome)
 
     def end(self) -> None:
         """Lets the thread end after its last work; does not wait for that."""
-        self._pieces.put(None)
+        self._work.put(None)
 
-    def _work(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            piece()
-
-
-def _start(run: Callable[[], None], name: str) -> None:
-    try:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError as error:
-        raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
-
-
-def _piece(work: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
-    """Returns a future for the outcome of the work, and the function to run in a thread."""
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()  # the work is done even if its caller is cancelled
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # it crosses to the waiting coroutine
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    return asyncio.wrap_future(outcome), run
+    def _work_on(self) -> None:
+        while (piece := self._work.get()) is not None:
+            work, outcome = piece
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # it crosses to the waiting coroutine
+                outcome.set_exception(error)
+            del piece, work, outcome

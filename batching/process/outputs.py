@@ -52,7 +52,6 @@ def free_outputs() -> None:
 
 
 def outlet(fd: int) -> "Outlet":
-    """Returns this process's outlet for standard output (1) or error (2)."""
     if fd not in _outlets:
         _outlets[fd] = Outlet(fd)
         atexit.register(_outlets[fd].drain)
@@ -60,7 +59,6 @@ def outlet(fd: int) -> "Outlet":
 
 
 def dropped_lines() -> int:
-    """Returns how many lines the outputs of this process have not taken."""
     return sum(one.dropped for one in _outlets.values())
 
 
@@ -212,7 +210,6 @@ class _Lines:
         self.ended.set_running_or_notify_cancel()  # nobody can cancel it
 
     def add(self, chunk: bytes) -> None:
-        """Passes on the lines that end in this chunk."""
         if self._late_end is not None and (end := self._late_end.match(chunk)):
             chunk = chunk[end.end() :]
         self._late_end = _REST_OF_END if chunk.endswith(b"\r") else None
@@ -227,7 +224,6 @@ class _Lines:
             self._pass_on_rest()
 
     def end(self) -> None:
-        """Passes on what is left."""
         self._pass_on_rest()
         self.ended.set_result(None)
 

@@ -84,7 +84,6 @@ class StopSignals:
         self._request_ends_s = float("-inf")
 
     def is_new_request(self) -> bool:
-        """Returns whether the signal that has just come is a new request to stop."""
         now_s = self._clock()
         if now_s < self._request_ends_s:
             return False
@@ -106,7 +105,6 @@ class StopEvents:
         self._requests = 0
 
     def listen(self) -> None:
-        """Handles signals on the running event loop from now on."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)

@@ -16,7 +16,6 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """Returns how long to wait before the next start."""
         return DELAYS_S[min(self.failures, len(DELAYS_S) - 1)]
 
     @property
@@ -34,21 +33,18 @@ class Backoff:
         self._failing_since_s = None
 
     def has_failed_for(self, limit_s: float, now_s: float) -> bool:
-        """Returns whether the first failure in this row is longer ago than `limit_s`."""
         return self._failing_since_s is not None and now_s - self._failing_since_s > limit_s
 
 
 class Reminder:
-    """Remembers the last words in the log, and when they were written."""
-
     def __init__(self) -> None:
         self._said = ""
         self._silent_until_s = 0.0
 
-    def is_due(self, words: str) -> bool:
-        """Returns whether these words are new, or REMIND_S old; if so, notes them as written."""
+    def is_due(self, message: str) -> bool:
+        """Returns whether this message is new, or REMIND_S old; if so, notes them as written."""
         now_s = time.monotonic()
-        if words == self._said and now_s < self._silent_until_s:
+        if message == self._said and now_s < self._silent_until_s:
             return False
-        self._said, self._silent_until_s = words, now_s + REMIND_S
+        self._said, self._silent_until_s = message, now_s + REMIND_S
         return True

@@ -31,7 +31,6 @@ class Siblings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Returns what `to_environment` of the parent said; without it, there are no siblings."""
         text = os.environ.get(VARIABLE)
         if text is None:
             return cls()
@@ -79,7 +78,6 @@ class Siblings:
         return answered
 
     async def gone(self) -> None:
-        """Waits until no sibling runs."""
         while True:
             with contextlib.ExitStack() as cleanup:
                 if not [cleanup.enter_context(one) for _, one in self._connections()]:
@@ -87,7 +85,6 @@ class Siblings:
             await asyncio.sleep(_LOOK_S)
 
     def _connections(self) -> Iterator[tuple[int, socket.socket]]:
-        """Yields a connection to each sibling that accepts one."""
         for number in self.others:
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(_ANSWERS_S)

@@ -8,7 +8,7 @@ from typing import Self
 from benchmarks.measuring.load import LoadReport
 from benchmarks.servers.child import run_module
 from benchmarks.servers.server import Job
-from workers.slots.worker_environment import ALLOCATOR
+from workers.slots.worker_process import ALLOCATOR
 
 
 class BareLoop:

@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "nodes take back what a dead node held",
-        "workers/node/dead_workers.py",
+        "workers/node/heartbeat.py",
         "                await self.reap()\n",
         "                await asyncio.sleep(0)\n",
         f"{CHAOS}workers.py::test_f02_killed_node_costs_its_batch_only_time",
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "nodes restore the registry",
-        "workers/node/registry_memory.py",
+        "workers/node/registered_versions.py",
         "self._registry.restore(self._known.values())",
         "pass",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",

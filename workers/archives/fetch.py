@@ -116,7 +116,6 @@ def _file_in_store(url: str, model_store: Path) -> Path:
 
 
 def _startup_folder(url: str, startup_models: str) -> Path | None:
-    """Returns the folder if `load_models` names it by a path, such as SageMaker's /opt/ml/model."""
     named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
     if url not in named or "/" not in url:
         return None
@@ -160,8 +159,7 @@ def _paths_of(name: str, model_store: Path) -> Iterator[Path]:
 
 
 def _is_archive(path: Path) -> bool:
-    """Returns whether the path is a file or folder: opening a named pipe would block for ever."""
-    return path.is_file() or path.is_dir()
+    return path.is_file() or path.is_dir()  # to open a named pipe would block for ever
 
 
 def _not_found(message: str, operators_text: str) -> ModelNotFound:
@@ -209,7 +207,6 @@ def _why_not_found(name: str, model_store: Path) -> str:
 
 
 def was_downloaded(url: str, model_store: Path | None) -> bool:
-    """Returns whether the store's archive with this URL's file name was downloaded from it."""
     name = _file_name(url)
     if model_store is None or not name:
         return False
@@ -226,7 +223,6 @@ def may_share_a_file(url: str, other: str) -> bool:
 
 
 def remove_download(url: str, model_store: Path) -> bool:
-    """Removes the archive that was downloaded from this URL; returns whether there was one."""
     if not was_downloaded(url, model_store):
         return False
     target = model_store / _file_name(url)
@@ -236,7 +232,6 @@ def remove_download(url: str, model_store: Path) -> bool:
 
 
 def note_of(target: Path) -> Path:
-    """Returns the file that has the URL from which this archive was downloaded."""
     return target.with_name(f".{target.name}.url")
 
 

@@ -73,12 +73,10 @@ def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[
     if not forbidden:
         return dict(environment)
     pattern = re.compile(forbidden)
-    return {name: text for name, text in environment.items() if not pattern.fullmatch(name)}
+    return {name: value for name, value in environment.items() if not pattern.fullmatch(name)}
 
 
 class Installer:
-    """The environments of one node."""
-
     def __init__(
         self,
         work_dir: Path,
@@ -117,11 +115,13 @@ class Installer:
             )
             return Path(sys.executable)
         try:
-            text = read_requirements(model_dir, file_name)
-            name = environment_name(text, spec.archive_sha256)
+            requirements = read_requirements(model_dir, file_name)
+            name = environment_name(requirements, spec.archive_sha256)
             lock = self._locks.setdefault(name, asyncio.Lock())
             async with lock:
-                return await self._prepared(spec, name, text, (model_dir / file_name).parent)
+                return await self._prepared(
+                    spec, name, requirements, (model_dir / file_name).parent
+                )
         except DependenciesFailed as error:
             raise DependenciesFailed(
                 f"Custom pip package installation failed for model {spec.model_name}: "
@@ -135,15 +135,15 @@ class Installer:
     def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
         if spec.requirements_file and self._is_allowed:
             with contextlib.suppress(DependenciesFailed, OSError):
-                text = read_requirements(model_dir, spec.requirements_file)
-                mark_used(self._folder / environment_name(text, spec.archive_sha256))
+                requirements = read_requirements(model_dir, spec.requirements_file)
+                mark_used(self._folder / environment_name(requirements, spec.archive_sha256))
 
     def remove_unused(self, *, older_than_s: float) -> None:
         """Removes the environments that were not marked for so long; pip works on none of them."""
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
-    async def _prepared(self, spec: ModelSpec, name: str, text: str, cwd: Path) -> Path:
+    async def _prepared(self, spec: ModelSpec, name: str, requirements: str, cwd: Path) -> Path:
         folder = self._folder / name
         python = _python_in(folder)
 
@@ -162,7 +162,7 @@ class Installer:
                     log.info("installing model=%s version=%s into=%s", *spec.key, folder)
                     await in_daemon_thread(partial(_make, folder))
                     # With a BOM, or pip would take it to be in the locale's encoding.
-                    (folder / REQUIREMENTS).write_text(text, encoding="utf-8-sig")
+                    (folder / REQUIREMENTS).write_text(requirements, encoding="utf-8-sig")
                     await self._install(spec, python, folder / REQUIREMENTS, cwd)
                     (folder / READY).touch()
                     log.info("installed model=%s version=%s", *spec.key)
@@ -216,8 +216,7 @@ def _python_in(folder: Path) -> Path:
 
 
 def _no_room(reason: str) -> OSError | None:
-    """Returns the error of a full disk, if pip has met one."""
-    numbers = (number for words, number in _NO_ROOM.items() if words in reason)
+    numbers = (number for sign, number in _NO_ROOM.items() if sign in reason)
     return next((OSError(number, os.strerror(number)) for number in numbers), None)
 
 
@@ -285,13 +284,13 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
     return "\n".join(lines)
 
 
-def environment_name(text: str, archive_sha256: str) -> str:
+def environment_name(requirements: str, archive_sha256: str) -> str:
     """Returns the name of the environment for these requirements, under this Python.
 
     Models with the same requirements share one, unless they name files of their archives.
     """
-    parts = [text, sys.version, sys.prefix]
-    if _LOCAL_FILE.search(text):
+    parts = [requirements, sys.version, sys.prefix]
+    if _LOCAL_FILE.search(requirements):
         parts.append(archive_sha256)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -96,11 +96,7 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
 
 
 def read_model_config(model_dir: Path, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns model-config.yaml of an unpacked model as Python values; {} when it has none.
-
-    Raises:
-        InvalidModel: the file that the manifest names is missing or not a YAML mapping.
-    """
+    """Returns model-config.yaml of an unpacked model as Python values; {} when it has none."""
     return _Reader(model_dir).config(manifest)
 
 
@@ -142,8 +138,6 @@ def _hash_file(path: Path, digest: "hashlib._Hash") -> None:
 
 
 class _Reader:
-    """Reads single files of an archive, or of a folder."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._root = PurePosixPath()
@@ -321,19 +315,12 @@ def unpack_archive(
 
 
 def not_saved(name: str, path: Path, error: Exception) -> InternalError:
-    """Returns the client's error for an archive that could not be read or written, and logs it.
-
-    Args:
-        name: how the answer names the archive.
-        path: the file or folder; a full disk's error names none.
-        error: the cause.
-    """
+    """Returns the client's error for an archive that could not be read or written, and logs it."""
     log.error("not saved model=%s at=%s: %s", name, path, error)
     return InternalError(f"Failed to save model: {name}")
 
 
 def _require_same(path: Path, before: os.stat_result) -> None:
-    """Refuses an archive that was replaced while it was read, by a file or the target of a link."""
     now = path.stat()
     fields = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
     if any(getattr(now, field) != getattr(before, field) for field in fields):
@@ -344,14 +331,15 @@ def _unpack(path: Path, target: Path, before: os.stat_result) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with folder_to_unpack_in(target.parent) as staging:
         content, copy = staging / "content", staging / "copy"
-        copy.mkdir()
         if path.is_dir():
+            copy.mkdir()
             (copy / MODEL).symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
         else:
             content.mkdir()
             with read_entries(path) as entries:
                 for entry in entries:
                     write_entry(entry, content)
+            copy.mkdir()
             _without_wrapper(content).rename(copy / MODEL)
         write_stamp(copy)
         _require_same(path, before)
@@ -364,11 +352,7 @@ def _unpack(path: Path, target: Path, before: os.stat_result) -> Path:
 
 
 def write_entry(entry: Entry, folder: Path) -> None:
-    """Writes an archive's file or folder below this one.
-
-    Raises:
-        InvalidModel: this file system cannot hold its name, or has given it to another entry.
-    """
+    """Writes an archive's file or folder below this one."""
     path = folder / entry.path
     try:
         (path if entry.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -394,7 +378,6 @@ def write_entry(entry: Entry, folder: Path) -> None:
 
 
 def _wrapper(files: list[PurePosixPath]) -> PurePosixPath:
-    """Returns the one folder around all files, as in a tgz of torch-model-archiver, or the root."""
     tops = {path.parts[0] for path in files}
     is_wrapped = len(tops) == 1 and all(len(path.parts) > 1 for path in files)
     if not is_wrapped or MANIFEST_PATH.parts[0] in tops:

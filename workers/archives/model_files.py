@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that a worker process can be started for."""
-
     model_dir: Path
     python: Path
 
@@ -158,7 +156,6 @@ class ModelFiles:
         return hashlib.sha256("\0".join((*spec.key, folder)).encode()).hexdigest()[:16]
 
     def _find_unpacked(self, spec: ModelSpec, *, is_exact: bool = False) -> Path | None:
-        """Returns the folder that was unpacked for the model, if it is there, and marks it."""
         unpacked = archive.find_unpacked(
             spec.archive_sha256, self._work_dir, self._owner(spec), is_exact=is_exact
         )
@@ -166,16 +163,11 @@ class ModelFiles:
 
 
 def _is_meant(url: str, others: Collection[str]) -> bool:
-    """Returns whether one of these may mean the file that was downloaded from the URL."""
     return any(fetch.may_share_a_file(url, other) for other in others)
 
 
 def work_dir_of(settings: Settings) -> Path:
-    """Returns the folder in which a node unpacks archives; by default the first that is writable.
-
-    Raises:
-        SettingsError: it cannot be written.
-    """
+    """Returns the folder in which a node unpacks archives; by default the first writable one."""
     named = settings.work_dir
     folders = [*_default_work_dirs()] if named is None else [named]
     if (folder := next(filter(is_writable, folders), None)) is not None:
@@ -205,6 +197,5 @@ def _default_work_dirs() -> Iterator[Path]:
 
 
 def is_writable(folder: Path) -> bool:
-    """Returns whether files can be written there, or the folder can be made."""
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

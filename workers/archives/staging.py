@@ -63,7 +63,6 @@ def mark_used(path: Path) -> bool:
 
 
 def unmarked_s(path: Path) -> float:
-    """Returns the seconds since it was marked."""
     return _now_s() - path.lstat().st_mtime
 
 
@@ -162,7 +161,6 @@ def _remove_unheld(path: Path, work_dir: Path, is_needed: Callable[[], bool]) ->
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Deletes the staging folders that were not written to for ABANDONED_AFTER_S."""
     for path in (*folder.glob(f"{DOWNLOAD_PREFIX}*"), *folder.glob(f"{UNPACK_PREFIX}*")):
         with contextlib.suppress(OSError):  # its owner tidies up, or has closed it
             if not path.is_dir() or path.is_symlink():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
-from workers.python_models.tensor_files import (
+from workers.python_models.tensor_model import (
     DYNAMIC,
     Port,
     how_to_export,

@@ -22,8 +22,6 @@ def defer_compiler() -> None:
 
 
 class _Finder:
-    """Finds the one module that takes the function."""
-
     def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _IMPORTER else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
@@ -35,18 +33,18 @@ _FINDER = _Finder()
 
 
 class _Loader(SourceFileLoader):
-    """Runs the module while a stand-in is in the compiler's place."""
+    """Runs the module while the compiler's name stands for a module that loads it late."""
 
     def exec_module(self, module: ModuleType) -> None:
-        stand_in = _StandIn(_COMPILER)
-        sys.modules.setdefault(_COMPILER, stand_in)
+        late = _LateCompiler(_COMPILER)
+        sys.modules.setdefault(_COMPILER, late)
         try:
             super().exec_module(module)
         finally:
-            stand_in.leave()
+            late.leave()
 
 
-class _StandIn(ModuleType):
+class _LateCompiler(ModuleType):
     """Has the one function; for any other name it lets the compiler's module be imported."""
 
     def is_compile_supported(self, device: Any) -> Any:

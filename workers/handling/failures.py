@@ -64,34 +64,32 @@ class FailureLog:
         self._clock = clock
         self._written: dict[_Raised, _Written] = {}
 
-    def write(self, words: str, error: Exception) -> None:
-        """Logs these words, and the traceback unless the same one was logged lately."""
+    def write(self, message: str, error: Exception) -> None:
+        """Logs the message, and the traceback unless the same one was logged lately."""
         kind, file_name, line = raised = _innermost(error)
         now_s = self._clock()
         last = self._written.get(raised)
         if last is not None and now_s - last.at_s < QUIET_S:
             last.left_out += 1
-            self._log.error("%s error=%s at=%s:%d", words, kind, file_name, line)
+            self._log.error("%s error=%s at=%s:%d", message, kind, file_name, line)
             return
         if len(self._written) >= MAX_RAISED:
             self._written.clear()
         self._written[raised] = _Written(now_s)
         if last is not None and last.left_out:
-            words = f"{words} left_out={last.left_out}"
+            message = f"{message} left_out={last.left_out}"
         if self._shown_dir is not None:
-            self._log.error("%s\n%s", words, user_traceback(error, self._shown_dir))
+            self._log.error("%s\n%s", message, user_traceback(error, self._shown_dir))
         else:
-            self._log.error("%s", words, exc_info=error)
+            self._log.error("%s", message, exc_info=error)
 
 
 def short_ids(items: Sequence[Claimed]) -> str:
-    """Returns the ids of the first few of these requests."""
     ids = [item.request_id for item in items[:MAX_IDS]]
     return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
 
 
 def sentence(error: BaseException, most_chars: int) -> str:
-    """Returns the exception's kind and the beginning of its text."""
     return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
 
 
@@ -110,12 +108,7 @@ def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) ->
     """Returns the last lines of the traceback, of files below `root` only, named relative to it.
 
     Frames of installed packages and of this server are left out. If none is left, the innermost
-    frame of a library stays.
-
-    Args:
-        error: as caught.
-        root: the model's folder.
-        most_lines: above the exception's own text, which is cut to MAX_TEXT_CHARS.
+    frame of a library stays. The exception's own text is cut to MAX_TEXT_CHARS.
     """
     files = _Files(root)
     last = TracebackException(
@@ -147,7 +140,6 @@ class _Files:
         self._roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
 
     def own_name(self, path: str) -> str:
-        """Returns the model's file relative to its folder; "" for any other file."""
         root = next(filter(path.startswith, self._roots), "")
         name = path[len(root) :]
         is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
@@ -163,14 +155,12 @@ class _Files:
         return self.own_name(path) or shortened
 
     def with_names(self, text: str) -> str:
-        """Returns the text with the model's files named relative to its folder."""
         for root in self._roots:
             text = text.replace(root, "")
         return text
 
 
 def _library_calls(stack: StackSummary) -> list[FrameSummary]:
-    """Returns the innermost call that is not of this server, if there is one."""
     for call in reversed(stack):
         if call.filename.startswith(_COMPATIBLE) or not call.filename.startswith(("<", *_OWN)):
             return [call]

@@ -90,11 +90,7 @@ class HandlerCall:
         )
 
     def __call__(self, items: Sequence[Claimed]) -> Any:
-        """Returns what the handler makes of the requests; raises anything that it raises.
-
-        Raises:
-            BadRequest: a body is no inference request, though its type says so.
-        """
+        """Returns what the handler makes of the requests; raises anything that it raises."""
         context = self.context
         rows = items if self._decodes_itself else self._rows(items)
         ids = {index: item.request_id for index, item in enumerate(items)}
@@ -118,7 +114,6 @@ class HandlerCall:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _rows(self, items: Sequence[Claimed]) -> list[dict[str, Any]]:
-        """Returns a value per part of each request: bytes, text, or what was JSON."""
         rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
         self.questions = {
             index: row["body"]

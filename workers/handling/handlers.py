@@ -123,7 +123,6 @@ def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Dev
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:
-    """Puts the model's paths in front of the inherited ones, as in TorchServe's PYTHONPATH."""
     root = model_dir.resolve()
     os.chdir(model_dir)
     handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()
@@ -132,20 +131,12 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
         folders.insert(0, str(handler_dir))
     sys.path[:0] = folders
     importlib.invalidate_caches()
-    for name in OWN_PACKAGES:
-        if any(_is_module(Path(folder, name)) for folder in folders):
-            _hide(name)
-
-
-def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
-def _hide(package: str) -> None:
-    """Makes later imports of this package find the archive's; the worker keeps its own modules."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == package:
-            del sys.modules[name]
+    for package in OWN_PACKAGES:
+        names = (f"{package}.py", f"{package}/__init__.py")
+        if any(Path(folder, name).is_file() for folder in folders for name in names):
+            # Later imports of this package find the archive's; the worker keeps its own modules.
+            for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+                del sys.modules[name]
 
 
 def _limit_images(max_image_pixels: int) -> None:
@@ -214,9 +205,9 @@ def _require_plain(entry: Any) -> None:
 
 
 def _initialise_class(module: ModuleType, context: Context) -> Entry:
-    classes = [found for found in list_classes_from_module(module) if not inspect.isabstract(found)]
+    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
     if len(classes) != 1:
-        names = ", ".join(found.__name__ for found in classes) or "none"
+        names = ", ".join(kind.__name__ for kind in classes) or "none"
         raise ValueError(
             f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
             f"or exactly one class; its classes: {names}."

@@ -82,7 +82,6 @@ class MetricsReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Records the measurements so far, if Redis answers."""
         self._should_stop.set()
         self._thread.join(STOP_S)
 
@@ -139,7 +138,6 @@ class MetricsReporter:
                 yield msgspec.structs.replace(series, part=SUM), change.value
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
-        """Returns the series as which the metric is shown; None if it is not shown."""
         declared = self._declared.get(metric.metric_name)
         kind, unit, why_not = MetricKind(metric.metric_type.value), metric.unit, ""
         if declared is not None:
@@ -182,7 +180,6 @@ class MetricsFile(WatchedFileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
-        """Replaces the traceback for each line."""
         if not self._is_said:
             self._is_said = True
             log.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])

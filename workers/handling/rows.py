@@ -17,8 +17,6 @@ from workers.python_models.open_inference import Inference
 
 log = logging.getLogger(__name__)
 
-_BYTES = (bytes, bytearray)
-
 
 def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
     """Returns one value per part; the last of equal names wins.
@@ -45,13 +43,18 @@ def request_headers(request: Request) -> dict[str, Any]:
 
 def encode_output(output: Any) -> bytes:
     """Returns an answer's body: bytes as such, text as UTF-8, tensors saved, the rest as JSON."""
-    if isinstance(output, _BYTES):
+    if isinstance(output, bytes | bytearray):
         return bytes(output)
     try:
         if isinstance(output, str):
             return output.encode()
-        if (saved := _save_tensor(output)) is not None:
-            return saved
+        # A handler that returns a tensor has imported torch; an echo handler need not wait for it.
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(output, torch.Tensor):
+            buffer = io.BytesIO()
+            # From the CPU, so that a client without this GPU can load it.
+            torch.save(output.detach().cpu(), buffer)
+            return buffer.getvalue()
         return json.dumps(output, indent=2).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PredictionFailed("Unsupported model output data type.") from error
@@ -75,7 +78,8 @@ def _reader(content_type: str, is_decoding: bool) -> Callable[[Part], Any] | Non
     kind, _, parameters = content_type.partition(";")
     kind = kind.strip().lower()
     if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
-        return partial(_inference, int(parameters.removeprefix("json=")))
+        json_bytes = int(parameters.removeprefix("json="))
+        return lambda part: Inference.read(part.content, json_bytes)
     if not is_decoding:
         return None
     if kind == "application/json":
@@ -83,25 +87,10 @@ def _reader(content_type: str, is_decoding: bool) -> Callable[[Part], Any] | Non
     return partial(_decoded, bytearray.decode, kind) if kind.startswith("text") else None
 
 
-def _inference(json_bytes: int, part: Part) -> Inference:
-    return Inference.read(part.content, json_bytes)
-
-
 def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
     try:
         return decode(part.content)
     except (ValueError, RecursionError) as error:
-        words = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
-        log.warning(words, part.name, kind, error)
+        template = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
+        log.warning(template, part.name, kind, error)
         return part.content
-
-
-def _save_tensor(output: Any) -> bytes | None:
-    # A handler that returns a tensor has imported torch; an echo handler need not wait for it.
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(output, torch.Tensor):
-        return None
-    buffer = io.BytesIO()
-    # From the CPU, so that a client without this GPU can load it.
-    torch.save(output.detach().cpu(), buffer)
-    return buffer.getvalue()

@@ -32,6 +32,7 @@ from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
 from workers.handling.handler_call import HandlerCall
 from workers.handling.rows import encode_output, header_texts, line_text
+from workers.handling.spare_memory import free_gpu_memory
 from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Runner:
         if replies is None:
             if self.is_device_broken:
                 raise DeviceBroken
-            _free_gpu_memory()
+            free_gpu_memory()  # so that the items have room to run
             self._deadline.wait()
             # The handler may have changed the bodies, which are its own.
             again = self._read_again(items)
@@ -158,11 +159,14 @@ class Runner:
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, self._as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
-            wanted = f"a list of {len(items)}, one answer for each request,"
-            shape, what = _shape(outputs), self._what(items)
-            log.error("handler returned %s for %s: %s was wanted", shape, what, wanted)
-            self._why_failed = f"it returned {shape}, not {wanted.rstrip(',')}"
-            return self._all_or_none(items, _misshapen(outputs))
+            is_list, wanted = isinstance(outputs, list), f"a list of {len(items)}, one answer each"
+            shape = f"list of {len(outputs)}" if is_list else type(outputs).__name__
+            log.error("handler returned %s for %s, not %s", shape, self._what(items), wanted)
+            self._why_failed = f"it returned {shape}, not {wanted}"
+            message = "Invalid model predict output"
+            if is_list:
+                message = "number of batch response mismatched"
+            return self._all_or_none(items, PredictionFailed(message))
         return [
             self._reply(index, item, output)
             for index, (item, output) in enumerate(zip(items, outputs, strict=True))
@@ -282,16 +286,6 @@ def _has_broken_device(error: Exception) -> bool:
     return "CUDA error:" in text and "out of memory" not in text
 
 
-def _misshapen(outputs: Any) -> ServeError:
-    if isinstance(outputs, list):
-        return PredictionFailed("number of batch response mismatched")
-    return PredictionFailed("Invalid model predict output")
-
-
-def _shape(outputs: Any) -> str:
-    return f"list of {len(outputs)}" if isinstance(outputs, list) else type(outputs).__name__
-
-
 def _error_reply(error: ServeError | PredictionException) -> Reply:
     """Returns the answer to an error, with only the texts that are meant for the client."""
     if isinstance(error, ServeError):
@@ -302,10 +296,3 @@ def _error_reply(error: ServeError | PredictionException) -> Reply:
         error_type=PredictionFailed.type,
         reason=PredictionFailed.reason,
     )
-
-
-def _free_gpu_memory() -> None:
-    """Empties torch's cache after a failed batch, so that its items have room to run."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

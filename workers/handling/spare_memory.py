@@ -28,24 +28,22 @@ def taken_bytes() -> int:
     return taken
 
 
-def give_back_memory() -> None:
-    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+def free_gpu_memory() -> None:
+    """Empties torch's cache of GPUs."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+    free_gpu_memory()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class SpareMemory:
-    """Looks now and then at what a worker has taken, and has it give back what is too much.
-
-    Args:
-        spare_bytes: what it may keep beyond what its batches need; 0: all of it.
-        taken: bytes of the process.
-        give_back: has it give back what it has freed.
-        clock: seconds.
-    """
+    """Looks now and then at what a worker has taken, and has it give back what is too much."""
 
     def __init__(
         self,
@@ -54,7 +52,7 @@ class SpareMemory:
         give_back: Callable[[], None] = give_back_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spare_bytes = spare_bytes
+        self._spare_bytes = spare_bytes  # beyond what batches need; 0: all of it may be kept
         self._taken = taken
         self._give_back = give_back
         self._clock = clock

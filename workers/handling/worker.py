@@ -68,8 +68,6 @@ def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
 
 
 class Worker:
-    """The loop of a worker process: gather, run, reply."""
-
     def __init__(
         self,
         batcher: Batcher,
@@ -173,7 +171,6 @@ class Worker:
                     self._queue.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
-        """Returns a batch; None when it is time to stop, or to look again at the lease."""
         now_s = time.monotonic()
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
@@ -191,7 +188,6 @@ class Worker:
 
 
 def main(assignment: Assignment, deadline: Deadline) -> int:
-    """Runs the worker of this assignment; returns the exit status."""
     settings, _ = load_settings()
     spec = assignment.spec
     configure_logging(
@@ -204,8 +200,13 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
     faulthandler.register(SIGNAL_OF_LATE, all_threads=True, chain=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _report(assignment, state="LOADING")
+    hold(assignment.model_dir)
+    guard = ForkGuard()
     try:
-        model = _load(assignment, settings)
+        try:
+            model = load_model(spec, assignment.model_dir, assignment.device, settings)
+        finally:
+            guard.end_fork()
     except BaseException as error:  # a handler may raise anything, SystemExit too
         # Where tracebacks are shown, whoever waits for the model shows this one.
         level = logging.INFO if settings.show_tracebacks else logging.ERROR
@@ -223,23 +224,6 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
     gc.collect()
     gc.freeze()
     return _serve(assignment, settings, model, deadline)
-
-
-def _deadline_of(assignment: Assignment) -> Deadline:
-    spec = assignment.spec
-    wait_s = WAIT_S + spec.max_batch_delay_ms / 1000
-    deadline = Deadline(assignment.deadline_fd, spec.response_timeout_s, wait_s)
-    os.close(assignment.deadline_fd)  # not for the handler's own processes
-    return deadline
-
-
-def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
-    hold(assignment.model_dir)
-    guard = ForkGuard()
-    try:
-        return load_model(assignment.spec, assignment.model_dir, assignment.device, settings)
-    finally:
-        guard.end_fork()
 
 
 def _serve(
@@ -348,7 +332,10 @@ if __name__ == "__main__":
     # path. From Python 3.14 on, those of one pool share that import, but not one by name.
     __spec__ = None  # type: ignore[assignment]
     _assignment = Assignment.from_environment()
-    _deadline = _deadline_of(_assignment)
+    _spec = _assignment.spec
+    _wait_s = WAIT_S + _spec.max_batch_delay_ms / 1000
+    _deadline = Deadline(_assignment.deadline_fd, _spec.response_timeout_s, _wait_s)
+    os.close(_assignment.deadline_fd)  # not for the handler's own processes
     try:
         sys.exit(main(_assignment, _deadline))
     finally:

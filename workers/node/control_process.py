@@ -15,6 +15,7 @@ from batching.store.redis_errors import AWAY, OutageLog
 
 log = logging.getLogger(__name__)
 
+MODULE = "workers.control_jobs"
 LOOK_S = 5.0  # jobs are announced; this is for an announcement that was lost
 # A job that waits for longer than a process takes to begin has found the others busy: one may be at
 # a download for many minutes.
@@ -24,13 +25,7 @@ STOP_S = 2.0
 
 
 class ControlProcesses:
-    """Keeps no process while no job waits, and two at most.
-
-    Args:
-        settings: of the node.
-        count_waiting: asks Redis how many jobs wait.
-        outage: knows what was logged of Redis.
-    """
+    """Keeps no process while no job waits, and two at most."""
 
     def __init__(
         self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog
@@ -64,35 +59,30 @@ class ControlProcesses:
                 await asyncio.sleep(PATIENCE_S)
                 if not await self._count_waiting():
                     break
-            task = asyncio.create_task(
-                run_process("workers.control_jobs", self._settings, self._reminder),
-                name="control jobs",
-            )
+            task = asyncio.create_task(self._run_one(), name="control jobs")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             await asyncio.sleep(PATIENCE_S)
         self._outage.over("control jobs")
 
-
-async def run_process(module: str, settings: Settings, reminder: Reminder) -> None:
-    """Runs a Python module in a process of its own, which ends with this call."""
-    environment = {**os.environ, **settings.to_environment()}
-    try:
-        process = spawn([sys.executable, "-P", "-m", module], environment)
-    except OSError as error:
-        # No process, descriptor or memory is left for now; the models are served all the same.
-        if reminder.is_due(str(error)):
-            log.error("cannot run %s: %s", module, error.strerror)
-        return
-    try:
-        await exited(process)
-    finally:
+    async def _run_one(self) -> None:
+        environment = {**os.environ, **self._settings.to_environment()}
         try:
-            if not has_exited(process):
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(exited(process), STOP_S)
+            process = spawn([sys.executable, "-P", "-m", MODULE], environment)
+        except OSError as error:
+            # No process, descriptor or memory is left for now; the models are served all the same.
+            if self._reminder.is_due(str(error)):
+                log.error("cannot run %s: %s", MODULE, error.strerror)
+            return
+        try:
+            await exited(process)
         finally:
-            kill_group(process)
-    if process.returncode:
-        log.warning("%s ended, exit=%s", module, process.returncode)
+            try:
+                if not has_exited(process):
+                    process.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(exited(process), STOP_S)
+            finally:
+                kill_group(process)
+        if process.returncode:
+            log.warning("%s ended, exit=%s", MODULE, process.returncode)

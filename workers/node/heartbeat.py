@@ -1,7 +1,11 @@
-"""Beats for the node and for its workers, from a process that computes nothing."""
+"""Beats for the node and for its workers, from a process that computes nothing.
+
+What workers of a silent node held is taken back.
+"""
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,6 +22,8 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.9
 # How late to look: in the millisecond of its deadline a silent worker still counts as alive.
 OVERDUE_S = 0.02
+# Otherwise all nodes would look at the same moment; now the first one leaves nothing to the others.
+JITTER_S = 0.1
 
 
 class Heartbeat:
@@ -110,11 +116,6 @@ class Heartbeat:
     def _gap_s(self) -> float:
         return max(1.5 * self._beat_s, self._dead_after_s - self._beat_s)
 
-    async def overdue(self) -> None:
-        """Blocks until a node or a worker, of this node or another, should have beaten."""
-        await self._is_overdue.wait()
-        self._is_overdue.clear()
-
     async def _beat_with_node(
         self, workers: Mapping[VersionKey, Sequence[str]], versions: Iterable[VersionKey]
     ) -> None:
@@ -136,7 +137,10 @@ class Heartbeat:
         quiet_s = max(0.0, self._dead_after_s - 2 * self._beat_s)
         heard = await self._queue.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
-        self._expect(heard.silent_s)
+        loop = asyncio.get_running_loop()
+        for silent_s in set(heard.silent_s):
+            overdue_in_s = max(0.0, self._dead_after_s + OVERDUE_S - silent_s)
+            loop.call_later(overdue_in_s, self._is_overdue.set)
         for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
         # A slot beats for its worker before it is seen here, so no worker should be new.
@@ -170,13 +174,8 @@ class Heartbeat:
         known = {record.worker_id for record in self._records()}
         for worker_id in listed:
             if worker_id not in known:
-                # What it owned may be back, too. DeadWorkers acts on one that still seems to beat.
+                # What it owned may be back, too. `reap` acts on one that still seems to beat.
                 await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
-
-    def _expect(self, silent_s: Iterable[float]) -> None:
-        loop = asyncio.get_running_loop()
-        for overdue_in_s in {self._dead_after_s + OVERDUE_S - one_s for one_s in silent_s}:
-            loop.call_later(max(0.0, overdue_in_s), self._is_overdue.set)
 
     def _hear(self, key: VersionKey | None) -> None:
         now = time.monotonic()
@@ -192,3 +191,44 @@ class Heartbeat:
         now = time.monotonic()
         self._unsure &= set(workers)
         self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}
+
+    # --- what others have stopped beating for. Every node looks; the first one to look acts
+
+    async def reap_forever(self) -> None:
+        """Reaps whenever a node or a worker, of this node or another, should have beaten.
+
+        One that is overdue after an error is noticed at the next beat.
+        """
+        while True:
+            await self._is_overdue.wait()
+            self._is_overdue.clear()
+            await asyncio.sleep(random.uniform(0, JITTER_S))  # noqa: S311
+            try:
+                await self.reap()
+            except AWAY as error:
+                self._outage.note("reap", error)
+            else:
+                self._outage.over("reap")
+
+    async def reap(self) -> None:
+        """Looks once for dead workers of all versions, and for dead nodes."""
+        groups = self._queue.groups(key for key in self._versions() if self.is_steady(key))
+        calls = [partial(self._reap_versions, group) for group in groups if group]
+        await self._queue.together([self._reap_nodes, *calls] if self.is_steady(None) else calls)
+
+    async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
+        for key, worker_id in await self._queue.dead_workers(group):
+            count = await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
+            if count is not None:
+                log.warning(
+                    "reclaimed model=%s version=%s worker=%s requests=%d", *key, worker_id, count
+                )
+
+    async def _reap_nodes(self) -> None:
+        for gone in await self._queue.forget_nodes(await self._queue.dead_nodes()):
+            log.warning(
+                "node gone node=%s host=%s silent_s=%.1f",
+                gone.node_id,
+                gone.hostname,
+                gone.silent_s,
+            )

@@ -15,6 +15,7 @@ from batching.metrics import host_dimensions, metric_line, metric_log
 from batching.models.statuses import HostSample, NodeStatus
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines
+from batching.settings.settings import Settings
 from batching.store.node_queue import NodeQueue
 from batching.store.redis_errors import OutageLog, RedisError
 from workers.machine import ask_nvidia_smi
@@ -30,49 +31,31 @@ _CPU_WINDOW_S = 0.1
 _GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
 
 
-class HostMeter:
-    """Reports every `interval_s` what `measure` finds, and lets each slot look at its memory."""
-
-    def __init__(
-        self,
-        queue: NodeQueue,
-        node: NodeStatus,
-        slots: Callable[[], Iterable[Slot]],
-        *,
-        interval_s: float,
-        is_logging: bool,
-        outage: OutageLog,
-    ) -> None:
-        self._queue = queue
-        self._node = node
-        self._slots = slots
-        self._interval_s = interval_s
-        self._is_logging = is_logging
-        self._outage = outage
-
-    async def run(self) -> None:
-        """Measures until cancelled."""
-        await asyncio.sleep(FIRST_S)
-        while True:
-            try:
-                await self._report(await in_daemon_thread(measure))
-            except RedisError as error:
-                self._outage.note("measure", error)
-            except Exception as error:  # whatever host and driver say, the node serves on
-                log.warning("not measured: %r", error)
-            else:
-                self._outage.over("measure")
-            await asyncio.sleep(self._interval_s)
-
-    async def _report(self, samples: tuple[HostSample, ...]) -> None:
-        node = replace(self._node, samples=samples, lines_dropped=dropped_lines())
-        await self._queue.describe(node)
-        for slot in list(self._slots()):
-            await slot.measure()
-        if self._is_logging:
-            for one in samples:
-                dimensions = host_dimensions(one)
-                metric_log.info(metric_line(one.name, one.value, dimensions, self._node.hostname))
+async def report_host(
+    queue: NodeQueue,
+    node: NodeStatus,
+    slots: Callable[[], Iterable[Slot]],
+    settings: Settings,
+    outage: OutageLog,
+) -> None:
+    """Reports what `measure` finds, and has each slot report its memory, until cancelled."""
+    await asyncio.sleep(FIRST_S)
+    while True:
+        try:
+            samples = await in_daemon_thread(measure)
+            await queue.describe(replace(node, samples=samples, lines_dropped=dropped_lines()))
+            for slot in list(slots()):
+                await slot.measure()
+            for sample in samples if settings.is_logging_metrics else ():
+                dimensions = host_dimensions(sample)
+                metric_log.info(metric_line(sample.name, sample.value, dimensions, node.hostname))
+        except RedisError as error:
+            outage.note("measure", error)
+        except Exception as error:  # whatever host and driver say, the node serves on
+            log.warning("not measured: %r", error)
+        else:
+            outage.over("measure")
+        await asyncio.sleep(settings.metric_time_interval_s)
 
 
 def measure() -> tuple[HostSample, ...]:

@@ -1,9 +1,8 @@
 """A node: one per container or host. Turns what the registry wants into running worker processes.
 
-Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
-what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
-one worker process alive, DiskSweeper clears the disk, ControlProcesses run control jobs, and a
-thread tells receivers of webhooks.
+Heartbeat says that the node and its workers live, and takes back what dead nodes held;
+UnregisteredVersions refuses requests for versions that are gone; Slot keeps one worker process
+alive; ControlProcesses run control jobs; a thread tells receivers of webhooks.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
@@ -27,7 +26,7 @@ from batching.metrics import read_metrics_config
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
-from batching.process.daemon_thread import DaemonThread
+from batching.process.daemon_thread import DaemonThread, in_daemon_thread
 from batching.process.outputs import reader
 from batching.process.part import StopEvents, notify_ready
 from batching.protocol import WIRE_VERSION
@@ -42,13 +41,10 @@ from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine import list_gpus
 from workers.node.control_process import ControlProcesses
-from workers.node.dead_workers import DeadWorkers
-from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import BEAT_S, Heartbeat
-from workers.node.host_meter import HostMeter
-from workers.node.probe_files import ProbeFiles
-from workers.node.registry_memory import RegistryMemory
-from workers.node.unregistered_versions import UnregisteredVersions
+from workers.node.host_meter import report_host
+from workers.node.probe_files import keep_probe_files
+from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
@@ -60,13 +56,13 @@ RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was
 LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
 RETRY_S = 0.5
 FAREWELL_S = 0.4  # to be forgotten
+# Nodes may share a work folder, and each has to mark what it needs in time.
+LOOKS_WHILE_KEPT = 24
 
 Role = asyncio.Task[None]
 
 
 class Node:
-    """Reconciles the registry's wishes with its slots."""
-
     def __init__(self, settings: Settings, gpus: Sequence[int], *, beat_s: float = BEAT_S) -> None:
         self._settings = settings
         self._node = NodeStatus(
@@ -114,17 +110,9 @@ class Node:
         )
 
     async def run(self) -> None:
-        """Serves until a signal, then drains."""
         self._signals.listen()
         self._thread.start()
         reader()  # while the system still starts threads
-        heartbeat = self._heartbeat
-        sweeper = DiskSweeper(
-            self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s
-        )
-        dead_workers = DeadWorkers(
-            self._queue, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
-        )
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
             self._keep(self._control.run, "control jobs"),
@@ -132,18 +120,17 @@ class Node:
         roles = [
             *starters,
             # Without beats others take its requests: if this fails, a new node is better.
-            asyncio.create_task(heartbeat.run(), name="heartbeat"),
-            self._keep(dead_workers.run, "dead_workers"),
+            asyncio.create_task(self._heartbeat.run(), name="heartbeat"),
+            self._keep(self._heartbeat.reap_forever, "dead workers"),
             self._keep(self._follow_changes, "changes"),
-            self._keep(sweeper.run, "sweeper"),
+            self._keep(self._sweep_forever, "sweeper"),
         ]
         if self._settings.webhook_secrets:
             roles.append(self._keep(self._send_webhooks, "webhooks"))
         if not self._settings.disable_system_metrics:
-            roles.append(self._keep(self._host_meter().run, "host meter"))
+            roles.append(self._keep(self._report_host, "host meter"))
         if self._settings.probe_dir is not None:
-            probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
-            roles.append(self._keep(probes.run, "probes"))
+            roles.append(self._keep(self._keep_probe_files, "probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
         exiting = asyncio.create_task(self._signals.stop.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,15 +159,23 @@ class Node:
     async def _send_webhooks(self) -> None:
         await send_webhooks(self._settings)
 
-    def _host_meter(self) -> HostMeter:
-        return HostMeter(
-            self._queue,
-            self._node,
-            self._slots.all,
-            interval_s=self._settings.metric_time_interval_s,
-            is_logging=self._settings.is_logging_metrics,
-            outage=self._outage,
-        )
+    async def _report_host(self) -> None:
+        slots = self._slots.all
+        await report_host(self._queue, self._node, slots, self._settings, self._outage)
+
+    async def _keep_probe_files(self) -> None:
+        assert self._settings.probe_dir is not None
+        await keep_probe_files(self._settings.probe_dir, self._is_ready)
+
+    async def _sweep_forever(self) -> None:
+        """Keeps the disk from filling up with models that are not registered any more."""
+        await self._has_reconciled.wait()
+        while True:
+            try:
+                await in_daemon_thread(partial(self._files.sweep, self._specs()))
+            except OSError as error:
+                log.warning("disk not cleared: %s", error)
+            await asyncio.sleep(self._settings.unused_files_kept_s / LOOKS_WHILE_KEPT)
 
     def _on_joined(self) -> None:
         """Acts on a beat after which Redis knows this node, for the first time or once more."""
@@ -189,11 +184,10 @@ class Node:
         self._must_look.set()
 
     def _is_ready(self) -> bool:
-        """Returns whether every worker that can be counted on serves."""
         if self._signals.stop.is_set() or not self._has_reconciled.is_set():
             return False
         records = self._records()
-        return all(one.state is WorkerState.READY or not one.is_expected for one in records)
+        return all(slot.state is WorkerState.READY or not slot.is_expected for slot in records)
 
     def _records(self) -> list[SlotRecord]:
         return [slot.record for slot in self._slots.all()]
@@ -202,13 +196,8 @@ class Node:
         return specs_of(self._wanted.values())
 
     def _versions(self) -> list[VersionKey]:
-        """Returns the versions that may have workers somewhere."""
         wanted = [spec.key for spec in self._specs()]
         return list(dict.fromkeys([*wanted, *self._unregistered_versions.ended]))
-
-    async def _known_specs(self) -> list[ModelSpec]:
-        await self._has_reconciled.wait()
-        return self._specs()
 
     # --- reconcile
 
@@ -241,7 +230,6 @@ class Node:
                 await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self) -> None:
-        """Opens and stops slots until there are as many as the registry wants."""
         before, specs = await self._follow_registry()
         kept = _urls(specs.values())
         if gone := _urls(before) - kept:

@@ -18,51 +18,32 @@ TOUCH_S = 1.0
 ALIVE, READY = "alive", "ready"
 
 
-class ProbeFiles:
-    """Keeps the two files up to date."""
+async def keep_probe_files(
+    folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
+) -> None:
+    """Writes until cancelled; removes the files of an earlier node first, and its own last."""
+    complaint = ""
 
-    def __init__(
-        self, folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
-    ) -> None:
-        self._folder = folder
-        self._is_ready = is_ready
-        self._touch_s = touch_s
-        self._complaint = ""
-
-    async def run(self) -> None:
-        """Writes until cancelled; removes the files of an earlier node first, and its own last."""
-        self._remove()
+    def write(*, is_alive: bool = True) -> None:
+        nonlocal complaint
         try:
-            while True:
-                self._write()
-                await asyncio.sleep(self._touch_s)
-        finally:
-            self._remove()
-
-    def _write(self) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / ALIVE).touch()
-            if self._is_ready():
-                (self._folder / READY).touch()
-            else:
-                (self._folder / READY).unlink(missing_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, is_there in ((ALIVE, is_alive), (READY, is_alive and is_ready())):
+                if is_there:
+                    (folder / name).touch()
+                else:
+                    (folder / name).unlink(missing_ok=True)
+            complaint = ""
         except OSError as error:
-            # Work goes on; probes see an old file.
-            self._complain(error)
-        else:
-            self._complaint = ""
+            # Work goes on; probes see an old file. Said once: a full disk stays full for long.
+            if (reason := error.strerror or str(error)) != complaint:
+                log.warning("probe_dir=%s: %s", folder, reason)
+            complaint = reason
 
-    def _remove(self) -> None:
-        for name in (ALIVE, READY):
-            try:
-                (self._folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                self._complain(error)
-
-    def _complain(self, error: OSError) -> None:
-        """Logs each failure once: a full disk stays full for long."""
-        words = error.strerror or str(error)
-        if words != self._complaint:
-            log.warning("probe_dir=%s: %s", self._folder, words)
-        self._complaint = words
+    write(is_alive=False)
+    try:
+        while True:
+            write()
+            await asyncio.sleep(touch_s)
+    finally:
+        write(is_alive=False)

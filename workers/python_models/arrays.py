@@ -18,11 +18,7 @@ DTYPES = {datatype: name for name, datatype in BY_DTYPE.items()} | {BF16: "float
 
 
 def values_of(content: bytes | bytearray) -> Any:
-    """Returns the array of a `.npy` file, or what JSON says.
-
-    Raises:
-        BadRequest: it is neither.
-    """
+    """Returns the array of a `.npy` file, or what JSON says."""
     if content.startswith(_NPY):
         return _read_npy(content)
     try:
@@ -32,11 +28,7 @@ def values_of(content: bytes | bytearray) -> Any:
 
 
 def array_of(value: Any, dtype: Any = None) -> Any:
-    """Returns a tensor, an array or nested lists as an array.
-
-    Raises:
-        ValueError: the lists are ragged.
-    """
+    """Returns a tensor, an array or nested lists as an array."""
     np: Any = import_module("numpy")
     try:
         if not isinstance(value, Tensor):
@@ -52,11 +44,7 @@ def array_of(value: Any, dtype: Any = None) -> Any:
 
 
 def numbers_of(value: Any, dtype: Any = None) -> Any:
-    """Returns the array; of JSON, there may be only numbers in it.
-
-    Raises:
-        ValueError: as `array_of`, or there is something else in it.
-    """
+    """Returns the array; of JSON, there may be only numbers in it."""
     array = array_of(value, dtype)
     if not hasattr(value, "shape") and array.dtype.kind not in "biuf":
         raise ValueError("not an array of numbers")
@@ -73,12 +61,10 @@ def torch_tensor_of(value: Any) -> Any:
 
 
 def texts(tensor: Tensor) -> list[Any]:
-    """Returns the elements of a tensor of BYTES as text, or as bytes where they are no UTF-8."""
     return [_text(value) if isinstance(value, bytes) else value for value in tensor.values]
 
 
 def without_batch(tensor: Tensor, least_axes: int = 2) -> Tensor:
-    """Returns the tensor without a first axis of 1, which the protocol has for the batch."""
     if len(tensor.shape) >= least_axes and tensor.shape[:1] == [1]:
         return Tensor(tensor.datatype, tensor.shape[1:], tensor.values)
     return tensor

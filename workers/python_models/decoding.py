@@ -4,20 +4,23 @@ import base64
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
 from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError
-from batching.protocol import Part
+from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput
 from workers.python_models import arrays
-from workers.python_models.row import Row
+from workers.python_models.open_inference import Inference
 
+_URLENCODED = "application/x-www-form-urlencoded"
+_INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
 IMAGE, ARRAY, TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
 _FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 # Of nested types in a schema.
@@ -25,9 +28,59 @@ _MOST_LEVELS = 8
 # In refusals of bodies, where the annotation's own name does not tell.
 _WANTED = {"text": "text in UTF-8 or JSON string", "any": "JSON"}
 # `curl -d` says that any body is a form.
-_MAYBE_JSON = ("application/json", "application/x-www-form-urlencoded")
+_MAYBE_JSON = ("application/json", _URLENCODED)
 # In the schema of a file within a form.
 _FILE_MARK = "ferry-part"
+
+
+@dataclass
+class Row:
+    """One request: its parts by name, undecoded."""
+
+    parts: Mapping[str, Part]
+
+    @cached_property
+    def inference(self) -> Inference | None:
+        """Returns the request if it is one of the Open Inference Protocol."""
+        body = self.parts.get("body")
+        if body is None or not body.content_type.startswith(_INFERENCE):
+            return None
+        return Inference.read(body.content, int(body.content_type.rpartition("=")[2]))
+
+    @property
+    def body(self) -> Part:
+        """Returns the part that is meant where a model takes one value.
+
+        Raises:
+            BadRequest: there are several, and none is called `body` or `data`.
+        """
+        part = self.whole
+        if part is None and len(self.parts) == 1:
+            (part,) = self.parts.values()
+        if part is None:
+            names = ", ".join(sorted(self.parts)) or "none"
+            raise BadRequest(
+                f"One value is wanted, as the body or as a field `data`; fields: {names}."
+            )
+        # `curl -d` says that any body is a form; `data=…` is one, as TorchServe's clients send it.
+        if part.content_type != _URLENCODED or not part.content.startswith((b"data=", b"body=")):
+            return part
+        return next(iter(self.fields.values())) if len(self.fields) == 1 else part
+
+    @property
+    def whole(self) -> Part | None:
+        """Returns the body, or the field that TorchServe's clients send in its place."""
+        parts = self.parts
+        return parts["body"] if "body" in parts else parts.get("data")
+
+    @cached_property
+    def fields(self) -> Mapping[str, Part]:
+        """Returns the parts of a form, those of an urlencoded body among them."""
+        body = self.parts.get("body")
+        if len(self.parts) != 1 or body is None or body.content_type != _URLENCODED:
+            return self.parts
+        pairs = parse_qsl(body.content.decode("utf-8", "replace"), keep_blank_values=True)
+        return {name: Part(name, "", bytearray(text.encode())) for name, text in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +93,6 @@ class Decoder:
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     def decode(self, row: Row) -> Any:
-        """Returns the row's value, or the error why it has none."""
         try:
             return self.read(row)
         except (ServeError, PredictionException, BadInput) as error:
@@ -87,11 +139,7 @@ def decoder_of(annotation: Any) -> Decoder:
 
 
 def row_type(annotation: Any) -> Any:
-    """Returns T of `list[T]`, None for a bare `list` or no annotation.
-
-    Raises:
-        TypeError: the annotation is not a list.
-    """
+    """Returns T of `list[T]`, None for a bare `list` or no annotation."""
     if annotation in (None, Any, list):
         return None
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -167,13 +215,11 @@ def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) 
 
 
 def _field(part: Part) -> Any:
-    """Returns a form's file as bytes, and any other field as text."""
     is_text = not part.content_type or part.content_type.startswith("text/")
     return part.content.decode() if is_text else bytes(part.content)
 
 
 def _content(row: Row) -> bytes | bytearray | str:
-    """Returns the body, or the one element of a tensor."""
     if row.inference is None:
         return row.body.content
     value = _from_tensors(row)
@@ -192,7 +238,6 @@ def _array_value(row: Row) -> Any:
 
 
 def _from_tensors(row: Row) -> Any:
-    """Returns nested lists by the names of the tensors, or those of the only one."""
     assert row.inference is not None
     tensors = row.inference.inputs.items()
     values = {name: _nested(arrays.without_batch(tensor)) for name, tensor in tensors}
@@ -214,7 +259,6 @@ def _nested(tensor: Tensor) -> Any:
 
 
 def _special(kind: Any, value: Any) -> Any:
-    """Makes an image, array, tensor or pydantic model of a file, JSON's values or a tensor."""
     special = _special_name(kind)
     if special == IMAGE:
         return _image(value)
@@ -232,8 +276,8 @@ def _special(kind: Any, value: Any) -> Any:
         return kind.model_validate(value)
     except import_module("pydantic").ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(["$", *map(str, first["loc"])])
-        raise ValueError(f"{first['msg']} - at `{place}`") from error
+        location = ".".join(["$", *map(str, first["loc"])])
+        raise ValueError(f"{first['msg']} - at `{location}`") from error
 
 
 def _image(value: Any) -> Any:
@@ -242,11 +286,7 @@ def _image(value: Any) -> Any:
 
 
 def _file(value: Any) -> bytes | bytearray:
-    """Returns the bytes of a file; as text, or as a whole body of JSON, it is in base64.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Returns the bytes of a file; as text, or as a whole body of JSON, it is in base64."""
     if not isinstance(value, str | bytes | bytearray):
         raise ValueError("a file is wanted")
     if isinstance(value, bytes | bytearray) and value[:1] != b'"':

@@ -29,8 +29,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Pipeline(FileModel):
-    """A pipeline whose rows are text, or images; what it says of a row is the answer."""
-
     _pipeline: Any
 
     def __init__(self, name: str) -> None:
@@ -74,11 +72,7 @@ class Pipeline(FileModel):
 
 
 def _task_of(folder: Path) -> str | None:
-    """Returns the task of a model in a local folder; None, so that the hub says it, elsewhere.
-
-    Raises:
-        ValueError: its config.json tells none.
-    """
+    """Returns the task of a model in a local folder; None, so that the hub says it, elsewhere."""
     if not folder.is_dir():
         return None
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

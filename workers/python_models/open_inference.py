@@ -29,8 +29,6 @@ _BINARY_SIZE = "binary_data_size"
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One request: its JSON, and its tensors by name."""
-
     document: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
 
@@ -59,7 +57,6 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        """Returns the request as it would be in JSON alone, for handlers in an envelope."""
         inputs = [
             {
                 "name": name,
@@ -94,9 +91,9 @@ class Inference:
         asked = [wish["name"] for wish in _wishes(self.document)]
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}
-            found = {name: t for name, t in tensors.items() if t is not None and t.shape}
-            if len(found) == len(output):
-                return {name: t for name, t in found.items() if not asked or name in asked}
+            shaped = {name: t for name, t in tensors.items() if t is not None and t.shape}
+            if len(shaped) == len(output):
+                return {name: t for name, t in shaped.items() if not asked or name in asked}
         name = asked[0] if len(asked) == 1 else OUTPUT_NAME
         return {name: tensor_of(output) or text_tensor(output)}
 
@@ -152,5 +149,5 @@ def _wishes(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _parameters(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = description.get("parameters")
-    return found if isinstance(found, dict) else {}
+    parameters = description.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}

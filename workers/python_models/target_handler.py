@@ -15,10 +15,9 @@ from batching.errors import BadRequest
 from batching.models.spec import URL_QUERY, ModelSpec
 from batching.protocol import Claimed
 from ferry.modeling import Model, Requests
-from workers.python_models.encoding import encoded
+from workers.python_models.decoding import Row
 from workers.python_models.hf_pipeline import Pipeline
-from workers.python_models.python_model import Outcome, PythonModel
-from workers.python_models.row import Row
+from workers.python_models.python_model import Outcome, PythonModel, encoded
 from workers.python_models.targets import Target, find_model, load_module
 from workers.python_models.tensor_model import TensorModel
 
@@ -28,16 +27,12 @@ _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 
 
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
-    """Returns what the version's manifest names.
-
-    Raises:
-        ValueError: it names nothing.
-    """
+    """Returns what the version's manifest names."""
     section = (spec.manifest or {}).get("model") or {}
-    text = section.get("target") or section.get("serializedFile")
-    if not isinstance(text, str) or not text:
+    target = section.get("target") or section.get("serializedFile")
+    if not isinstance(target, str) or not target:
         raise ValueError(f"{spec.handler} needs a target, or a serializedFile, in the manifest")
-    return Target.of(text, model_dir)
+    return Target.of(target, model_dir)
 
 
 class LoadedTarget:
@@ -57,7 +52,6 @@ class LoadedTarget:
         self.interface = self._model.interface
 
     def run(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
-        """Returns an answer or an error for each claimed request."""
         headers = items[0].request.headers  # such requests come alone
         if headers.get("explain") == "True":
             return [BadRequest("This model does not explain its predictions.")]
@@ -65,15 +59,15 @@ class LoadedTarget:
             return [encoded(self.interface)]
 
         def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
-            for place, (_, kind) in pieces.items():
-                context.set_response_content_type(place, kind)
+            for index, (_, kind) in pieces.items():
+                context.set_response_content_type(index, kind)
             assert context.send_pieces is not None
-            ids = {place: items[place].request_id for place in pieces}
-            context.send_pieces({place: body for place, (body, _) in pieces.items()}, ids)
+            ids = {index: items[index].request_id for index in pieces}
+            context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
 
         rows = [Row({part.name: part for part in item.request.parts}) for item in items]
         return self._model.answer(
-            rows, lambda places: self._told([items[place] for place in places]), send
+            rows, lambda indexes: self._told([items[index] for index in indexes]), send
         )
 
     def close(self) -> None:
@@ -85,11 +79,11 @@ class LoadedTarget:
     def _told(self, items: Sequence[Claimed]) -> Requests:
         now_s = time.monotonic()
         told = [item.request.headers for item in items]
-        headers = [{name.lower(): value for name, value in one.items()} for one in told]
+        headers = [{name.lower(): value for name, value in sent.items()} for sent in told]
         return Requests(
             [item.request_id for item in items],
             headers,
-            [dict(parse_qsl(one.get(URL_QUERY, ""))) for one in told],
+            [dict(parse_qsl(sent.get(URL_QUERY, ""))) for sent in told],
             [now_s + self._left_s(*pair) for pair in zip(items, headers, strict=True)],
         )
 

@@ -37,7 +37,6 @@ class Target:
 
     @property
     def folder(self) -> Path | None:
-        """Returns the folder whose modules the file imports."""
         return None if self.path is None else self.path.parent
 
 
@@ -69,17 +68,12 @@ def load_module(target: Target, model_dir: Path) -> ModuleType:
 
 
 def find_model(module: ModuleType, name: str) -> Model:
-    """Returns the model of this name: the class' object, or one around the function.
-
-    Raises:
-        LookupError: the module has none of that name.
-        TypeError: it can be no model.
-    """
-    found = getattr(module, name or "predict", None)
-    if inspect.isclass(found) and issubclass(found, Model):
-        model: Model = found()
-    elif callable(found) and not inspect.isclass(found):
-        model = _OfFunction(found)
+    """Returns the model of this name: the class' object, or one around the function."""
+    member = getattr(module, name or "predict", None)
+    if inspect.isclass(member) and issubclass(member, Model):
+        model: Model = member()
+    elif callable(member) and not inspect.isclass(member):
+        model = _OfFunction(member)
     else:
         raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
     if inspect.iscoroutinefunction(model.predict):
@@ -91,7 +85,6 @@ def find_model(module: ModuleType, name: str) -> Model:
 
 
 def settings_of(model: Model) -> Mapping[str, Any]:
-    """Returns the settings that the model's class or decorator has set."""
     if isinstance(model, _OfFunction):
         return model.settings
     return {
@@ -102,8 +95,6 @@ def settings_of(model: Model) -> Mapping[str, Any]:
 
 
 class _OfFunction(Model):
-    """A model that is only a function."""
-
     def __init__(self, function: Any) -> None:
         self.settings: Mapping[str, Any] = getattr(function, MARK, {})
         self.predict = function  # type: ignore[method-assign]
@@ -136,10 +127,10 @@ class _Registered(MetaPathFinder):
         self._copies = copies
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        place = Path(*name.split("."))
+        path = Path(*name.split("."))
         for file, folders in (
-            (place / "__init__.py", [str(self._folder / place)]),
-            (place.with_suffix(".py"), None),
+            (path / "__init__.py", [str(self._folder / path)]),
+            (path.with_suffix(".py"), None),
         ):
             if (self._copies / file).is_file():
                 original = self._folder / file

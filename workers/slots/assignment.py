@@ -66,7 +66,6 @@ class ExitStatus:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Returns whether the system killed it, probably for memory."""
         return self.code == -signal.SIGKILL and not self.ended_for
 
     def __str__(self) -> str:

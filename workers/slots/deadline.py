@@ -56,11 +56,9 @@ class Deadline:
 
     @property
     def turns(self) -> float:
-        """Returns how often the process has looked for work."""
         return self._times[1]
 
     def run(self) -> None:
-        """Begins a run of the handler."""
         self._is_running = True
         self._times[0] = time.monotonic() + self._run_s
 

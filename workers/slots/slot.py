@@ -26,8 +26,7 @@ from workers.archives.model_files import Prepared
 from workers.machine import Device
 from workers.slots.assignment import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, Assignment, ExitStatus
 from workers.slots.slot_record import SlotRecord
-from workers.slots.worker_environment import worker_environment
-from workers.slots.worker_process import Report, WorkerProcess
+from workers.slots.worker_process import Report, WorkerProcess, worker_environment
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,6 @@ PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its 
 
 @dataclass(frozen=True, slots=True)
 class SlotContext:
-    """What the slots of a node share."""
-
     node_id: str
     settings: Settings
     queue: NodeQueue
@@ -47,8 +44,6 @@ class SlotContext:
 
 
 class Slot:
-    """Runs, watches, restarts and stops one worker process."""
-
     def __init__(
         self, context: SlotContext, spec: ModelSpec, number: int, device: Device, threads: int
     ) -> None:
@@ -73,13 +68,11 @@ class Slot:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills the process and releases its requests."""
         self._should_stop.set()
         if self._process is not None:
             self._process.kill()
 
     async def measure(self) -> None:
-        """Publishes how much memory the process holds now."""
         if self.record.state is WorkerState.READY and self._process is not None:
             await self.record.report_again(memory_bytes=self._process.resident_bytes)
 
@@ -131,10 +124,10 @@ class Slot:
         except Exception as error:
             # A start that failed in any other way: no thread can be started, say. If that ended the
             # slot, it would be opened again at once, hundreds of times a second.
-            words = error.strerror if isinstance(error, OSError) else None
-            text = "model=%s version=%s cannot be prepared: %s"
-            log.error(text, *self.spec.key, error, exc_info=words is None)
-            await self._note_failure(error=words or str(error))
+            reason = error.strerror if isinstance(error, OSError) else None
+            template = "model=%s version=%s cannot be prepared: %s"
+            log.error(template, *self.spec.key, error, exc_info=reason is None)
+            await self._note_failure(error=reason or str(error))
             return
         if prepared is None or self._should_stop.is_set():
             return
@@ -180,11 +173,7 @@ class Slot:
         return None
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
-        """Starts a worker process and returns how it ended.
-
-        Raises:
-            OSError: the system could not start or watch it; it is gone.
-        """
+        """Starts a worker process and returns how it ended."""
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
@@ -329,5 +318,5 @@ class Slot:
 def _with_cause(error: ServeError) -> str:
     """Returns the error's text with that of the system's error, such as a full disk."""
     cause = error.__cause__
-    words = (isinstance(cause, OSError) and cause.strerror) or ""
-    return f"{error.message} ({words})" if words not in error.message else error.message
+    reason = (isinstance(cause, OSError) and cause.strerror) or ""
+    return f"{error.message} ({reason})" if reason not in error.message else error.message

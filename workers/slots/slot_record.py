@@ -60,7 +60,6 @@ class SlotRecord:
             await self.retry(self._queue.forget, self.key, previous_id)
 
     async def set_state(self, state: WorkerState, **changes: Any) -> None:
-        """Sets the worker's state and publishes it."""
         assert self.status is not None
         self.status = replace(self.status, state=state, **changes)
         await self.retry(self._queue.report, self.key, self.status)
@@ -91,7 +90,6 @@ class SlotRecord:
             await self._queue.forget(self.key, status.worker_id)
 
     async def end(self) -> None:
-        """Takes the worker and its successor off the list."""
         last_ids, self.status = self._worker_ids(), None
         for worker_id in last_ids:
             await self.retry(self._queue.forget, self.key, worker_id)

@@ -17,12 +17,10 @@ log = logging.getLogger(__name__)
 KILL_MARGIN_S = 1.2
 FAREWELL_S = 0.4  # to give back what was held
 
-Place = tuple[VersionKey, int]
+SlotKey = tuple[VersionKey, int]
 
 
 class Slots:
-    """Runs each slot in a task of its own until it has ended."""
-
     def __init__(
         self, context: SlotContext, gpus: Sequence[int], on_ended: Callable[[], None]
     ) -> None:
@@ -30,12 +28,11 @@ class Slots:
         self._gpus = gpus
         self._gpu_turn = itertools.count()
         self._on_ended = on_ended
-        self._slots: dict[Place, Slot] = {}
-        self._tasks: dict[Place, asyncio.Task[None]] = {}
+        self._slots: dict[SlotKey, Slot] = {}
+        self._tasks: dict[SlotKey, asyncio.Task[None]] = {}
         self._is_draining = False
 
     def all(self) -> list[Slot]:
-        """Returns the slots that have not ended."""
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:
@@ -74,16 +71,16 @@ class Slots:
 
     def _open(self, spec: ModelSpec, number: int, threads: int) -> None:
         slot = Slot(self._context, spec, number, self._pick_device(spec, number), threads)
-        place = (spec.key, number)
-        self._slots[place] = slot
+        slot_key = (spec.key, number)
+        self._slots[slot_key] = slot
         task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
-        self._tasks[place] = task
-        task.add_done_callback(lambda done: self._note_end(place, done))
+        self._tasks[slot_key] = task
+        task.add_done_callback(lambda done: self._note_end(slot_key, done))
 
-    def _note_end(self, place: Place, task: "asyncio.Task[None]") -> None:
-        del self._slots[place], self._tasks[place]
+    def _note_end(self, slot_key: SlotKey, task: "asyncio.Task[None]") -> None:
+        del self._slots[slot_key], self._tasks[slot_key]
         if not task.cancelled() and (error := task.exception()):
-            log.error("slot %s ended: %r", place, error, exc_info=error)
+            log.error("slot %s ended: %r", slot_key, error, exc_info=error)
         else:
             # Not after an error, which may come again at once: that waits for the regular look.
             self._on_ended()

@@ -2,24 +2,29 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
 import signal
+import site
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import psutil
 
 from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.outputs import outlet, read_lines
-from workers.slots.assignment import ExitStatus
+from batching.settings.settings import Settings
+from workers.archives.installer import allowed_environment
+from workers.archives.model_files import home_cache, is_writable
+from workers.machine import ts_folder
+from workers.slots.assignment import Assignment, ExitStatus
 from workers.slots.deadline import SIGNAL_OF_LATE, Deadline, shared_memory
 
 log = logging.getLogger(__name__)
@@ -40,9 +45,23 @@ MOST_UNHANDLED = 16
 # Of one report, which may have a traceback.
 MOST_REPORT_BYTES = 2**20
 
+# A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory
+# from the kernel and gives it back for every batch, page by page: a tenth of a ResNet-152's time.
+# Like this, a worker keeps the memory that it has used, until `SpareMemory` has it give some back.
+# Other C libraries ignore these variables.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),
+    "MALLOC_TRIM_THRESHOLD_": str(8 * 1024 * 1024 * 1024),
+}
 
-@dataclass(frozen=True, slots=True)
-class Report:
+# How many cores a worker computes on, as OpenMP and MKL are told.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# GPUs are numbered as by nvidia-smi, and with it /metrics, not with the fastest one first.
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+class Report(msgspec.Struct, frozen=True):
     """What a worker process says of itself.
 
     FAILED, with the error, when it could not load; READY, with its model's interface.
@@ -52,7 +71,7 @@ class Report:
     error: str = ""
     traceback: str = ""
     is_out_of_memory: bool = False
-    interface: Mapping[str, Any] = field(default_factory=dict)
+    interface: dict[str, Any] = {}
 
 
 class WorkerProcess:
@@ -81,13 +100,7 @@ class WorkerProcess:
         *,
         has_one_output: bool = False,
     ) -> Self:
-        """Starts the process.
-
-        Args:
-            python: the interpreter.
-            environment: makes its environment, given the descriptors of its reports and deadline.
-            has_one_output: its standard error goes where its standard output goes.
-        """
+        """Starts the process."""
         reader_fd, *descriptors = os.pipe()
         try:
             descriptors.append(shared_memory())
@@ -144,7 +157,9 @@ class WorkerProcess:
             return await self._watch(on_heard, on_report)
         except asyncio.CancelledError:
             # The node leaves, and does not wait for a device that takes long to give memory back.
-            self._kill_group_soon()
+            if self._child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
             raise
         except Exception:
             kill_group(self._child)
@@ -160,9 +175,14 @@ class WorkerProcess:
         unhandled: asyncio.Queue[Report | None] = asyncio.Queue(MOST_UNHANDLED)
         unhandled.put_nowait(Report(WorkerState.STARTING))
         hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
-        reports = asyncio.create_task(_pass_on(unhandled, on_report))
+
+        async def pass_on() -> None:
+            while (report := await unhandled.get()) is not None:
+                await on_report(report)
+
+        reports = asyncio.create_task(pass_on())
         ending = asyncio.create_task(self._end_when_late())
-        outputs = [asyncio.wrap_future(one) for one in self._outputs]
+        outputs = [asyncio.wrap_future(output) for output in self._outputs]
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
@@ -177,23 +197,20 @@ class WorkerProcess:
 
     async def _end_when_late(self) -> None:
         """Ends a process that is late, whatever its handler has done to its threads and signals."""
-        await self._late()
+        while self._deadline.turns <= self._last_turn:
+            now_s = time.monotonic()
+            if (left_s := self._deadline.ends_at - now_s) <= 0:
+                break
+            woken_at = now_s + min(left_s, LOOK_S)
+            await asyncio.sleep(woken_at - now_s)
+            if time.monotonic() - woken_at > STILL_S:
+                await asyncio.sleep(RECOVERY_S)
         log.error("worker is late pid=%d", self.pid)
         self._ended_for = LATE
         self._send(SIGNAL_OF_LATE)
         self._send(signal.SIGCONT)  # in case that it was stopped
         await asyncio.sleep(STACKS_S)
         self.kill(LATE)
-
-    async def _late(self) -> None:
-        while self._deadline.turns <= self._last_turn:
-            now_s = time.monotonic()
-            if (left_s := self._deadline.ends_at - now_s) <= 0:
-                return
-            woken_at = now_s + min(left_s, LOOK_S)
-            await asyncio.sleep(woken_at - now_s)
-            if time.monotonic() - woken_at > STILL_S:
-                await asyncio.sleep(RECOVERY_S)
 
     def _send(self, number: int) -> None:
         # Popen would reap a process that has just ended, and the rest of its group were lost then.
@@ -208,11 +225,6 @@ class WorkerProcess:
                 if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
                     await asyncio.sleep(ORPHANS_POLL_S)
 
-    def _kill_group_soon(self) -> None:
-        if self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-
 
 async def _hear(
     reader: asyncio.StreamReader,
@@ -222,8 +234,8 @@ async def _hear(
     while True:
         try:
             line = await reader.readline()
-            report = _parse(line) if line else None
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            report = msgspec.json.decode(line, type=Report) if line else None
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             # Model code has the descriptor, too, and may write anything. Reading goes on: a process
             # that cannot write does not end.
             log.warning("unreadable report: %s", error)
@@ -235,19 +247,42 @@ async def _hear(
             return
 
 
-async def _pass_on(
-    unhandled: "asyncio.Queue[Report | None]", on_report: Callable[[Report], Awaitable[None]]
-) -> None:
-    while (report := await unhandled.get()) is not None:
-        await on_report(report)
+# --- its environment
 
 
-def _parse(line: bytes) -> Report:
-    record = json.loads(line)
-    return Report(
-        WorkerState(record["state"]),
-        str(record.get("error", "")),
-        str(record.get("traceback", "")),
-        bool(record.get("is_out_of_memory")),
-        dict(record.get("interface", {})),
-    )
+def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
+    """Returns a worker's variables: its own, and this process's, except forbidden ones.
+
+    For the allocator and the threads, the operator's own values win.
+    """
+    return {
+        **ALLOCATOR,
+        **dict.fromkeys(THREADS, str(threads)),
+        **GPU_ORDER,
+        **allowed_environment(os.environ, settings.blacklist_env_vars),
+        **_caches(settings),
+        # It works in the model's folder, where relative paths would lead elsewhere. A handler that
+        # knew the secrets could sign messages.
+        **replace(settings.absolute(), webhook_secrets="").to_environment(),
+        **assignment.to_environment(),
+        "PYTHONPATH": _python_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _caches(settings: Settings) -> dict[str, str]:
+    # Handlers download weights, as by torch.hub, into a folder that this user may not write.
+    home = home_cache()
+    if settings.work_dir is None or (home is not None and is_writable(home)):
+        return {}
+    return {"XDG_CACHE_HOME": str(settings.work_dir.absolute() / "caches")}
+
+
+def _python_path() -> str:
+    compat_dir = str(ts_folder())
+    root = str(Path(__file__).resolve().parents[2])
+    # Installed packages are found anyway, and must not come before a model's own. Their folder may
+    # be a link: /opt/torchferry, to the release in use.
+    own = "" if root in map(os.path.realpath, site.getsitepackages()) else root
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)

@@ -28,7 +28,7 @@ from workers.archives.model_files import ModelFiles, work_dir_of
 from workers.machine import Device
 from workers.node.node import run
 from workers.slots.assignment import Assignment
-from workers.slots.worker_environment import worker_environment
+from workers.slots.worker_process import worker_environment
 
 AT_ONCE_S = 2.0
 MANY = 40  # more than the event loop's own executor has threads

@@ -22,13 +22,12 @@ import sys, threading, time
 from pathlib import Path
 from workers.archives import model_archive as archive
 
-def extract(path, folder):
-    folder.mkdir()
+def write_entry(entry, folder):
     folder.joinpath("half").touch()
     has_begun.set()
     time.sleep(60)
 
-archive._extract, has_begun = extract, threading.Event()
+archive.write_entry, has_begun = write_entry, threading.Event()
 path, work_dir = map(Path, sys.argv[1:])
 arguments = (path, archive.hash_archive(path), work_dir)
 threading.Thread(target=archive.unpack_archive, args=arguments, daemon=True).start()
@@ -115,7 +114,7 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
 
     # And the folder goes with the others that are not needed
     old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
-    for place in (folder / "content", folder):
+    for place in (*folder.rglob("*"), folder):
         os.utime(place, (old_s, old_s))
     remove_abandoned(work_dir)
     assert not folder.exists()

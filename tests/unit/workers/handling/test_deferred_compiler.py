@@ -38,17 +38,3 @@ def test_torchvision_gets_the_compiler_where_it_is_loaded_already():
         """
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_other_names_of_the_compiler_are_the_real_ones():
-    done = run(
-        """
-        from workers.handling.deferred_compiler import _StandIn
-        name = "torch._dynamo.utils"
-        sys.modules[name] = _StandIn(name)
-        from torch._dynamo.utils import counters
-        assert counters is sys.modules[name].counters
-        assert type(sys.modules[name]) is type(sys)
-        """
-    )
-    assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from workers.handling.spare_memory import LOOK_S, MOST_PAUSE_S, SpareMemory
-from workers.slots.worker_environment import ALLOCATOR
+from workers.slots.worker_process import ALLOCATOR
 
 MB = 1024 * 1024
 

@@ -16,7 +16,6 @@ from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
-from workers.node.dead_workers import DeadWorkers
 from workers.node.heartbeat import Heartbeat
 from workers.slots.slot_record import SlotRecord
 
@@ -46,9 +45,6 @@ class Parts:
             dead_after_s=DEAD_AFTER_S,
             beat_s=0.05,
             outage=outage,
-        )
-        self.dead_workers = DeadWorkers(
-            self.queue, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
         )
 
     def _count(self):
@@ -105,12 +101,12 @@ async def test_no_worker_is_taken_for_dead_right_after_an_outage(parts, is_new):
     await parts.heart.beat()
     # Then silence means nothing yet
     assert await parts.queue.dead_workers([KEY]) == [(KEY, "node-b-1")]
-    await parts.dead_workers.reap()
+    await parts.heart.reap()
     assert await parts.queue.dead_workers([KEY]) == [(KEY, "node-b-1")]
 
     # And means something again when there was time to beat, and no beat came
     living = asyncio.create_task(parts.heart.run())
-    reaping = asyncio.create_task(parts.dead_workers.run())
+    reaping = asyncio.create_task(parts.heart.reap_forever())
     await eventually_async(lambda: parts.workers() == ["node-a-1"])
     await end_tasks([living, reaping])
 

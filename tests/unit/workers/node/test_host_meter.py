@@ -12,7 +12,7 @@ from batching.settings.settings import Settings
 from workers.machine import Device
 from workers.node.host_meter import gpu_samples, measure
 from workers.slots.assignment import Assignment
-from workers.slots.worker_environment import allowed_environment, worker_environment
+from workers.slots.worker_process import allowed_environment, worker_environment
 
 
 def test_host_is_measured_under_torchserves_names():

@@ -2,13 +2,13 @@ import asyncio
 import contextlib
 
 from tests.support import eventually_async
-from workers.node.probe_files import ProbeFiles
+from workers.node.probe_files import keep_probe_files
 
 
 @contextlib.asynccontextmanager
 async def probed(folder, is_ready):
     """Writes the probe files of a node, and ends as the node does."""
-    role = asyncio.create_task(ProbeFiles(folder, is_ready, touch_s=0.01).run())
+    role = asyncio.create_task(keep_probe_files(folder, is_ready, touch_s=0.01))
     try:
         yield
     finally:

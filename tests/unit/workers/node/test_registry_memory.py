@@ -7,7 +7,7 @@ from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.registry.registry import Registry
 from tests.support import KEY, make_spec
-from workers.node.registry_memory import RegistryMemory
+from workers.node.registered_versions import RegistryMemory
 
 SPEC = make_spec()
 

@@ -11,8 +11,8 @@ from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput
 from tests import nets
 from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
-from workers.python_models.python_model import PythonModel, nobody
-from workers.python_models.row import Row
+from workers.python_models.decoding import Row
+from workers.python_models.python_model import PythonModel, no_requests
 from workers.python_models.tensor_model import TensorModel
 
 
@@ -160,7 +160,7 @@ def test_only_output_has_the_name_that_the_file_tells(tmp_path):
     # When
     kind = f"{OPEN_INFERENCE_TYPE};json={len(asked)}"
     row = Row({"body": Part("body", kind, bytearray(asked))})
-    (answer,) = model.answer([row], nobody, lambda _: None)
+    (answer,) = model.answer([row], no_requests, lambda _: None)
 
     # Then
     (output,) = json.loads(answer.body)["outputs"]

@@ -1,0 +1,111 @@
+"""What is registered, also when Redis has forgotten it, and what was registered until lately."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from batching.models.entry import ModelEntry, specs_of
+from batching.models.spec import ModelSpec, VersionKey
+from batching.store.node_queue import NodeQueue
+from batching.store.registry.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+class RegistryMemory:
+    """Knows what is registered, and registers it again where Redis has lost it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._epoch = ""
+        self._known: Mapping[str, ModelEntry] = {}
+        self._unreadable: list[str] = []
+
+    def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
+        """Returns what is registered now; first registers again what an emptied Redis forgot.
+
+        Blocks. All nodes do this at once: doing it twice is harmless. A new epoch shows, too, that
+        Redis was emptied, as a node that knows of no model may have come back first and set it.
+
+        Args:
+            on_emptied: called before models are registered again. Requests to a version without a
+                worker are refused; requests to one that is not back yet wait for it.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked.
+        """
+        while True:
+            # A version whose record cannot be read is not unregistered: its workers serve on.
+            known = self._registry.snapshot(self._known)
+            # Read after the models: models from before an emptying must not pass for what is left.
+            epoch = self._registry.epoch()
+            if epoch and epoch == self._epoch:
+                self._close_removed(known)
+                self._known = known
+                return known
+            on_emptied()
+            self._registry.restore(self._known.values())
+            epoch = self._registry.mark()
+            # It may have been emptied again before it was marked.
+            if self._known.keys() <= self._registry.snapshot().keys():
+                self._epoch = epoch
+
+    def _close_removed(self, known: Mapping[str, ModelEntry]) -> None:
+        """Closes the queues of versions whose record was unreadable and has been removed since.
+
+        An unregistration closes a version's queue, but cannot tell which versions an unreadable
+        record had. (Not for all versions that are gone: in a cluster each is a connection.)
+        """
+        kept = {spec.key for spec in specs_of(known.values())}
+        for spec in specs_of(self._known[name] for name in self._unreadable):
+            if spec.key not in kept:
+                self._registry.close_queue(spec.key)
+        # The registry hands on a record that it cannot read as it was.
+        self._unreadable = [name for name, entry in known.items() if entry is self._known.get(name)]
+
+
+class UnregisteredVersions:
+    """Remembers versions that were unregistered, or scaled to nothing, until no worker is left.
+
+    Every node runs one: a worker's own node may be the one that dies before its last batch is over.
+    """
+
+    def __init__(self, queue: NodeQueue) -> None:
+        self._queue = queue
+        # Version -> whether it is still registered.
+        self._ended: dict[VersionKey, bool] = {}
+        self._is_new = True
+
+    @property
+    def ended(self) -> list[VersionKey]:
+        """Versions that may have workers, or requests that wait, and are to have none."""
+        return list(self._ended)
+
+    def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
+        """Adds the versions that are to have no workers any more; drops those wanted again."""
+        # Registered versions that had no workers before need no look. A new node cannot know these,
+        # as the only node with workers may have died: it looks at all versions once.
+        known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
+        if self._is_new:
+            self._is_new, known = False, set(specs)
+        self._ended = {
+            key: key in specs
+            for key in known.union(self._ended)
+            if key not in specs or specs[key].min_worker == 0
+        }
+
+    async def look(self) -> None:
+        """Refuses the requests that wait for a version whose last worker has gone for good."""
+        await self._queue.together([partial(self._close, *ended) for ended in self._ended.items()])
+
+    async def _close(self, key: VersionKey, is_registered: bool) -> None:
+        # Asked first: the next look refuses the requests that are given back after that.
+        is_staffed = await self._queue.is_staffed(key)
+        reason = "no_worker" if is_registered else "unregistered"
+        if count := await self._queue.refuse_waiting(key, reason):
+            log.warning("refused model=%s version=%s requests=%d", *key, count)
+        if is_staffed:
+            return
+        if not is_registered:
+            await self._queue.bury(key)
+        self._ended.pop(key, None)
