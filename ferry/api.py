@@ -171,7 +171,6 @@ def error_text(response: httpx.Response) -> str:
 
 
 def token_hint() -> str:
-    """Returns what to add to the refusal of a token."""
     state = "has another key, or an expired one" if token_header() else "is not set"
     return f": {TOKEN_VARIABLE} {state}"
 
@@ -220,7 +219,6 @@ def _no_server_of_ours(base_url: str, response: httpx.Response) -> str:
 
 
 def _error_type(response: httpx.Response) -> str:
-    """Returns the type of TorchServe's errors; empty if it is none."""
     try:
         record = response.json()
     except ValueError:

@@ -26,12 +26,10 @@ def out(*, wraps: bool = False) -> Console:
 
 
 def err() -> Console:
-    """Returns the console for progress and complaints."""
     return Console(stderr=True, highlight=False)
 
 
 def warn(text: str) -> None:
-    """Prints a warning for the operator."""
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 

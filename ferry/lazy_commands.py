@@ -58,11 +58,9 @@ class LazyGroup(click.Group):
     """Finds its commands in `COMMANDS`, and loads the module of the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names, those that are not listed included."""
         return [one.name for one in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns the command; None if there is none of this name."""
         for one in COMMANDS:
             if one.name == cmd_name and not one.module:
                 return added_command(cmd_name)
@@ -73,7 +71,6 @@ class LazyGroup(click.Group):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands, section by section, without loading any."""
         width = max(len(one.name) for one in COMMANDS)
         for section in dict.fromkeys(one.section for one in COMMANDS if one.section):
             rows = [

@@ -85,7 +85,6 @@ def _part(name: str, value: Any) -> Part:
 
 
 def _value(outcome: Any, pieces: list[tuple[bytes, str]]) -> Any:
-    """Returns what a client reads in an answer."""
     if isinstance(outcome, BadRequest):
         return BadInput(outcome.message)
     if isinstance(outcome, Exception):

@@ -39,7 +39,6 @@ class NumberRange(click.FloatRange):
     """A range of numbers, which NaN and infinity are outside of."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number; fails with one line that says what is wrong."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is no number.", param, ctx)
@@ -47,7 +46,6 @@ class NumberRange(click.FloatRange):
 
 
 def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Returns a decorator that gives a command these options, listed in this order."""
 
     def give(command: Command) -> Command:
         for option in reversed(options):  # click lists the last one that was applied first

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 import uvloop
 
@@ -67,15 +67,13 @@ def run(settings: Settings) -> int:
     check_server(settings)
     if certificate is not None:
         certificate.open()
-    return uvloop.run(_serve(settings, table, certificate))
 
+    async def serve() -> int:
+        loop, siblings = asyncio.get_running_loop(), Siblings.from_environment()
+        services = build_services(settings, open_keys(settings), loop, siblings)
+        return await _Ingress(services, certificate).serve(table)
 
-async def _serve(
-    settings: Settings, table: dict[Address, frozenset[Role]], certificate: Certificate | None
-) -> int:
-    siblings = Siblings.from_environment()
-    services = build_services(settings, open_keys(settings), asyncio.get_running_loop(), siblings)
-    return await _Ingress(services, certificate).serve(table)
+    return uvloop.run(serve())
 
 
 class _Ingress:
@@ -110,7 +108,11 @@ class _Ingress:
                 names = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, names)
             _calm_collector()
-            tasks += [asyncio.create_task(one) for one in self._background()]
+            tasks += [asyncio.create_task(self._load_models())]
+            tasks += [asyncio.create_task(keep_going(self._forget_series, "of the ingress"))]
+            if self._certificate is not None:
+                follow = keep_going(self._certificate.follow, "of the certificate")
+                tasks += [asyncio.create_task(follow)]
             await self._signals.stop.wait()
             return await self._drain(listeners)
         finally:
@@ -118,12 +120,8 @@ class _Ingress:
                 task.cancel()
             await self._services.close()
 
-    def _background(self) -> Iterator[Coroutine[None, None, None]]:
-        yield self._load_models()
-        metrics, registry = self._services.metrics, self._services.probe_registry
-        yield keep_going(partial(metrics.forget_unregistered, registry), "of the stale series")
-        if self._certificate is not None:
-            yield keep_going(self._certificate.follow, "of the certificate")
+    async def _forget_series(self) -> None:
+        await self._services.metrics.forget_unregistered(self._services.probe_registry)
 
     def _listener(self, address: Address, roles: frozenset[Role]) -> Listener:
         services, settings = self._services, self._settings
@@ -177,13 +175,14 @@ class _Ingress:
     async def _drain(self, listeners: list[Listener]) -> int:
         log.info("draining open=%d", self._services.broker.waiting)
         self._services.lifecycle.is_draining = True
-        forced = asyncio.create_task(self._signals.hurry.wait())
+        forced: asyncio.Future[Any] = asyncio.create_task(self._signals.hurry.wait())
         # Load balancers look elsewhere once readiness is false, but not at once.
         await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
         for listener in listeners:
             listener.stop()
         ends_s = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
-        closed = asyncio.create_task(_wait_closed(listeners))
+        closed: asyncio.Future[Any]
+        closed = asyncio.gather(*(listener.wait_closed() for listener in listeners))
         try:
             await asyncio.wait(
                 {closed, forced},
@@ -244,7 +243,3 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-
-
-async def _wait_closed(listeners: list[Listener]) -> None:
-    await asyncio.gather(*(listener.wait_closed() for listener in listeners))

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TimeLimits:
     """Holds the time limits of registrations.
 
     `node_s`: for a node to come. One that starts together with the ingress has to load torch first.
@@ -82,7 +82,7 @@ class Services:
     numbers: HostNumbers
     lifecycle: Lifecycle
     health: Health
-    patience: Patience = Patience()
+    patience: TimeLimits = TimeLimits()
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Returns what the coroutine returns or raises on the loop.

@@ -39,7 +39,6 @@ class ModelEntry:
         return cls(default, versions, others=record)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
-        """Returns the entry with this version added or replaced."""
         return replace(self, versions={**self.versions, spec.model_version: spec})
 
     def registering(self, spec: ModelSpec) -> "ModelEntry":

@@ -55,7 +55,6 @@ class Parameter:
 
     @property
     def unit(self) -> str:
-        """Returns the unit in which the field's name ends."""
         return _UNITS.get(self.name.rpartition("_")[2], "")
 
     def check(self, value: Any) -> None:
@@ -78,7 +77,6 @@ def parameter(default: Any, rest: str, word: str, **facts: Any) -> Any:
 
 
 def parameters_of(spec_type: type[Any]) -> tuple[Parameter, ...]:
-    """Returns the parameters that this data class declares, in their order."""
     return tuple(
         Parameter(one.name, _KINDS.get(one.type, list), one.default, **one.metadata)
         for one in dataclasses.fields(spec_type)

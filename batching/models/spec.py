@@ -192,7 +192,6 @@ class ModelSpec:
         return name if isinstance(name, str) else ""
 
     def scaled(self, min_worker: int, max_worker: int) -> "ModelSpec":
-        """Returns the same version with other worker counts (per node)."""
         return replace(self, min_worker=min_worker, max_worker=max_worker)
 
     def is_same_registration(self, other: "ModelSpec") -> bool:
@@ -211,7 +210,6 @@ class ModelSpec:
         return replace(msgspec.convert(record, cls), others=others)
 
     def to_record(self) -> dict[str, Any]:
-        """Returns what the registry keeps and a worker process is told."""
         record = asdict(self)
         return {**record.pop("others"), **record}
 

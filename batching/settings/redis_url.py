@@ -20,8 +20,10 @@ Address = tuple[str, int]
 SENTINEL = "sentinel"
 CLUSTER = "cluster"
 
-_SINGLE = ("redis", "rediss", "unix")
-_SPREAD = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_SCHEMES = (
+    *("redis", "rediss", "unix"),
+    *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+)
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<place>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>.*))?$")
 _HOST = re.compile(r"(\[(?P<ipv6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:\s@]+))(:(?P<port>\d+))?$")
 _MAX_PORT = 65535
@@ -49,24 +51,22 @@ class RedisUrl:
         Raises:
             RedisUrlError: it is malformed.
         """
-        found = _URL.match(url)
-        if found is None:
+        match = _URL.match(url)
+        if match is None:
             raise RedisUrlError("not a URL; write for example redis://host:6379")
-        scheme = found["scheme"]
-        if scheme not in _SINGLE + _SPREAD:
-            raise RedisUrlError(
-                f"{scheme}:// is unknown; there are {', '.join(f'{s}://' for s in _SINGLE)}, "
-                f"{', '.join(f'{s}://' for s in _SPREAD)}"
-            )
-        login, _, hosts = found["place"].rpartition("@")
+        scheme = match["scheme"]
+        if scheme not in _SCHEMES:
+            known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+            raise RedisUrlError(f"{scheme}:// is unknown; there are {known}")
+        login, _, hosts = match["place"].rpartition("@")
         username, _, password = login.partition(":")
         parts = cls(
             scheme=scheme,
-            addresses=() if scheme == "unix" else _addresses(hosts, _kind(scheme)),
+            addresses=() if scheme == "unix" else _addresses(hosts, scheme.partition("+")[2]),
             username=unquote(username),
             password=unquote(password),
-            path=unquote(found["path"] or ""),
-            options=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
+            path=unquote(match["path"] or ""),
+            options=dict(parse_qsl(match["query"] or "", keep_blank_values=True)),
         )
         parts._check()
         return parts
@@ -74,11 +74,10 @@ class RedisUrl:
     @property
     def kind(self) -> str:
         """Returns SENTINEL, CLUSTER, or '' for one server."""
-        return _kind(self.scheme)
+        return self.scheme.partition("+")[2]
 
     @property
     def is_tls(self) -> bool:
-        """Returns whether connections are encrypted and the server is verified."""
         return self.scheme.startswith("rediss")
 
     @property
@@ -88,8 +87,7 @@ class RedisUrl:
 
     @property
     def db(self) -> int:
-        number = self._db_text()
-        return int(number) if number else 0
+        return int(self._db_text() or 0)
 
     def without_secrets(self) -> str:
         """Returns the URL without login and options, for people and logs."""
@@ -101,8 +99,8 @@ class RedisUrl:
         return f"{self.scheme}://{hosts}{self.path}"
 
     def _db_text(self) -> str:
-        words = [*self.path.split("/"), "", "", ""]
-        return self.options.get("db") or words[2 if self.kind == SENTINEL else 1]
+        segments = [*self.path.split("/"), "", "", ""]
+        return self.options.get("db") or segments[2 if self.kind == SENTINEL else 1]
 
     def _check(self) -> None:
         if self.scheme == "unix":
@@ -113,17 +111,12 @@ class RedisUrl:
             raise RedisUrlError(
                 f"{self.scheme}:// needs the service's name: {self.scheme}://host:26379/mymaster"
             )
-        words = self.path.rstrip("/").count("/")
-        if words > (2 if self.kind == SENTINEL else 1):
+        if self.path.rstrip("/").count("/") > (2 if self.kind == SENTINEL else 1):
             raise RedisUrlError("the path is too long: nothing comes after the database")
         if not (self._db_text() or "0").isdecimal():
             raise RedisUrlError("the database must be a number")
         if self.kind == CLUSTER and self.db:
             raise RedisUrlError("a cluster has no database but 0")
-
-
-def _kind(scheme: str) -> str:
-    return scheme.partition("+")[2]
 
 
 def _addresses(text: str, kind: str) -> tuple[Address, ...]:
@@ -132,18 +125,16 @@ def _addresses(text: str, kind: str) -> tuple[Address, ...]:
         raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
     if not kind and not text:
         return (("localhost", 6379),)  # as redis-py has it
-    port = 26379 if kind == SENTINEL else 6379
-    return tuple(_address(number, host, port) for number, host in enumerate(hosts, 1))
-
-
-def _address(number: int, text: str, default_port: int) -> Address:
-    found = _HOST.match(text)
-    if found is None:
-        # The text is not repeated: it may be half of a password that a / has cut in two.
-        raise RedisUrlError(
-            f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
-        )
-    port = int(found["port"] or default_port)
-    if not 0 < port <= _MAX_PORT:
-        raise RedisUrlError(f"there is no port {port}")
-    return found["ipv6"] or found["name"], port
+    addresses = []
+    for number, host in enumerate(hosts, 1):
+        match = _HOST.match(host)
+        if match is None:
+            # The text is not repeated: it may be half of a password that a / has cut in two.
+            raise RedisUrlError(
+                f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
+            )
+        port = int(match["port"] or (26379 if kind == SENTINEL else 6379))
+        if not 0 < port <= _MAX_PORT:
+            raise RedisUrlError(f"there is no port {port}")
+        addresses.append((match["ipv6"] or match["name"], port))
+    return tuple(addresses)

@@ -130,7 +130,6 @@ def torchserve_setting(default: Any, doc: str, **facts: Any) -> Any:
 
 
 def settings_of(owner: type[Any]) -> tuple[Setting, ...]:
-    """Returns the settings that this data class declares, in their order."""
     section = ""
     return tuple(
         _described(declared, section := declared.metadata.get("section", section))

@@ -405,7 +405,6 @@ class Settings:
         }
 
     def absolute(self) -> Self:
-        """Returns the same settings with absolute paths, for a process in another folder."""
         paths: dict[str, Any] = {
             name: value.absolute()
             for name, value in self._values().items()
@@ -458,7 +457,6 @@ class Settings:
         return self.metrics_mode != "prometheus"
 
     def addresses(self) -> dict[str, str]:
-        """Returns the addresses of TorchServe's APIs that are served, by their names."""
         addresses = {"inference": self.inference_address, "management": self.management_address}
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
 

@@ -65,7 +65,7 @@ def newest_snapshot(
             restore each other's models.
         report: told once which unreadable snapshot was passed over, why, and how many before it.
     """
-    found = None
+    newest = None
     reasons = []
     for path in _newest_first(folder):
         try:
@@ -75,12 +75,12 @@ def newest_snapshot(
             reasons.append(error)
             continue
         if is_own(properties):
-            found = path
+            newest = path
             break
     if reasons:
         others = f"; and {len(reasons) - 1} before it" if len(reasons) > 1 else ""
         report(f"snapshot passed over: {reasons[0]}{others}")
-    return found
+    return newest
 
 
 def write_snapshot(
@@ -126,8 +126,16 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
     A version that was not loaded keeps the record it came from. Without one it is left out: it is
     in `load_models`, and how it is called is only a guess.
     """
-    found = {name: _records(entry) for name, entry in sorted(models.items())}
-    return {name: records for name, records in found.items() if records}
+    saved = {
+        name: {
+            version: dict(spec.saved_as)
+            or _saved(spec, is_default=version == entry.default_version)
+            for version, spec in entry.versions.items()
+            if spec.saved_as or not spec.load_error
+        }
+        for name, entry in sorted(models.items())
+    }
+    return {name: records for name, records in saved.items() if records}
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
@@ -151,20 +159,14 @@ def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion
         raise SettingsError(f"{path}: its {SNAPSHOT} cannot be understood: {error!r}") from error
 
 
-def _records(entry: ModelEntry) -> dict[str, dict[str, Any]]:
-    return {
-        version: dict(spec.saved_as) or _saved(spec, is_default=version == entry.default_version)
-        for version, spec in entry.versions.items()
-        if spec.saved_as or not spec.load_error
-    }
-
-
 def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
-    values = {one.word: getattr(spec, one.name) for one in PARAMETERS if one.rest}
+    values = {it.word: getattr(spec, it.name) for it in PARAMETERS if it.rest}
+    url = urlsplit(spec.model_url)
     return {
         "defaultVersion": is_default,
-        "marName": _archive_name(spec.model_url),
-        **{word: int(one) if isinstance(one, float) else one for word, one in values.items()},
+        # The archive's name in the model store: the last segment of a URL.
+        "marName": unquote(url.path.rpartition("/")[2]) if url.scheme else spec.model_url,
+        **{word: int(it) if isinstance(it, float) else it for word, it in values.items()},
         "maxWorkers": spec.max_worker,
         "runtimeType": spec.runtime,
         # Beyond TorchServe: a handler that the registration chose is not in the archive, and an
@@ -175,7 +177,7 @@ def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
 
 
 def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
-    words = {"handler": "handler", **{one.rest: one.word for one in PARAMETERS if one.rest}}
+    words = {"handler": "handler", **{it.rest: it.word for it in PARAMETERS if it.rest}}
     parameters = {key: record[word] for key, word in words.items() if word in record}
     url = str(record.get("modelUrl") or record["marName"])
     min_worker = int(record.get("minWorkers", 0))
@@ -218,12 +220,6 @@ def _server_of(path: Path) -> bytes:
         if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
             return match[0]
     return b""
-
-
-def _archive_name(url: str) -> str:
-    """Returns the archive's name in the model store: the last segment of a URL."""
-    parts = urlsplit(url)
-    return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
 
 
 def _newest_first(folder: Path) -> list[Path]:

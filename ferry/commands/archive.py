@@ -58,7 +58,6 @@ class Recipe:
     target: ServedTarget | None = None
 
     def manifest(self) -> str:
-        """Returns MANIFEST.json, with torch-model-archiver's keys in its order."""
         model = {
             "modelName": self.model_name,
             "serializedFile": self.serialized_file,

@@ -215,14 +215,7 @@ class SentFile:
 
 
 class FileSender:
-    """Sends files to one model.
-
-    Args:
-        model: the model's name.
-        options: of each submit; without a content type, each file's is guessed.
-        waits: for the results.
-        folder: where results are written; None: they are kept in memory.
-    """
+    """Sends files to one model; without a folder for them, results are kept in memory."""
 
     def __init__(self, model: str, options: Options, *, waits: bool, folder: Path | None) -> None:
         self._model = model
@@ -232,8 +225,6 @@ class FileSender:
 
     def send(self, files: Sequence[Path], url: str, in_flight: int) -> list[SentFile]:
         """Sends all of them, so many at a time; returns what came of each, in their order.
-
-        On a terminal, shows how many have ended.
 
         Raises:
             ClickException: the server, the model or the token is not right, or it was interrupted.
@@ -433,13 +424,11 @@ def _print_answers(sent: Sequence[SentFile], as_json: bool) -> None:
 
 def _print_sent(sent: Sequence[SentFile], folder: Path | None, there: int, as_json: bool) -> None:
     if as_json:
-        records = [
-            {"file": it.file, "job": it.job_id, "result": it.result and str(it.result)}
-            | {"error": it.error}
-            for it in sent
-        ]
-        shown = [{name: value for name, value in it.items() if value} for it in records]
-        click.echo(json.dumps(shown, indent=2))
+        records = [(it.file, it.job_id, it.result and str(it.result), it.error) for it in sent]
+        names = ("file", "job", "result", "error")
+        shown = [dict(zip(names, values, strict=True)) for values in records]
+        kept = [{name: value for name, value in record.items() if value} for record in shown]
+        click.echo(json.dumps(kept, indent=2))
         return
     for file in sent:
         if file.error:

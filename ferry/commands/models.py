@@ -34,7 +34,6 @@ wait_option = click.option(
 
 
 def parameter_options(command: Command) -> Command:
-    """Adds an option for each model parameter that a registration may have."""
     for parameter in reversed([it for it in PARAMETERS if it.rest]):
         name = f"--{parameter.rest.replace('_', '-')}"
         kind = click.Choice(parameter.choices) if parameter.choices else parameter.kind
@@ -278,7 +277,6 @@ def _print_summary(record: dict[str, Any]) -> None:
 
 
 def _all_models(api: Api) -> list[dict[str, str]]:
-    """Lists every registered model, page by page, sorted by name."""
     listed: list[dict[str, str]] = []
     start: str | None = "0"
     while start is not None:
@@ -302,12 +300,10 @@ def _all_versions(api: Api) -> list[dict[str, Any]]:
 
 
 def _marked_version(record: dict[str, Any]) -> str:
-    """Returns the name of a described version, marked if it is the model's default."""
     return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
 
 
 def _errors(record: dict[str, Any]) -> list[str]:
-    """Returns why a described version, or some of its workers, could not be loaded."""
     errors = (record.get("error"), *(worker.get("error") for worker in record.get("workers", ())))
     # Each once: most errors keep all workers from loading.
     return list(dict.fromkeys(filter(None, errors)))

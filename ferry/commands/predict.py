@@ -124,13 +124,11 @@ def answer_value(content: bytes, content_type: str) -> Any:
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """Returns what `--json` prints of a file."""
     key = "answer" if prediction.is_ok else "error"
     return {"file": prediction.file, "status": prediction.status, key: prediction.answer}
 
 
 def print_predictions(predictions: list[Prediction]) -> None:
-    """Prints what a user wants to see: probabilities as a table, and what went wrong."""
     table = Table("file", "class", "probability", box=None)
     table.columns[2].justify = "right"
     for prediction in predictions:

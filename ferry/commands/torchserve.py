@@ -182,7 +182,6 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
 
 
 def completed(settings: Settings) -> Settings:
-    """Returns the settings with what TorchServe's flags and files leave unsaid."""
     if settings.disable_token_authorization and not settings.enable_model_api:
         # The operator wants no tokens, and no client can bring code: TorchServe's container, which
         # listens on all addresses, works as it is.
@@ -242,23 +241,19 @@ def _stop() -> None:
     with contextlib.suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
         # A second start right after this must find the ports free.
-        _wait_for_the_end_of(process)
+        give_up_s = time.monotonic() + STOP_TIMEOUT_S
+        while not has_ended(process):
+            if time.monotonic() > give_up_s:
+                seconds = f"{STOP_TIMEOUT_S:.0f} s"
+                raise click.ClickException(
+                    f"the server (pid {process.pid}) has not stopped within {seconds}"
+                )
+            time.sleep(STOP_LOOK_S)
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
 
 
-def _wait_for_the_end_of(process: psutil.Process) -> None:
-    give_up_s = time.monotonic() + STOP_TIMEOUT_S
-    while not has_ended(process):
-        if time.monotonic() > give_up_s:
-            raise click.ClickException(
-                f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
-            )
-        time.sleep(STOP_LOOK_S)
-
-
 def pid_file() -> Path:
-    """Returns the file's path; there is one per temporary folder."""
     return Path(tempfile.gettempdir()) / ".model_server.pid"
 
 

@@ -283,7 +283,6 @@ class EmbeddedRedis:
             time.sleep(0.01)
 
     def answers(self) -> bool:
-        """Returns whether the server answers a PING within a second."""
         return self._ask(b"PING\r\n").startswith(b"+PONG")
 
     def loaded_percent(self) -> float | None:

@@ -37,7 +37,6 @@ class PartMaker:
         group: str = "",
         variables: Mapping[str, str] = _NOTHING,
     ) -> Part:
-        """Returns a part that runs a package; its first process says when it is ready."""
         ready, logs = ReadyPipe(), self.logs
 
         def start() -> subprocess.Popen[bytes]:
@@ -62,7 +61,6 @@ class PartMaker:
     def ingresses(
         self, settings: Settings, count: int, folder: Path, stop_share: float
     ) -> list[Part]:
-        """Returns the ingresses, which share their ports (ADR 0021) and have a common folder."""
         return [
             self.part(
                 f"{_INGRESS} {number}" if number > 1 else _INGRESS,

@@ -264,5 +264,4 @@ class Supervisor:
 
     @property
     def stop_reason(self) -> str:
-        """Returns the name of the signal that asks to stop."""
         return signal.Signals(self._signals[0]).name if self._signals else ""

@@ -141,7 +141,6 @@ def run_ingresses(settings: Settings) -> None:
 
 
 def print_report(line: str) -> None:
-    """Prints a line of the supervisor's own on standard error."""
     click.echo(line, err=True)
 
 
@@ -349,7 +348,6 @@ def models_at_start(settings: Settings, *, is_new: bool) -> str:
 
 
 def _first_step(settings: Settings) -> str:
-    """Returns how the first model gets here."""
     store = settings.model_store
     if store is None:
         return "start with --model-store FOLDER, for the archives in it"
@@ -362,7 +360,6 @@ def _first_step(settings: Settings) -> str:
 
 
 def _saved_models(settings: Settings) -> list[str]:
-    """Returns the names of the models that a snapshot brings back."""
     if settings.snapshot_file is None:
         return []
     with contextlib.suppress(SettingsError):  # which the ingress says

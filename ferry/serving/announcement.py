@@ -22,7 +22,6 @@ _AXES_OF_IMAGES = 3
 
 
 def announcement(live: "LiveModel", base_url: str) -> str:
-    """Returns the lines about one model, without a newline at the end."""
     spec, workers = live.spec, live.workers
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
     devices = ", ".join(sorted({worker.device for worker in workers}))

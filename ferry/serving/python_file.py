@@ -82,7 +82,6 @@ def sources_of(file: Path) -> dict[str, Path]:
 
 
 def shown(path: Path) -> str:
-    """Returns the path as a person near it writes it."""
     with contextlib.suppress(ValueError, OSError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

@@ -73,7 +73,6 @@ class ServedTarget:
         return self._text(self.path.name if self.path else "")
 
     def config(self, more: Mapping[str, Any] | None = None) -> str:
-        """Returns model-config.yaml."""
         settings = {**DEFAULTS, **self.settings, **(more or {})}
         settings["maxWorkers"] = max(settings["minWorkers"], settings["maxWorkers"])
         return "".join(f"{word}: {json.dumps(value)}\n" for word, value in settings.items())

@@ -129,7 +129,8 @@ class HttpHost:
         """
         self.connections.add(connection)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if sock.fileno() >= limit - _SPARE_FILES and self._reminder.is_due(""):
+        is_near = limit != resource.RLIM_INFINITY and sock.fileno() >= limit - _SPARE_FILES
+        if is_near and self._reminder.is_due(""):
             log.warning("hardly a file can be opened limit=%d", limit)
 
     def send_soon(self, connection: "HttpConnection") -> None:
@@ -311,7 +312,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if len(self._asked) > 1:
                 # The rest of the last request is read when its turn comes.
                 self.take_no_more()
-            if self._asked and not self._asked[0].is_begun:
+            if self._asked and not self._asked[0].is_served:
                 if self._drained is None:
                     self._serve_first()
                 else:
@@ -514,10 +515,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _serve_first(self) -> None:
         """Has the application answer the first request, for which the client now waits."""
-        if not self._asked or self._asked[0].is_begun:
+        if not self._asked or self._asked[0].is_served:
             return
         exchange = self._asked[0]
-        exchange.is_begun = True
+        exchange.is_served = True
         if self._is_half_closed:
             self._loop.call_later(HALF_CLOSED_S, exchange.leave)
         self._host.serve(exchange)

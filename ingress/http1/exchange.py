@@ -77,7 +77,7 @@ class Exchange:
 
     # What most exchanges never need is the class's until they do.
     status = 0
-    is_begun = is_received = is_broken = is_late = is_ended = False
+    is_served = is_received = is_broken = is_late = is_ended = False
     on_left: Callable[[], object] | None = None
     _wants_whole = _has_asked = False
     _kept_bytes = 0
@@ -257,7 +257,7 @@ class Exchange:
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
-        if self.is_begun and not self._wants_whole:
+        if self.is_served and not self._wants_whole:
             self._kept_bytes += len(chunk)
             if self._kept_bytes > AHEAD_BYTES:
                 self.connection.take_no_more()
@@ -268,7 +268,7 @@ class Exchange:
         if whole is not None:
             self._chunks = [whole]
         self.is_received = True
-        if self.is_begun:
+        if self.is_served:
             self._wake()
 
     def break_off(self) -> None:

@@ -65,10 +65,6 @@ class Unreadable(Exception):
         self.answer = Answer(status, headers, explanation.encode())
 
 
-class _Refused(Exception):
-    """Ends the parsing from within one of its callbacks."""
-
-
 class RequestParser:
     """Parses the requests of one connection, in order. httptools calls its methods `on_...`."""
 
@@ -82,7 +78,6 @@ class RequestParser:
         self._fields: dict[str, str] = {}
         self._head_bytes = self._around_bytes = self._size_bytes = 0
         self._current: Exchange | None = None
-        self._is_head_too_large = False
 
     def feed(self, data: bytes | memoryview) -> None:
         """Gives requests to the connection as soon as their heads are whole.
@@ -97,11 +92,11 @@ class RequestParser:
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError as error:
+            if isinstance(error.__context__, Unreadable):  # from one of the methods below
+                raise error.__context__ from error
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise Unreadable(HTTPStatus.METHOD_NOT_ALLOWED) from error
-            if self._is_head_too_large:
-                raise self._too_large() from error
             raise Unreadable(HTTPStatus.BAD_REQUEST) from error
         # In a head, or behind one whose body has not ended.
         if self._around_bytes > MAX_AROUND_BYTES:
@@ -147,8 +142,7 @@ class RequestParser:
         has_many = len(self._headers) * LEAST_HEADER_BYTES > self._max_head_bytes
         if has_many or (is_long and len(self._url) + self._size_bytes > self._max_head_bytes):
             # Here, as another request in the same read would take this one's place.
-            self._is_head_too_large = True
-            raise _Refused
+            raise self._too_large()
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
         is_short = len(self._url) <= _MAX_KEPT_CHARS
@@ -167,7 +161,7 @@ class RequestParser:
         # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
         # llhttp goes by it nevertheless (RFC 9112, 6.1).
         if exchange.http_version < "1.1" and "transfer-encoding" in exchange.fields:
-            raise _Refused
+            raise Unreadable(HTTPStatus.BAD_REQUEST)
         self._connection.take_request(exchange)
 
     def on_body(self, chunk: bytes) -> None:

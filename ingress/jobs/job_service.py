@@ -101,7 +101,8 @@ class JobPage(NamedTuple):
 class JobService:
     """Submits jobs and tells about them.
 
-    All of its calls raise StoreUnavailable when Redis does not answer.
+    All of its calls raise StoreUnavailable when Redis does not answer, and those with an id
+    JobNotFound if no job has it.
     """
 
     def __init__(
@@ -114,19 +115,9 @@ class JobService:
         submitters: str = "",
         receivers: ReceiverRules | None = None,
     ) -> None:
-        """Begins.
-
-        Args:
-            store: of the jobs.
-            registry: knows the versions whose jobs are listed.
-            timeout_s: to the deadline of a job whose client does not say.
-            keep_s: for so long such a job is kept.
-            submitters: the name of the token that submits, and not its value, which is renewed
-                while jobs wait.
-            receivers: which ones there may be; None: nobody is told.
-        """
         self._store = store
         self._registry = registry
+        # Names the token that they have, and not its value, which is renewed while jobs wait.
         self._submitters = submitters
         self._receivers = receivers
         self._timeout_s = timeout_s
@@ -205,11 +196,6 @@ class JobService:
         await self._store.close()
 
     async def find(self, job_id: str) -> Job:
-        """Returns the job.
-
-        Raises:
-            JobNotFound: there is none of this id.
-        """
         with _telling_unavailable():
             job = await self._store.find(job_id)
         if job is None:
@@ -219,13 +205,7 @@ class JobService:
     async def wait(self, job_id: str, wait_s: float, *, for_end: bool = False) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
 
-        Args:
-            job_id: of the job.
-            wait_s: the longest wait.
-            for_end: whether only a final status counts.
-
-        Raises:
-            JobNotFound: there is none of this id.
+        With `for_end` only a final status counts.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
@@ -242,11 +222,8 @@ class JobService:
     async def result(self, job: Job) -> Reply:
         """Returns what the synchronous prediction would have been answered with.
 
-        Args:
-            job: finished.
-
         Raises:
-            ResultGone: it was cancelled, or its result has been let go.
+            ResultGone: the job, which has finished, was cancelled, or its result has been let go.
         """
         if (reply := small_reply(job)) is not None:
             return reply
@@ -267,11 +244,7 @@ class JobService:
         return decode_reply(job.job_id, value)
 
     async def cancel(self, job_id: str) -> Job:
-        """Cancels a job that has not finished, and lets the result of one that has go.
-
-        Raises:
-            JobNotFound: there is none of this id.
-        """
+        """Cancels a job that has not finished, and lets the result of one that has go."""
         with _telling_unavailable():
             job = await self._store.cancel(job_id)
         if job is None:
@@ -282,7 +255,6 @@ class JobService:
         """Has a job that did not succeed wait again, with all of its attempts.
 
         Raises:
-            JobNotFound: there is none of this id.
             NotRetryable: it has not ended, has succeeded, or its input is gone.
             QueueFull, QueueMemoryFull: refused; it stays as it is.
         """
@@ -359,16 +331,11 @@ def _fingerprint(key: VersionKey, request: Request) -> str:
     return digest.hexdigest()
 
 
-# --- headers; their names are in lower case
+# --- headers; their names are in lower case. One that is not understood is a BadRequest.
 
 
 def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preferences:
-    """Returns the client's preferences, or those of a model that gives a job after so long.
-
-    Args:
-        headers: of the request.
-        async_after_s: of the model; 0: none.
-    """
+    """Returns the client's preferences, or those of a model that gives a job after so long."""
     if "prefer" in headers:
         preferences = read_preferences(headers["prefer"])
         if preferences.is_async:
@@ -396,11 +363,7 @@ def _takes_json(accept: str) -> bool:
 
 
 def read_idempotency_key(headers: Mapping[str, str]) -> str:
-    """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one.
-
-    Raises:
-        BadRequest: it is not 1 to 255 printable characters.
-    """
+    """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one."""
     text = headers.get("idempotency-key")
     if text is None:
         return ""
@@ -413,11 +376,7 @@ def read_idempotency_key(headers: Mapping[str, str]) -> str:
 
 
 def read_keep_s(headers: Mapping[str, str]) -> int | None:
-    """Returns for how long the result is to be kept; None when the client does not say.
-
-    Raises:
-        BadRequest: not a number of seconds in KEEP_RANGE_S.
-    """
+    """Returns for how long the result is to be kept; None when the client does not say."""
     text = headers.get("x-result-ttl-s")
     if text is None:
         return None
@@ -428,11 +387,6 @@ def read_keep_s(headers: Mapping[str, str]) -> int | None:
 
 
 def read_urgency(headers: Mapping[str, str]) -> bool:
-    """Returns whether the job is to wait among the requests.
-
-    Raises:
-        BadRequest: a priority that is neither `high` nor `normal`.
-    """
     priority = headers.get("x-priority", "normal").lower()
     if priority not in {"high", "normal"}:
         raise BadRequest("X-Priority must be high or normal.")
@@ -444,13 +398,7 @@ def read_receiver(
 ) -> Receiver | None:
     """Returns whom the client wants to be told of the end; None if it names nobody.
 
-    Args:
-        headers: of the request.
-        base_url: of the server as this client sees it.
-        rules: which receivers may be; None: this server tells nobody.
-
-    Raises:
-        BadRequest: a header that is not understood, or a receiver that may not be.
+    Without rules, this server tells nobody.
     """
     url = headers.get("webhook-url")
     if url is None:

@@ -31,7 +31,13 @@ from batching.models.registration import (
 )
 from batching.models.spec import DEFAULT_VERSION, INSTALL_TIMEOUT_S, ArchiveInfo, ModelSpec
 from batching.settings.snapshots import SavedVersion
-from ingress.models.worker_wait import Progress, Slot, WorkerWait, failed_text, failures_by_slot
+from ingress.models.worker_wait import (
+    Slot,
+    WorkerProgress,
+    WorkerWait,
+    failed_text,
+    failures_by_slot,
+)
 from ingress.services import Services
 
 log = logging.getLogger(__name__)
@@ -74,7 +80,7 @@ class Registrar:
             return 200, f"{text}. Use scale workers API to add workers for the model."
         if not bool_parameter(parameters, "synchronous", default=True):
             return 202, PROCESSING
-        if self._first_workers(spec) is Progress.PARTIAL:
+        if self._first_workers(spec) is WorkerProgress.PARTIAL:
             return 206, IN_PROGRESS
         return 200, text
 
@@ -166,7 +172,7 @@ class Registrar:
         if not bool_parameter(parameters, "synchronous", default=False):
             return 202, PROCESSING
         progress = self._workers(spec, failures_before, asked or "null")
-        if progress is not Progress.DONE:
+        if progress is not WorkerProgress.DONE:
             return 206, IN_PROGRESS
         version = f", version: {asked}" if asked else ""
         return 200, f"Workers scaled to {min_worker} for model: {model_name}{version}"
@@ -213,10 +219,10 @@ class Registrar:
                     self._registry.remove(one.key, only=one)
                 self._forget(one.model_name)
 
-    def _first_workers(self, spec: ModelSpec) -> Progress:
+    def _first_workers(self, spec: ModelSpec) -> WorkerProgress:
         try:
             progress = self._workers(spec, {}, spec.model_version)
-            if progress is Progress.NONE:
+            if progress is WorkerProgress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
         except (InternalError, OutOfResources, DependenciesFailed, Draining):
             # A version whose workers cannot load does not stay half registered. And when this
@@ -230,7 +236,7 @@ class Registrar:
 
     def _workers(
         self, spec: ModelSpec, failures_before: Mapping[Slot, int], version_text: str
-    ) -> Progress:
+    ) -> WorkerProgress:
         is_installed = self._settings.install_py_dep_per_model and spec.requirements_file
         return self._wait.for_workers(
             spec,

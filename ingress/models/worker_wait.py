@@ -20,7 +20,7 @@ from batching.models.entry import still_registered
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.store.registry.registry import Registry
-from ingress.services import Patience
+from ingress.services import TimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ Slot = tuple[str, int]
 T = TypeVar("T")
 
 
-class Progress(Enum):
+class WorkerProgress(Enum):
     """How far the workers have come when the wait ends."""
 
     DONE = "done"
@@ -58,7 +58,7 @@ class WorkerWait:
     """Waits for nodes and workers, at most until this server stops. Blocks; call from a thread."""
 
     def __init__(
-        self, registry: Registry, *, should_stop: Callable[[], bool], patience: Patience
+        self, registry: Registry, *, should_stop: Callable[[], bool], patience: TimeLimits
     ) -> None:
         self._registry = registry
         self._should_stop = should_stop  # asked every second
@@ -71,7 +71,7 @@ class WorkerWait:
         failures_before: Mapping[Slot, int],
         version_text: str,
         install_patience_s: float,
-    ) -> Progress:
+    ) -> WorkerProgress:
         """Waits for `min_worker` to `max_worker` workers on each live node.
 
         Ends when all are ready, or when `startup_timeout` has passed since the archive was
@@ -132,7 +132,7 @@ class WorkerWait:
         deadline: "_Deadline",
         failures_before: Mapping[Slot, int],
         version_text: str,
-    ) -> Progress:
+    ) -> WorkerProgress:
         with self._registry.changes() as wait:
             while True:
                 spec = self._as_registered(spec)
@@ -145,12 +145,12 @@ class WorkerWait:
                 there = [worker for worker in workers if worker.node_id in whole]
                 progress = _progress(there, spec, nodes=max(1, len(whole)))
                 left_s = deadline.left_s()
-                is_over = progress is Progress.DONE or left_s <= 0
+                is_over = progress is WorkerProgress.DONE or left_s <= 0
                 if failed and (is_over or not whole):
                     error = _why_failed(failed, spec.key, version_text)
-                    if progress is Progress.NONE:
+                    if progress is WorkerProgress.NONE:
                         raise error
-                    return Progress.PARTIAL
+                    return WorkerProgress.PARTIAL
                 if is_over:
                     return progress
                 self._raise_if_stopping()
@@ -214,11 +214,11 @@ class _Deadline:
         self._deadline_s = min(time.monotonic(), self._latest_start_s) + self._seconds
 
 
-def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> Progress:
+def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> WorkerProgress:
     ready = sum(worker.state is WorkerState.READY for worker in workers)
     if ready >= spec.min_worker * nodes and len(workers) <= spec.max_worker * nodes:
-        return Progress.DONE
-    return Progress.PARTIAL if ready else Progress.NONE
+        return WorkerProgress.DONE
+    return WorkerProgress.PARTIAL if ready else WorkerProgress.NONE
 
 
 def _failed(

@@ -209,10 +209,10 @@ def _read_limit(parameters: Mapping[str, str]) -> int:
     Raises:
         BadRequest: not a whole number, or less than 1.
     """
-    text = parameters.get("limit", "")
-    if not text:
+    limit = parameters.get("limit", "")
+    if not limit:
         return _USUAL_JOBS
-    match = _LIMIT.fullmatch(text)
+    match = _LIMIT.fullmatch(limit)
     if match is None:
         raise BadRequest(
             f"limit must be a whole number, 1 or more; a page has {_USUAL_JOBS} entries without "

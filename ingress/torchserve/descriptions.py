@@ -54,7 +54,7 @@ def describe_version(
         "maxNumSequence": 0,
         "maxSequenceJobQueueSize": 0,
         "loadedAtStartup": spec.is_loaded_at_startup,
-        "workers": [_describe_worker(one, hosts.get(one.node_id, "")) for one in workers],
+        "workers": [_describe_worker(worker, hosts.get(worker.node_id, "")) for worker in workers],
         "jobQueueStatus": {
             "remainingCapacity": max(0, queue.capacity - queue.waiting),
             "pendingRequests": queue.waiting,

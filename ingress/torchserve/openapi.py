@@ -57,8 +57,8 @@ def operations_of(paths: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
             yield path, method, operation
 
 
-def _without(operation: dict[str, Any], place: str) -> dict[str, Any]:
-    kept = [parameter for parameter in operation["parameters"] if parameter["in"] != place]
+def _without(operation: dict[str, Any], location: str) -> dict[str, Any]:
+    kept = [parameter for parameter in operation["parameters"] if parameter["in"] != location]
     return {**operation, "parameters": kept}
 
 

@@ -108,10 +108,10 @@ def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Requ
     Raises:
         BadRequest: the tensors cannot begin where the header says.
     """
-    text = headers.get(TENSOR_HEADER, str(len(body)))
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
+    json_bytes = headers.get(TENSOR_HEADER, str(len(body)))
+    if not _WHOLE_NUMBER.fullmatch(json_bytes) or int(json_bytes) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
-    kind = f"{OPEN_INFERENCE_TYPE};json={int(text)}"
+    kind = f"{OPEN_INFERENCE_TYPE};json={int(json_bytes)}"
     return _request(target, headers, [Part("body", kind, body)])
 
 
@@ -147,12 +147,12 @@ def read_timeout_s(headers: Mapping[str, str]) -> float | None:
     Raises:
         BadRequest: not a number of milliseconds.
     """
-    text = headers.get(TIMEOUT_HEADER)
-    if text is None:
+    milliseconds = headers.get(TIMEOUT_HEADER)
+    if milliseconds is None:
         return None
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) == 0:
+    if not _WHOLE_NUMBER.fullmatch(milliseconds) or int(milliseconds) == 0:
         raise BadRequest("X-Request-Timeout-Ms must be a whole number of milliseconds, 1 or more.")
-    return int(text) / 1000
+    return int(milliseconds) / 1000
 
 
 def _mime(content_type: str) -> str:
@@ -177,9 +177,9 @@ def _urlencoded_parts(body: Content, max_parts: int) -> Iterator[Part]:
             yield Part(_unquoted(name).decode("utf-8", "replace"), "", _unquoted(value))
 
 
-def _unquoted(text: Content) -> bytes:
+def _unquoted(quoted: Content) -> bytes:
     # Not a bytearray, which it cannot look up: a body may be one.
-    return unquote_to_bytes(bytes(text.replace(b"+", b" ")))
+    return unquote_to_bytes(bytes(quoted.replace(b"+", b" ")))
 
 
 def _multipart_parts(content_type: str, body: Content, max_parts: int) -> Iterator[Part]:

@@ -205,11 +205,11 @@ def _target(path: str) -> Target | None:
     path = path.rstrip("/")
     for route, pattern in _PATTERNS:
         if Role.INFERENCE in route.ports and (match := pattern.fullmatch(path)):
-            target, words = route.target, match.groupdict()
+            target, names = route.target, match.groupdict()
             return target and target._replace(
-                model_name=words.get("model_name", ""),
-                model_version=words.get("model_version") or None,
-                url_path=words.get("tail", target.url_path),
+                model_name=names.get("model_name", ""),
+                model_version=names.get("model_version") or None,
+                url_path=names.get("tail", target.url_path),
             )
     return None
 

@@ -108,6 +108,13 @@ class JobStore:
     """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop.
 
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
+
+    Args:
+        client: of all servers.
+        most_waiting: jobs of one version that may wait.
+        memory_share: the part of `maxmemory` that may be used when there is room for jobs.
+        is_writing_file: whether the server is to write an append-only file from the first job on.
+            Requests need none: their ingress submits them again.
     """
 
     def __init__(
@@ -118,15 +125,6 @@ class JobStore:
         *,
         is_writing_file: bool = False,
     ) -> None:
-        """Connects to none yet.
-
-        Args:
-            client: of all servers.
-            most_waiting: jobs of one version that may wait.
-            memory_share: the part of `maxmemory` that may be used when there is room for jobs.
-            is_writing_file: whether the server is to write an append-only file from the first job
-                on. Requests need none: their ingress submits them again.
-        """
         self._client = client
         self._most_waiting = most_waiting
         self._memory_share = memory_share

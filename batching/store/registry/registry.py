@@ -70,7 +70,6 @@ class Registry:
         return specs_of(self.snapshot().values())
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """Returns the version that a request for this name (and version) means."""
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
@@ -133,7 +132,6 @@ class Registry:
         return self.epoch()
 
     def is_lost(self) -> bool:
-        """Returns whether Redis was emptied, and has no epoch since."""
         return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
@@ -235,7 +233,6 @@ class Registry:
         )
 
     def nodes(self) -> list[NodeStatus]:
-        """Returns the nodes whose last beat is young enough."""
         with telling_unavailable():
             records = self._client.hgetall(keys.NODE_INFO)
         alive = self.alive_nodes()
@@ -395,7 +392,6 @@ class QueueConfigs:
             pipe.execute()
 
     def complete(self, spec: ModelSpec) -> None:
-        """Writes what is missing of the version's configuration."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable():

@@ -15,7 +15,7 @@ from ingress.http1.listener import Address, Listener
 from ingress.rest.app import create_app
 from ingress.role import Role
 from ingress.server import application
-from ingress.services import Patience, Services, build_services
+from ingress.services import Services, TimeLimits, build_services
 from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.tls import write_certificate
@@ -108,7 +108,7 @@ def keys():
 @pytest.fixture
 def patience():
     """The usual time limits of registrations; a test that waits for one shortens it."""
-    return Patience()
+    return TimeLimits()
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@
 -- Returns the code, and whether the job was there to keep the answer.
 
 local function answer_job(prefix, open_key, body_key, large_prefix, id, attempt, worker_id, value, code)
-  local name, place, result = prefix .. id, attempt .. '-' .. worker_id, string.sub(value, 2)
+  local name, owner, result = prefix .. id, attempt .. '-' .. worker_id, string.sub(value, 2)
   local is_large = result == '@'
-  if is_large then result = id .. '@' .. place end
+  if is_large then result = id .. '@' .. owner end
   local is_kept = false
   if code == 1 then
     local time = redis.call('TIME')
@@ -18,9 +18,9 @@ local function answer_job(prefix, open_key, body_key, large_prefix, id, attempt,
     code = 2 -- written once more
   end
   if is_large and (is_kept or code == 2) then
-    redis.call('PEXPIRE', large_prefix .. id .. ':' .. place, math.max(1, redis.call('PTTL', name)))
+    redis.call('PEXPIRE', large_prefix .. id .. ':' .. owner, math.max(1, redis.call('PTTL', name)))
   elseif is_large then
-    redis.call('DEL', large_prefix .. id .. ':' .. place)
+    redis.call('DEL', large_prefix .. id .. ':' .. owner)
   end
   return code, is_kept
 end

@@ -7,7 +7,7 @@ from batching.errors import InvalidModel, StoreUnavailable, Unavailable
 from batching.store import keys
 from batching.store.clients import connect
 from ingress.models.registrar import Registrar
-from ingress.services import Patience
+from ingress.services import TimeLimits
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import SimulatedNode
 from tests.unit.ingress.startup import load
@@ -139,7 +139,7 @@ def test_emptied_redis_is_given_the_startup_models_again(ingress):
     assert sorted(ingress.registry.snapshot()) == ["echo"]
 
 
-IN_A_HURRY = pytest.mark.parametrize("patience", [Patience(node_s=0.1, remind_s=0.3)])
+IN_A_HURRY = pytest.mark.parametrize("patience", [TimeLimits(node_s=0.1, remind_s=0.3)])
 
 
 class Start(threading.Thread):

@@ -4,8 +4,8 @@ import pytest
 
 from batching.errors import Draining, InternalError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from ingress.models.worker_wait import Progress, WorkerWait, _progress
-from ingress.services import Patience
+from ingress.models.worker_wait import WorkerProgress, WorkerWait, _progress
+from ingress.services import TimeLimits
 from tests.support import KEY, make_spec
 
 READY, LOADING, STARTING = WorkerState.READY, WorkerState.LOADING, WorkerState.STARTING
@@ -21,14 +21,14 @@ def workers(*states, pid=42):
 @pytest.mark.parametrize(
     ("states", "nodes", "expected"),
     [
-        ([READY], 1, Progress.DONE),
-        ([READY], 2, Progress.PARTIAL),
-        ([READY, READY], 2, Progress.DONE),
-        ([READY, LOADING], 2, Progress.PARTIAL),
-        ([LOADING], 1, Progress.NONE),
-        ([], 1, Progress.NONE),
-        ([READY] * 3, 1, Progress.PARTIAL),  # one too many, which has yet to go
-        ([READY] * 3, 2, Progress.DONE),
+        ([READY], 1, WorkerProgress.DONE),
+        ([READY], 2, WorkerProgress.PARTIAL),
+        ([READY, READY], 2, WorkerProgress.DONE),
+        ([READY, LOADING], 2, WorkerProgress.PARTIAL),
+        ([LOADING], 1, WorkerProgress.NONE),
+        ([], 1, WorkerProgress.NONE),
+        ([READY] * 3, 1, WorkerProgress.PARTIAL),  # one too many, which has yet to go
+        ([READY] * 3, 2, WorkerProgress.DONE),
     ],
 )
 def test_workers_are_counted_for_each_node(states, nodes, expected):
@@ -53,7 +53,7 @@ class Nodes:
 
     def wait(self, should_stop=lambda: False):
         options = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.0}
-        wait = WorkerWait(self.registry, should_stop=should_stop, patience=Patience())
+        wait = WorkerWait(self.registry, should_stop=should_stop, patience=TimeLimits())
         return wait.for_workers(self.spec, **options)
 
 
@@ -71,7 +71,7 @@ def test_node_that_cannot_start_its_worker_keeps_nothing_from_the_others(nodes, 
     nodes.have("b", STARTING, **FAILED)
     nodes.have("c", READY)
     # When / Then
-    assert nodes.wait() is Progress.PARTIAL
+    assert nodes.wait() is WorkerProgress.PARTIAL
     assert "not started model=digits version=1.0: OSError: no space" in caplog.text
 
 
@@ -115,4 +115,4 @@ def test_worker_that_was_given_up_and_is_to_go_has_not_failed_to_start(nodes):
     # And once it has gone
     nodes.harness.node().forget(KEY, "a-1")
     # Then
-    assert nodes.wait() is Progress.DONE
+    assert nodes.wait() is WorkerProgress.DONE

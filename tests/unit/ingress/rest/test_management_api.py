@@ -7,10 +7,10 @@ import pytest
 from batching.models.spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.clients import connect
-from ingress.models.worker_wait import Progress, WorkerWait
+from ingress.models.worker_wait import WorkerProgress, WorkerWait
 from ingress.rest.app import create_app
 from ingress.role import Role
-from ingress.services import Patience
+from ingress.services import TimeLimits
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
 
@@ -37,7 +37,7 @@ def error_of(answer):
     return answer.status_code, document["type"], document["message"]
 
 
-@pytest.mark.parametrize("patience", [Patience(node_s=0.0)])
+@pytest.mark.parametrize("patience", [TimeLimits(node_s=0.0)])
 @pytest.mark.parametrize("asked", [("POST", "/models?url=echo.mar"), ("GET", "/nodes")])
 def test_answer_says_that_redis_refuses_and_not_that_no_node_is_there(
     ingress, redis_url, caplog, asked
@@ -186,7 +186,7 @@ def test_register_removes_no_other_registration_than_its_own(manager, node):
     assert manager.registry.specs() == [other]
 
 
-@pytest.mark.parametrize("patience", [Patience(grace_s=0.1)])
+@pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
 def test_time_to_unpack_is_not_time_to_load(manager, node):
     # Given
     node.behaviour = "unpacking"
@@ -207,10 +207,10 @@ def test_time_to_install_is_no_time_to_load(manager, node):
     words = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.5}
     # When
     started_s = time.monotonic()
-    wait = WorkerWait(manager.registry, should_stop=lambda: False, patience=Patience(grace_s=0.1))
+    wait = WorkerWait(manager.registry, should_stop=lambda: False, patience=TimeLimits(grace_s=0.1))
     progress = wait.for_workers(spec, **words)
     # Then
-    assert progress is Progress.NONE
+    assert progress is WorkerProgress.NONE
     assert time.monotonic() - started_s >= 0.8
 
 
@@ -271,7 +271,7 @@ def test_scale_waits_for_more_and_for_fewer_workers(manager):
     assert len(manager.registry.workers(spec.key)) == 1
 
 
-@pytest.mark.parametrize("patience", [Patience(grace_s=0.1)])
+@pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
 def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     # Given a worker that is ready, and no other that will be
     manager.register("echo", startup_timeout_s=1)

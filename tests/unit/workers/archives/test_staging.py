@@ -114,7 +114,7 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
 
     # And the folder goes with the others that are not needed
     old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
-    for place in (folder / "content", folder):
+    for place in (*folder.rglob("*"), folder):
         os.utime(place, (old_s, old_s))
     remove_abandoned(work_dir)
     assert not folder.exists()
