@@ -8,6 +8,11 @@ from typing import Protocol
 from batching.policy import BatchPolicy
 from batching.protocol import JOB, Batch, ClosedBy
 
+# Of the time between waking up and having a batch in hand, as `ClaimLead` learns it.
+LEAD_START_S = 0.0005
+LEAD_LIMIT_S = 0.002
+LEAD_STEP_S = 0.0001
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -85,3 +90,20 @@ class Batcher:
         """Teaches the policy that this batch was answered at `now_s`, after `run_s`."""
         ages_s = [item.queue_us / 1e6 for item in batch.items if item.owned.ingress_id != JOB]
         self._policy.observe(ages_s, run_s, now_s, len(batch) - len(ages_s))
+
+
+class ClaimLead:
+    """The time between waking up and having the batch in hand, learned on this machine.
+
+    This is the timer's rounding (a millisecond with poll()), the scheduler's delay and the claim
+    itself. The estimate follows the median in steps, so that one long pause moves it no more than
+    a short one. It is bounded, so that a busy machine cannot shorten the window by much.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = LEAD_START_S
+
+    def observe(self, late_s: float) -> None:
+        """Learns that a batch was in hand this long after its window ended; negative: before."""
+        step_s = LEAD_STEP_S if late_s > 0 else -LEAD_STEP_S
+        self.seconds = min(max(0.0, self.seconds + step_s), LEAD_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Estimates, for one worker, how fast requests come and what a batch costs."""
+"""Estimates how fast requests come, what a batch costs, and how fast a queue empties."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 LONGEST_GAP_S = 1.0
 GAP_WEIGHT = 0.2
 COST_DECAY = 0.95
+DRAIN_WINDOW_S = 5.0
+SOONEST_S, LATEST_S = 1.0, 60.0
+UNKNOWN_DRAIN_S = 5.0  # nothing has been answered lately
 LEAST_VARIANCE = 0.25  # of the batch size; below, the cost of one more request is unknown
 
 
@@ -86,3 +89,43 @@ class _Regression:
             self._slope = (self._xy / self._weight - mean_x * mean_y) / variance
         self._slope = min(max(0.0, self._slope), mean_y / mean_x)
         return mean_y - self._slope * mean_x, self._slope
+
+
+class DrainRate:
+    """Measures how fast a queue empties, and so when a refused client should come back.
+
+    Answers are counted over the last few seconds, by two counts and no history.
+
+    Times are seconds of any monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._window_start = 0.0
+        self._count = 0
+        self._previous = 0
+
+    def count(self, now_s: float, answered: int = 1) -> None:
+        """Counts answered requests."""
+        self._roll(now_s)
+        self._count += answered
+
+    def per_s(self, now_s: float) -> float:
+        """Returns answers per second; the previous window counts by its share in DRAIN_WINDOW_S."""
+        self._roll(now_s)
+        share = 1.0 - (now_s - self._window_start) / DRAIN_WINDOW_S
+        return (self._previous * share + self._count) / DRAIN_WINDOW_S
+
+    def retry_after_s(self, waiting: int, now_s: float) -> float:
+        """Estimates when `waiting` requests will have been answered, from 1 to 60 seconds."""
+        rate = self.per_s(now_s)
+        if rate <= 0.0:
+            return UNKNOWN_DRAIN_S
+        return min(LATEST_S, max(SOONEST_S, waiting / rate))
+
+    def _roll(self, now_s: float) -> None:
+        elapsed_s = now_s - self._window_start
+        if elapsed_s < DRAIN_WINDOW_S:
+            return
+        self._previous = self._count if elapsed_s < 2 * DRAIN_WINDOW_S else 0
+        self._count = 0
+        self._window_start = now_s - elapsed_s % DRAIN_WINDOW_S

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.broker import Broker
-from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
+from batching.store.held_connections import Client
 from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog

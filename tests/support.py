@@ -30,7 +30,7 @@ POLL_S = 0.01
 DEAD_AFTER_MS = 3000
 KEY = VersionKey("digits", "1.0")
 
-# What is in a record's line, in its order, and then its bytes: batching/store/open_records.py.
+# What is in a record's line, in its order, and then its bytes: batching/store/records.py.
 RECORD_FIELDS = (
     "attempts",
     "owner",

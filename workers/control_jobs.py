@@ -22,8 +22,8 @@ from batching.errors import InternalError, ServeError
 from batching.process.logs import configure_logging
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
-from batching.store.client_types import Client
 from batching.store.clients import connect, for_rq, store_url
+from batching.store.held_connections import Client
 from batching.store.redis_errors import AWAY, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,

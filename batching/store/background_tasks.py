@@ -22,11 +22,12 @@ async def keep_going(
     For tasks that are not awaited: one that an exception ends would be missed in silence. An
     exception that comes at each try is logged now and then.
     """
-    reminder = Reminder()
+    reminder: Reminder | None = None
     while True:
         try:
             return await body()
         except Exception as error:
+            reminder = reminder or Reminder()
             if reminder.is_due(repr(error)):
                 is_accident = not isinstance(error, ServeError)
                 text = "task failed name=%s %s: %s"

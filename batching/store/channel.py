@@ -17,10 +17,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 
 from batching import errors
-from batching.drain_rate import DrainRate
+from batching.estimate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import NO_WIRE, ProtocolError
-from batching.request_ids import fresh_request_id
+from batching.protocol import NO_WIRE, ProtocolError, fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
     USUAL_PATIENCE,

@@ -13,7 +13,7 @@ hash tag only: `at` gives the client of another.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import redis
@@ -25,14 +25,17 @@ from redis.retry import Retry
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
 from batching.store import cluster
-from batching.store.client_types import AsyncClient, Client
 from batching.store.held_connections import (
     ASYNC_PARSER,
     PARSER,
+    AsyncClient,
+    Client,
     connection_options,
     noticing_its_loss,
 )
 from batching.store.keys import HOME
+
+AnyClient = TypeVar("AnyClient", Client, AsyncClient)
 
 COMMAND_TIMEOUT_S = 5.0
 # A blocking pop returns at least so often. Its caller then notices within a second that something
@@ -85,7 +88,7 @@ def connect_async(url: str) -> AsyncClient:
     return client
 
 
-def at(client: Client, tag: str) -> Client:
+def at(client: AnyClient, tag: str) -> AnyClient:
     """Returns the client for keys with this hash tag: in a cluster another one."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
@@ -108,7 +111,7 @@ def for_rq(client: Client) -> Client:
     return client if deployment is None else deployment.client(HOME, is_for_rq=True)
 
 
-def is_cluster(client: Client) -> bool:
+def is_cluster(client: Client | AsyncClient) -> bool:
     """Returns whether the keys are on several servers, one of which may fail alone."""
     deployment = _deployment(client)
     return deployment is not None and deployment.is_cluster
@@ -120,7 +123,7 @@ def idle_s(client: Client) -> float:
     return IDLE_S if _deployment(client) is None else BLOCK_S
 
 
-def _deployment(client: Client) -> cluster.Deployment | None:
+def _deployment(client: Client | AsyncClient) -> cluster.Deployment | None:
     """Returns the servers that have to be found; None for a single server."""
     return getattr(client.connection_pool, "deployment", None)
 

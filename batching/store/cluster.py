@@ -128,10 +128,6 @@ class Finder:
                 return self.address
         raise redis.ConnectionError(f"no server answers for {self._name}")
 
-    def doubt(self) -> None:
-        """Notes that the server has not answered in time."""
-        self.doubted_at = time.monotonic()
-
     def is_time_to_look(self) -> bool:
         """Returns whether `look_again` is to be called: the server may have changed unheard."""
         return not self._is_cluster and time.monotonic() >= self._look_at
@@ -174,14 +170,14 @@ class FoundConnection(redis.Connection):
         super().__init__(  # type: ignore[no-untyped-call]
             parser_class=PARSER, command_packer=packer, **options
         )
-        self._finder = finder
+        self.finder = finder
         self._is_for_rq = is_for_rq
         self._opened_at = 0.0
 
     def connect(self) -> None:
         if self.is_connected:
-            if self._finder.is_time_to_look():
-                self._finder.look_again()
+            if self.finder.is_time_to_look():
+                self.finder.look_again()
             if self._is_elsewhere():
                 self.disconnect()  # type: ignore[no-untyped-call]
         super().connect()  # type: ignore[no-untyped-call]
@@ -199,13 +195,13 @@ class FoundConnection(redis.Connection):
             answer = super().read_response(*arguments, **options)
         except redis.TimeoutError:
             if "timeout" not in options:  # otherwise a look at a channel, which may be silent
-                self._finder.doubt()
+                self.finder.doubted_at = time.monotonic()
             raise
         return received(answer) if self._is_for_rq else answer
 
     def _is_elsewhere(self) -> bool:
-        is_right = (self.host, self.port) == self._finder.address
-        is_trusted = self._opened_at > self._finder.doubted_at
+        is_right = (self.host, self.port) == self.finder.address
+        is_trusted = self._opened_at > self.finder.doubted_at
         return self.is_connected and not (is_right and is_trusted)
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
@@ -216,7 +212,7 @@ class FoundConnection(redis.Connection):
 
     def _connect(self) -> Any:
         # Not in `connect`, which redis-py does not call when a held connection reconnects.
-        self.host, self.port = self._finder.find()
+        self.host, self.port = self.finder.find()
         self._opened_at = time.monotonic()
         return super()._connect()  # type: ignore[no-untyped-call]
 
@@ -230,14 +226,14 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
     def __init__(self, *, finder: Finder, asking: ThreadPoolExecutor, **options: Any) -> None:
         super().__init__(parser_class=ASYNC_PARSER, **options)
-        self._finder = finder
+        self.finder = finder
         self._asking = asking
 
     async def connect(self) -> None:
         if self.is_connected:
-            if self._finder.is_time_to_look():
+            if self.finder.is_time_to_look():
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._asking, self._finder.look_again)
+                await loop.run_in_executor(self._asking, self.finder.look_again)
             if self.is_elsewhere:
                 await self.disconnect()
         await super().connect()  # type: ignore[no-untyped-call]
@@ -250,7 +246,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
     @property
     def is_elsewhere(self) -> bool:  # type: ignore[override]
-        return (self.host, self.port) != self._finder.address and bool(self.is_connected)
+        return (self.host, self.port) != self.finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         try:
@@ -261,7 +257,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        self.host, self.port = await loop.run_in_executor(self._asking, self._finder.find)
+        self.host, self.port = await loop.run_in_executor(self._asking, self.finder.find)
         await super()._connect()
 
 
@@ -409,16 +405,18 @@ class Deployment:
         return {**options, **times, "connection_class": kind}
 
 
-def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> Any:
+def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> redis.Redis:
     """Returns a blocking client of the registry's keys; only what was refused is sent again.
 
     Clients of other hash tags are dropped when they were not asked for within `kept_s`: versions
     come and go.
     """
     deployment = Deployment(url, socket_timeout_s, is_async=False, kept_s=kept_s)
-    return deployment.client(HOME)
+    client: redis.Redis = deployment.client(HOME)
+    return client
 
 
-def connect_async(url: RedisUrl) -> Any:
+def connect_async(url: RedisUrl) -> redis.asyncio.Redis:
     """Returns an asyncio client of the registry's keys; only what was refused is sent again."""
-    return Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
+    client: redis.asyncio.Redis = Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
+    return client

@@ -17,15 +17,17 @@ from typing import Any
 
 import hiredis
 import redis
+import redis.asyncio
 import redis.asyncio.connection
 from redis.connection import DefaultParser
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, ResponseError, TryAgainError
 
 from batching.protocol import Wire
-from batching.store.client_types import AsyncClient, Client
 from batching.store.redis_errors import AWAY, NotHere
 from batching.store.scripts import loader as scripts
 
+Client = redis.Redis
+AsyncClient = redis.asyncio.Redis
 Command = tuple[str | int | float | bytes, ...]
 Buffer = bytes | bytearray | memoryview
 
@@ -205,7 +207,8 @@ class HeldConnection:
         if connection is None:
             connection = self._connection = self._pool.get_connection()
         # Checked as the pool checks one that it gives away.
-        connection.connect()
+        if not connection.is_connected or hasattr(connection, "finder"):
+            connection.connect()
         drop_if_lost(connection)
 
         def exchange() -> list[Any]:
@@ -469,7 +472,7 @@ class AsyncHeldConnection:
     """As `HeldConnection`, for one task. A connection on which a reply may come is not reused."""
 
     def __init__(self, client: AsyncClient, *, is_for_strings: bool = False) -> None:
-        self._pool = client.connection_pool
+        self._pool: Any = client.connection_pool
         self._kind = StringExchange if is_for_strings else ParsedExchange
         self._connection: Any = None
         self._line: ParsedExchange | StringExchange | None = None

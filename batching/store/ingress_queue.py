@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
-from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
 from batching.store.held_connections import (
+    AsyncClient,
     AsyncHeldConnection,
     Buffer,
     Command,
@@ -20,8 +20,7 @@ from batching.store.held_connections import (
     packed_set,
 )
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
-from batching.store.open_records import rest_of_record
-from batching.store.records import named_request
+from batching.store.records import named_request, rest_of_record
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import command, ordered_keys, script
 
@@ -139,18 +138,26 @@ class IngressQueue:
         Large bodies leave in one write with the script and before it. It refuses those requests
         whose bodies found no room.
         """
-        arguments = self._submit_arguments(submissions)
+        ingress_id = self._ingress_id
+        longest_ms = max([item.ttl_ms for item in submissions])
+        arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
+        for item in submissions:
+            inline = b"" if item.wire.body else item.wire.head
+            rest = rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline)
+            arguments += (item.request_id, rest)
         large = [item for item in submissions if item.wire.body]
         if not large:
-            codes = await self._submitter.run("submit", self._submit_keys, arguments)
-            return [_SUBMIT_CODES[code] for code in codes]
-        codes = await self._submit_with_bodies(large, arguments)
-        found = [_SUBMIT_CODES[code] for code in codes]
-        outcomes = zip(submissions, found, strict=True)
-        await self._drop_bodies(
-            [one for one, code in outcomes if code in _REFUSED_WITH_BODY and one.wire.body]
-        )
-        return found
+            numbers = await self._submitter.run("submit", self._submit_keys, arguments)
+            return [_SUBMIT_CODES[number] for number in numbers]
+        numbers = await self._submit_with_bodies(large, arguments)
+        codes = [_SUBMIT_CODES[number] for number in numbers]
+        refused = [
+            item
+            for item, code in zip(submissions, codes, strict=True)
+            if item.wire.body and code in _REFUSED_WITH_BODY
+        ]
+        await self._drop_bodies(refused)
+        return codes
 
     async def refuses(self, size_bytes: int) -> bool:
         """Returns whether a value of this size is over Redis' `proto-max-bulk-len`.
@@ -168,16 +175,6 @@ class IngressQueue:
         finally:
             await probe.close()
         return isinstance(answer, ResponseError) and "bulk length" in str(answer)
-
-    def _submit_arguments(self, submissions: Sequence[Submission]) -> list[str | int | bytes]:
-        ingress_id = self._ingress_id
-        longest_ms = max([item.ttl_ms for item in submissions])
-        arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
-        for item in submissions:
-            inline = b"" if item.wire.body else item.wire.head
-            rest = rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline)
-            arguments += (item.request_id, rest)
-        return arguments
 
     async def _submit_with_bodies(
         self, large: Sequence[Submission], arguments: Sequence[str | int | bytes]
@@ -220,21 +217,18 @@ class IngressQueue:
         pop: Command = ("BLMPOP", self._block_s, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
         discard: list[Command] = [("UNLINK", *self._reply_keys(delivered))] if delivered else []
         answer = (await self._listener.call(*discard, pop))[-1]
-        if not answer:
-            return {}
-        found: dict[str, bytes | None] = {}
-        for entry in answer[1]:
+        values: dict[str, bytes | None] = {}
+        for entry in answer[1] if answer else ():
             request_id = named_request(entry)
-            found[request_id] = entry if len(entry) > len(request_id) else None
-        without_value = [request_id for request_id, value in found.items() if value is None]
-        if without_value:
-            [values] = await self._listener.call(("MGET", *self._reply_keys(without_value)))
-            found.update(zip(without_value, values, strict=True))
-        return found
+            values[request_id] = entry if len(entry) > len(request_id) else None
+        elsewhere = [request_id for request_id, value in values.items() if value is None]
+        if elsewhere:
+            [fetched] = await self._listener.call(("MGET", *self._reply_keys(elsewhere)))
+            values.update(zip(elsewhere, fetched, strict=True))
+        return values
 
     async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
-        """Returns the values of these reply keys; reading them again is safe."""
-        values = await self._client.mget(self._reply_keys(request_ids))
+        values: list[Any] = await self._client.mget(self._reply_keys(request_ids))
         return dict(zip(request_ids, values, strict=True))
 
     async def fetch_large(
@@ -256,7 +250,6 @@ class IngressQueue:
         return dict(zip(attempts, values, strict=True))
 
     async def discard(self, delivered: Sequence[str]) -> None:
-        """Deletes these reply keys, one at least."""
         await self._client.unlink(*self._reply_keys(delivered))
 
     async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:

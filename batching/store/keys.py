@@ -94,7 +94,7 @@ class VersionKeys:
 
     @property
     def open(self) -> str:
-        """Hash request id -> record (open_records.py) of all open requests, waiting and leased.
+        """Hash request id -> record (records.py) of all open requests, waiting and leased.
 
         TTL that of the longest-lived + 60 to 120 s; fields deleted by reply, cancel and whoever
         gives one up.

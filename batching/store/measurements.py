@@ -8,8 +8,8 @@ from redis.exceptions import ResponseError
 
 from batching.metrics import Measurement, MetricKind, Series
 from batching.models.spec import VersionKey
-from batching.store.client_types import Client
 from batching.store.clients import at
+from batching.store.held_connections import Client
 from batching.store.keys import VersionKeys
 from batching.store.scripts.loader import ScriptCall, ordered_keys, script, source
 

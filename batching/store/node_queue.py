@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.client_types import AsyncClient
 from batching.store.clients import at, close_unused, is_cluster
+from batching.store.held_connections import AsyncClient
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
 from batching.store.rq_names import waiting_jobs
@@ -31,8 +32,8 @@ class ReclaimMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """The answer to a beat."""
+class BeatAnswer:
+    """What Redis says to a beat."""
 
     is_new_node: bool
     # By version, how many of the workers that beat were not known before.
@@ -123,7 +124,7 @@ class NodeQueue:
         node_id: str | None = None,
         *,
         quiet_s: float | None = None,
-    ) -> Heard:
+    ) -> BeatAnswer:
         """Beats for the node and these workers, and renews their leases.
 
         Wakes a worker where requests wait although no wakeup is there.
@@ -135,9 +136,11 @@ class NodeQueue:
             quiet_s: others count as quiet after this silence; by default, when they count as dead.
         """
         quiet_ms = self._dead_after_ms if quiet_s is None else int(quiet_s * 1000)
-        names = [] if node_id is None else [keys.NODES]
+        names: list[str] = []
         arguments: list[int | str] = [LEASE_TTL_MS, quiet_ms]
-        arguments += [] if node_id is None else [0, 1, node_id]
+        if node_id is not None:
+            names.append(keys.NODES)
+            arguments += [0, 1, node_id]
         for key, worker_ids in workers.items():
             version_keys = VersionKeys.of(key)
             names.append(version_keys.worker_beats)
@@ -151,7 +154,7 @@ class NodeQueue:
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0
         silent_s = [one_ms / 1000 for one_ms in silent_ms]
-        return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
+        return BeatAnswer(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
     async def forget_unheard(self) -> None:
         """Forgets nodes that have no beat: they died when no other node was there to notice.
@@ -159,12 +162,11 @@ class NodeQueue:
         After a day the last beat is dropped, too.
         """
         # In this order: a node that joins meanwhile beats before it is listed.
-        listed = await self._client.hkeys(keys.NODE_INFO)
+        listed: list[Any] = await self._client.hkeys(keys.NODE_INFO)
         heard = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf")
         await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)
 
     async def dead_nodes(self) -> list[str]:
-        """Returns the nodes that have been silent for too long."""
         [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
         return ids_of(members)
 
@@ -201,7 +203,7 @@ class NodeQueue:
     async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
         """Returns the workers of this node whose state was published."""
         version_keys, client = self._of(key)
-        names = await client.hkeys(version_keys.workers)
+        names: list[Any] = await client.hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
         return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
 
@@ -244,17 +246,15 @@ class NodeQueue:
                 return total
 
     async def is_staffed(self, key: VersionKey) -> bool:
-        """Returns whether the version has a worker, or had one whose node may be alive."""
+        """Returns whether the version has a worker, or one whose node may report it again."""
         version_keys, client = self._of(key)
         if await client.zcard(version_keys.worker_beats) > 0:
             return True
-        # A hidden worker's node may report it again.
-        worker_ids = await client.hkeys(version_keys.workers)
+        worker_ids: list[Any] = await client.hkeys(version_keys.workers)
         nodes = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf") if worker_ids else []
         return any(worker_id.rpartition(b"-")[0] in nodes for worker_id in worker_ids)
 
     async def bury(self, key: VersionKey) -> None:
-        """Deletes the keys of an unregistered version for which no client waits."""
         names, client = self._of(key)
         await client.delete(names.counters, names.metrics, names.ingress_beats, names.workers)
 
@@ -287,7 +287,7 @@ class NodeQueue:
         records = await self._client.hgetall(keys.MODELS)
         for spec in specs_of(self._entries.read(records).values()):
             version_keys, client = self._of(spec.key)
-            worker_ids = await client.hkeys(version_keys.workers)
+            worker_ids: list[Any] = await client.hkeys(version_keys.workers)
             gone = [one for one in worker_ids if one.rpartition(b"-")[0] in of_dead]
             if gone:
                 await client.hdel(version_keys.workers, *gone)

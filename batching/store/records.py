@@ -1,4 +1,20 @@
-"""What Redis keeps as text: replies, and records that others have written.
+r"""What Redis keeps as text: open requests, replies, and records that others have written.
+
+An open request's record: a line of text, then its bytes, as a field of one hash.
+
+    <attempts> <owner> <chunks> <queued_us> <age_us> <ttl_ms> <ingress id>\n<wire>
+
+The fields, which scripts find by their places:
+
+    attempts   how many have failed
+    owner      of a crash suspect that waits: the worker that had it, and may still answer it; `-`
+               for all others, which belong to the worker that has them leased
+    chunks     how many pieces of the answer have been sent; from the first one on, no wire is kept
+    queued_us  Redis' time of the submit
+    age_us     how long it had been at the ingress by then; `-` where Redis had lost it before
+    ttl_ms     from the submit to the deadline
+    ingress id of the one that waits for the reply; `job` where nobody does, and the reply is kept
+    wire       the request's bytes; empty if they have a key of their own
 
 The value of a reply key is the request id, then one of three things:
 
@@ -14,7 +30,9 @@ asked for, so that a reply never reaches another client, whatever happens to a c
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from batching import errors
 from batching.protocol import ProtocolError, Reply, ReplyInPlace
@@ -27,7 +45,7 @@ T = TypeVar("T")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-def ids_of(members: Iterable[bytes]) -> list[str]:
+def ids_of(members: Iterable[Any]) -> list[str]:
     """Returns the members of a set of beats that can be names of nodes or workers."""
     return [member.decode() for member in members if member.isascii()]
 
@@ -41,7 +59,7 @@ class RecordReader(Generic[T]):
         self._told: dict[bytes, bytes] = {}
 
     def read(
-        self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
+        self, records: Mapping[Any, Any], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
         """Returns the records by name; takes an unreadable one from `former`, or leaves it out."""
         found: dict[str, T] = {}
@@ -60,6 +78,31 @@ class RecordReader(Generic[T]):
             self._told[name] = text
             told_as = name.decode(errors="backslashreplace")
             log.error("unreadable record %s=%s: %r", self._kind, told_as, error)
+
+
+class OpenRecord(Struct, frozen=True, gc=False):
+    """The fields of a record that a worker needs."""
+
+    attempts: int
+    queued_us: int
+    age_us: int
+    ingress_id: str
+    wire: bytes
+
+
+def rest_of_record(ingress_id: str, ttl_ms: int, age_us: int | None, wire: bytes) -> bytes:
+    """Returns the part of a record that the ingress knows; `submit.lua` puts the rest in front."""
+    age = "-" if age_us is None else age_us
+    return f"{age} {ttl_ms} {ingress_id}\n".encode() + wire
+
+
+def read_record(record: bytes) -> OpenRecord:
+    """Parses a record that `claim.lua` has found well-formed."""
+    line, _, wire = record.partition(b"\n")
+    attempts, _, _, queued_us, age_us, _, ingress_id = line.split(b" ")
+    age = int(age_us) if age_us.isdigit() else 0
+    ingress = ingress_id.decode(errors="replace")
+    return OpenRecord(int(attempts), int(queued_us), age, ingress, wire)
 
 
 _ID = re.compile(rb"[\w-]*")

@@ -6,7 +6,9 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -16,8 +18,8 @@ from batching.settings.pem_files import load_authorities, load_pair
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
-from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
+from batching.store.held_connections import Client
 from batching.store.records import UNREADABLE
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script
@@ -45,20 +47,16 @@ def check_server(settings: Settings) -> None:
     if not settings.redis_url:
         raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
     _check_tls_files(settings)
-    client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
-        check_client(client)
-        check_nodes(client, int(settings.dead_after_s * 1000))
+        with _client(settings) as client:
+            check_client(client)
+            check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
         url = RedisUrl.parse(settings.redis_url)
-        why = _greeting(url) or str(error) or type(error).__name__
         log.warning(
             "Redis could not be checked, and this waits for it redis=%s: %s",
-            url.without_secrets(),
-            why,
+            *(url.without_secrets(), _reason(url, error)),
         )
-    finally:
-        client.close()
 
 
 def why_away(settings: Settings, *, wait_s: float) -> str:
@@ -76,9 +74,7 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
-            with contextlib.closing(
-                connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
-            ) as client:
+            with _client(settings) as client:
                 client.ping()
         except (redis.ResponseError, redis.BusyLoadingError):
             return ""  # it is there, be it that this user may not ask, or that it reads its file
@@ -86,8 +82,8 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
             if time.monotonic() < give_up_s:
                 time.sleep(_RETRY_S)
                 continue
-            why = _greeting(url) or str(error) or type(error).__name__
-            return f"no Redis can be used at {url.without_secrets()}: {why.rstrip('.')}"
+            why = _reason(url, error).rstrip(".")
+            return f"no Redis can be used at {url.without_secrets()}: {why}"
         return ""
 
 
@@ -114,24 +110,26 @@ def facts_of(settings: Settings) -> ServerFacts:
         SettingsError: the URL cannot be used.
     """
     try:
-        with contextlib.closing(
-            connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
-        ) as client:
+        with _client(settings) as client:
             version = client.info("server").get("redis_version", "")
             policy = client.info("memory").get("maxmemory_policy", SAFE_POLICY)
             file = client.info("persistence")
-            fsync = ""
+            fsync: str | None = ""
             with contextlib.suppress(redis.ResponseError):
                 fsync = client.config_get("appendfsync").get("appendfsync", "")
-    except (*AWAY, redis.RedisError) as error:
+    except AWAY as error:
         raise OSError(str(error) or type(error).__name__) from error
     return ServerFacts(
         version=str(version),
         policy=str(policy),
         is_writing_file=file.get("aof_enabled") == 1,
         has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
-        fsync=str(fsync),
+        fsync=fsync or "",
     )
+
+
+def _client(settings: Settings) -> contextlib.closing[Client]:
+    return contextlib.closing(connect(store_url(settings), socket_timeout_s=_TIMEOUT_S))
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -143,10 +141,11 @@ def _check_tls_files(settings: Settings) -> None:
         load_pair(context, settings.redis_cert_file, settings.redis_key_file)
 
 
-def _greeting(url: RedisUrl) -> str:
-    """Returns the reason that a server gives as it ends each connection at once; mostly empty.
+def _reason(url: RedisUrl, error: Exception) -> str:
+    """Returns why Redis cannot be used.
 
-    In protected mode, say. redis-py fails to send its command before it has read the reason.
+    A server may give its reason as it ends each connection at once, in protected mode, say;
+    redis-py fails before it has read that.
     """
     if url.scheme == "redis":
         with (
@@ -154,9 +153,10 @@ def _greeting(url: RedisUrl) -> str:
             socket.create_connection(url.addresses[0], _TIMEOUT_S) as connection,
         ):
             connection.settimeout(_GREETING_S)
-            said = connection.recv(_GREETING_BYTES).decode(errors="replace")
-            return said.lstrip("-").partition(". ")[0].strip()
-    return ""
+            greeting = connection.recv(_GREETING_BYTES).decode(errors="replace")
+            if reason := greeting.lstrip("-").partition(". ")[0].strip():
+                return reason
+    return str(error) or type(error).__name__
 
 
 def check_client(client: Client) -> None:
@@ -183,8 +183,8 @@ def check_client(client: Client) -> None:
 
 
 def _is_too_old(version: str) -> bool:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) < MIN_VERSION
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < MIN_VERSION
 
 
 def check_nodes(client: Client, dead_after_ms: int) -> None:
@@ -197,7 +197,7 @@ def check_nodes(client: Client, dead_after_ms: int) -> None:
         RedisError: it does not answer.
     """
     [alive] = script(client, "living")(keys=[keys.NODES], args=[dead_after_ms, "alive"])
-    records = client.hmget(keys.NODE_INFO, alive) if alive else []
+    records: Sequence[Any] = client.hmget(keys.NODE_INFO, alive) if alive else []
     if others := {_wire_version(record) for record in records} - {WIRE_VERSION}:
         raise UnusableNow(
             f"nodes of another release are at work on this Redis (wire version {min(others)}, here "

@@ -5,9 +5,8 @@ import socket
 import time
 from typing import Any
 
-from batching.store.client_types import Client
 from batching.store.clients import BLOCK_S
-from batching.store.held_connections import drop_if_lost
+from batching.store.held_connections import Client, drop_if_lost
 from batching.store.redis_errors import AWAY
 
 
@@ -16,7 +15,7 @@ class Wakeups:
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
-        self._pool = client.connection_pool
+        self._pool: Any = client.connection_pool
         self._name = name
         self._waiting: Any = None
         self._is_interrupted = False
@@ -75,7 +74,7 @@ class ParkedPop:
 
     def __init__(self, client: Client, name: str, *, block_s: float = BLOCK_S) -> None:
         self._block_s = block_s
-        self._pool = client.connection_pool
+        self._pool: Any = client.connection_pool
         self._name = name
         self._connection: Any = None
         self._is_parked = False
@@ -92,28 +91,22 @@ class ParkedPop:
         Raises:
             RedisError, OSError: an element may have been lost.
         """
-        try:
-            return self._wait(timeout_s)
-        except AWAY:
-            if not self.is_interrupted:
-                raise
-            return False
-
-    def _wait(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         try:
             while (left_s := end - time.monotonic()) > 0:
                 self._park()
-                if self.is_interrupted:
-                    return False
-                if not self._connection.can_read(timeout=left_s):
+                if self.is_interrupted or not self._connection.can_read(timeout=left_s):
                     return False
                 self._is_parked = False
                 if self._connection.read_response() is not None:
                     return True
-        except BaseException:
-            self._drop()
-            raise
+        except BaseException as error:
+            if self._connection is not None:
+                self._connection.disconnect()
+                self._pool.release(self._connection)
+            self._connection, self._is_parked = None, False
+            if not (isinstance(error, AWAY) and self.is_interrupted):
+                raise
         return False
 
     def _park(self) -> None:
@@ -125,13 +118,6 @@ class ParkedPop:
             drop_if_lost(self._connection)
         self._connection.send_command("BLPOP", self._name, self._block_s)
         self._is_parked = True
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.disconnect()
-            self._pool.release(self._connection)
-        self._connection = None
-        self._is_parked = False
 
 
 def _hang_up(connection: Any) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
-from batching.protocol import BatchTiming, Reply, Request
-from batching.request_ids import fresh_request_id
+from batching.protocol import BatchTiming, Reply, Request, fresh_request_id
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks

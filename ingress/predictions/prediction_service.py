@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFound
 from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
-from batching.protocol import Reply, Request
-from batching.request_ids import fresh_request_id
+from batching.protocol import Reply, Request, fresh_request_id
 from batching.store.broker import Broker
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics

@@ -20,8 +20,7 @@ from batching.errors import (
     ServeError,
 )
 from batching.models.spec import ModelSpec
-from batching.protocol import Reply, ReplyChunk
-from batching.request_ids import fresh_request_id
+from batching.protocol import Reply, ReplyChunk, fresh_request_id
 from ingress.http1.exchange import Answer
 
 _NO_CACHE_HEADERS = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from batching.claim_lead import LIMIT_S
+from batching.batcher import LEAD_LIMIT_S
 from tests.e2e.archives import Ledger
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
@@ -69,7 +69,7 @@ def one_round(
             calls = ledger.calls()
             waited_s = calls[0].started_at - exchange.sent_at[0]
             # Whatever the machine does: what is not full does not leave before its window is over.
-            assert len(calls) == 1 or waited_s >= window_s - LIMIT_S
+            assert len(calls) == 1 or waited_s >= window_s - LEAD_LIMIT_S
             time.sleep(BETWEEN_TRIES_S)  # not a wait: it makes the server idle again
             if stalls.hit(exchange.sent_at[0], calls[0].started_at):
                 continue

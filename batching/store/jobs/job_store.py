@@ -14,9 +14,8 @@ from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
-from batching.store.client_types import AsyncClient
 from batching.store.clients import at, is_cluster
-from batching.store.held_connections import AsyncHeldConnection, Command, packed
+from batching.store.held_connections import AsyncClient, AsyncHeldConnection, Command, packed
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import (
     FIELDS,
@@ -28,7 +27,7 @@ from batching.store.jobs.job_records import (
 )
 from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
-from batching.store.open_records import rest_of_record
+from batching.store.records import rest_of_record
 from batching.store.redis_errors import AWAY
 from batching.store.scripts import loader as scripts
 
@@ -280,7 +279,8 @@ class JobStore:
 
     async def _set(self, command: Command) -> Any:
         try:
-            return await at(self._client, tag_of(str(command[1]))).execute_command(*command)
+            client: Any = at(self._client, tag_of(str(command[1])))
+            return await client.execute_command(*command)
         except OutOfMemoryError as error:
             return error
 
@@ -290,7 +290,7 @@ class JobStore:
         Returns what it stood for before.
         """
         name = keys.idempotency_key(digest)
-        before: bytes | None = await at(self._client, tag_of(name)).set(
+        before: Any = await at(self._client, tag_of(name)).set(
             name, value, px=KEY_MS, nx=True, get=True
         )
         return None if before is None else before.decode()
@@ -314,8 +314,7 @@ class JobStore:
         """Returns the result that has a key of its own; None if it has gone."""
         client, version_keys = self._of(job.key)
         name = f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
-        value: bytes | None = await client.get(name)
-        return value
+        return await client.get(name)  # type: ignore[return-value]  # bytes: nothing is decoded
 
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""
@@ -337,7 +336,7 @@ class JobStore:
         """Returns the newest jobs of a version before this time, each with its time of submit."""
         client, version_keys = self._of(key)
         while True:
-            newest = await client.zrevrangebyscore(
+            newest: list[Any] = await client.zrevrangebyscore(
                 version_keys.job_index, f"({before_us}", "-inf", start=0, num=count, withscores=True
             )
             ids = [job_id.decode(errors="replace") for job_id, _ in newest]

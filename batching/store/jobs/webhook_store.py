@@ -9,8 +9,8 @@ from typing import Any
 
 from batching.models.spec import VersionKey
 from batching.store import keys
-from batching.store.client_types import AsyncClient
 from batching.store.clients import at
+from batching.store.held_connections import AsyncClient
 from batching.store.keys import VersionKeys
 from batching.store.scripts.loader import ordered_keys, script
 
@@ -78,7 +78,7 @@ class WebhookStore:
         home = at(self._client, keys.HOME)
         seconds, micros = await home.time()
         now_ms = seconds * 1000 + micros // 1000
-        names = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, now_ms, "+inf")
+        names: list[Any] = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, now_ms, "+inf")
         if not names:
             return []
         await home.zremrangebyscore(keys.WEBHOOK_VERSIONS, "-inf", f"({now_ms}")

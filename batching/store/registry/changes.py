@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import redis
+from redis.asyncio.client import PubSub
 
 from batching.store import keys
-from batching.store.client_types import AsyncClient
+from batching.store.held_connections import AsyncClient
 from batching.store.redis_errors import REFUSED
 
 SILENCE_S = 2.0
@@ -43,7 +44,7 @@ async def changed_models(
 
 
 async def _next_message(
-    channel: AsyncClient, timeout_s: float, *, may_refuse: bool
+    channel: PubSub, timeout_s: float, *, may_refuse: bool
 ) -> dict[str, Any] | None:
     """Returns what comes within `timeout_s`; a PING's answer has the type `pong`."""
     try:

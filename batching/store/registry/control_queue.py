@@ -16,8 +16,8 @@ from rq.serializers import JSONSerializer
 from batching import errors
 from batching.models.spec import ArchiveInfo
 from batching.store import keys
-from batching.store.client_types import Client
 from batching.store.clients import for_rq
+from batching.store.held_connections import Client
 from batching.store.redis_errors import AWAY, FORBIDDEN, store_unavailable
 from batching.store.rq_names import QUEUE_NAME
 

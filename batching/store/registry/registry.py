@@ -9,17 +9,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
+from redis.client import Pipeline
 
 from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
 from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
-from batching.store.client_types import Client
 from batching.store.clients import at
+from batching.store.held_connections import Client
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
 from batching.store.redis_errors import UNHEARD, telling_unavailable
@@ -57,7 +58,7 @@ class Registry:
             RecordUnreadable: there is one, and it is garbage.
         """
         with telling_unavailable():
-            text = self._client.hget(keys.MODELS, model_name)
+            text: Any = self._client.hget(keys.MODELS, model_name)
         return _entry(model_name, text)
 
     def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
@@ -117,7 +118,7 @@ class Registry:
     def epoch(self) -> str:
         """Returns an id that lasts until Redis is emptied; then empty until `mark` sets another."""
         with telling_unavailable():
-            epoch = self._client.get(keys.EPOCH)
+            epoch: Any = self._client.get(keys.EPOCH)
         return epoch.decode() if epoch else ""
 
     def mark(self) -> str:
@@ -187,8 +188,8 @@ class Registry:
     def remove_unreadable(self, model_name: str) -> None:
         """Removes an unreadable record, and no other; nodes then end the model's workers."""
 
-        def transaction(pipe: Client) -> None:
-            text = pipe.hget(keys.MODELS, model_name)
+        def transaction(pipe: Pipeline) -> None:
+            text: Any = pipe.hget(keys.MODELS, model_name)
             pipe.multi()
             try:
                 _entry(model_name, text)
@@ -274,7 +275,8 @@ class Registry:
     @contextlib.contextmanager
     def changes(self) -> Iterator[Callable[[float], bool]]:
         """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
-        with telling_unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
+        client: Any = self._client
+        with telling_unavailable(), client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
             # Takes the confirmation: before it a change could be missed, and it would end `wait`.
             listener.get_message(timeout=CONFIRMATION_S)
@@ -320,8 +322,8 @@ class Registry:
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> ModelEntry | None:
 
-        def transaction(pipe: Client) -> ModelEntry | None:
-            text = pipe.hget(keys.MODELS, model_name)
+        def transaction(pipe: Pipeline) -> ModelEntry | None:
+            text: Any = pipe.hget(keys.MODELS, model_name)
             entry = change(_entry(model_name, text))
             pipe.multi()
             if entry is None:
@@ -345,7 +347,7 @@ def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
         ) from error
 
 
-def _transact(client: Client, change: Callable[[Client], T], name: str) -> T:
+def _transact(client: Client, change: Callable[[Pipeline], T], name: str) -> T:
     """Executes the commands that `change` pipes in one step; returns what `change` returned.
 
     `change` is called again whenever the key was changed since it was read. redis-py raises the
@@ -359,7 +361,7 @@ def _transact(client: Client, change: Callable[[Client], T], name: str) -> T:
     with client.pipeline() as pipe:
         while True:
             try:
-                pipe.watch(name)
+                pipe.watch(name)  # type: ignore[no-untyped-call]
                 changed = change(pipe)
                 pipe.execute()
             except redis.WatchError as error:
@@ -423,5 +425,5 @@ def _keep(pipe: Client, names: VersionKeys) -> None:
         pipe.persist(name)
 
 
-def _fields(spec: ModelSpec) -> dict[str, int]:
+def _fields(spec: ModelSpec) -> dict[Any, Any]:
     return {"max_queue": spec.job_queue_size}

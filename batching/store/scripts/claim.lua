@@ -6,7 +6,7 @@
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 --       7 job_patience_us
 -- Returns one of
---   {'BATCH', now_us, id, record, id, record, ...}   records as in open_records.py
+--   {'BATCH', now_us, id, record, id, record, ...}   records as in records.py
 --   {'WAIT', waiting, oldest_age_us}   fewer than `limit` wait and the oldest is younger than
 --                                      patience_us; this worker is now the one collector
 --   {'BUSY'}                           another worker collects; park on the wakeups

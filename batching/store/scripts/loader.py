@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batching.store.client_types import AsyncClient, Client
+import redis
+import redis.asyncio
 
 # A verb, its KEYS and its ARGV.
 ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
@@ -94,6 +95,6 @@ def command(
     return ("EVALSHA", sha(verb), len(keys), *keys, *arguments)
 
 
-def script(client: Client | AsyncClient, verb: str) -> Any:
+def script(client: redis.Redis | redis.asyncio.Redis, verb: str) -> Any:
     """Returns `verb` as a callable of (keys, args); of an asyncio client, to be awaited."""
     return client.register_script(source(verb))

@@ -3,7 +3,7 @@
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 reply prefix  10 more prefix  11 body prefix
 -- ARGV  1 ingress id  2 dead_after_ms  3 ttl_ms: the longest of them
---       then per request, at most 2,000: id, rest of its record (open_records.py)
+--       then per request, at most 2,000: id, rest of its record (records.py)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker

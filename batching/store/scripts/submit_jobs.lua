@@ -3,7 +3,7 @@
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 more prefix  8 body prefix
 --       9 job queue  10 job prefix  11 job index
 -- ARGV  1 limit: jobs of this version that may wait, urgent ones apart, which count as requests
---       then per job, at most 500: id, rest of its record (open_records.py), ttl_ms: from now to its
+--       then per job, at most 500: id, rest of its record (records.py), ttl_ms: from now to its
 --       deadline, keep_ms: for so long it is kept afterwards, 'high' or 'normal', and protocol,
 --       webhook and webhook_start, each empty or the job's field (job_records.py)
 -- Returns now_ms, then per job a code and how many waited before it:

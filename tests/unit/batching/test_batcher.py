@@ -1,9 +1,13 @@
 """Gathering, with a source that follows a script: no Redis, no clock."""
 
+import random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
-from batching.batcher import Batcher, Nothing, Partial
+from batching.batcher import LEAD_LIMIT_S, LEAD_STEP_S, Batcher, ClaimLead, Nothing, Partial
 from batching.estimate import Estimate
 from batching.policy import AdaptivePolicy, FixedPolicy
 from batching.protocol import Batch, ClosedBy, Owned
@@ -223,3 +227,39 @@ def test_policy_learns_from_what_was_gathered():
     # Then
     assert policy.estimator.estimate.gap_s == pytest.approx(0.6)
     assert policy.estimator.estimate.run_s(1) == pytest.approx(0.010)
+
+
+# --- how early a worker asks for a batch whose window ends
+
+
+@pytest.mark.parametrize("cost_s", [0.0, 0.0003, 0.0011, 0.0019])
+def test_batch_comes_to_be_in_hand_when_its_window_ends(cost_s):
+    # Given a machine on which waking up and claiming takes about `cost_s`
+    claim_lead, noise = ClaimLead(), random.Random(7)
+
+    # When
+    for _ in range(200):
+        claim_lead.observe(cost_s + noise.uniform(0, LEAD_STEP_S) - claim_lead.seconds)
+
+    # Then
+    assert claim_lead.seconds == pytest.approx(cost_s, abs=2 * LEAD_STEP_S)
+
+
+def test_long_pause_counts_no_more_than_a_short_one():
+    # Given
+    claim_lead = ClaimLead()
+    before_s = claim_lead.seconds
+
+    # When
+    claim_lead.observe(5.0)
+
+    # Then
+    assert claim_lead.seconds == pytest.approx(before_s + LEAD_STEP_S)
+
+
+@given(st.lists(st.floats(-1, 1)))
+def test_window_is_never_shortened_by_more_than_the_limit(late_s):
+    claim_lead = ClaimLead()
+    for one_s in late_s:
+        claim_lead.observe(one_s)
+        assert 0.0 <= claim_lead.seconds <= LEAD_LIMIT_S

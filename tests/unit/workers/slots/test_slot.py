@@ -18,7 +18,7 @@ from batching.settings.settings import Settings
 from batching.store.ingress_queue import SubmitCode
 from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
-from batching.store.open_records import rest_of_record
+from batching.store.records import rest_of_record
 from batching.store.registry.registry import Registry
 from batching.store.scripts import loader
 from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
