@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from batching.errors import StoreUnavailable
 from batching.metrics import read_metrics_config
@@ -43,7 +44,6 @@ from workers.machine import list_gpus
 from workers.node.control_process import ControlProcesses
 from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
-from workers.node.probe_files import keep_probe_files
 from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext
@@ -58,6 +58,13 @@ RETRY_S = 0.5
 FAREWELL_S = 0.4  # to be forgotten
 # Nodes may share a work folder, and each has to mark what it needs in time.
 LOOKS_WHILE_KEPT = 24
+# A node listens on no port, so its probes are commands that look at these files in `probe_dir`.
+# `alive` is touched every second for as long as the node's loop turns, whether or not Redis
+# answers: restarting nodes does not bring Redis back, and costs their loaded models. `ready` is
+# there while every worker that can be counted on serves, so that a rolling update waits for the
+# models of the new node; one that keeps failing must not stop the update of all others.
+ALIVE, READY = "alive", "ready"
+TOUCH_S = 1.0
 
 Role = asyncio.Task[None]
 
@@ -264,6 +271,37 @@ class Node:
 
 def _urls(specs: Iterable[ModelSpec]) -> set[str]:
     return {spec.model_url for spec in specs}
+
+
+async def keep_probe_files(
+    folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
+) -> None:
+    """Writes until cancelled; removes the files of an earlier node first, and its own last."""
+    complaint = ""
+
+    def write(*, is_alive: bool = True) -> None:
+        nonlocal complaint
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, is_there in ((ALIVE, is_alive), (READY, is_alive and is_ready())):
+                if is_there:
+                    (folder / name).touch()
+                else:
+                    (folder / name).unlink(missing_ok=True)
+            complaint = ""
+        except OSError as error:
+            # Work goes on; probes see an old file. Said once: a full disk stays full for long.
+            if (reason := error.strerror or str(error)) != complaint:
+                log.warning("probe_dir=%s: %s", folder, reason)
+            complaint = reason
+
+    write(is_alive=False)
+    try:
+        while True:
+            write()
+            await asyncio.sleep(touch_s)
+    finally:
+        write(is_alive=False)
 
 
 def run(settings: Settings) -> int:

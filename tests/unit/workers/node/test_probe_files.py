@@ -2,7 +2,7 @@ import asyncio
 import contextlib
 
 from tests.support import eventually_async
-from workers.node.probe_files import keep_probe_files
+from workers.node.node import keep_probe_files
 
 
 @contextlib.asynccontextmanager
