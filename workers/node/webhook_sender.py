@@ -101,7 +101,7 @@ async def _send(settings: Settings) -> None:
         await client.aclose()
 
 
-class Heard(NamedTuple):
+class ReceiverAnswer(NamedTuple):
     """What a receiver answered; status 0 and the reason, if it did not."""
 
     status: int
@@ -211,14 +211,14 @@ class WebhookSender:
             await self._webhooks.end(event, WebhookOutcome.BUSY, wait_ms)
             return
         with host.trying():
-            heard = await self._delivery.post(url, *_message(event, job, self._keys))
+            answer = await self._delivery.post(url, *_message(event, job, self._keys))
         if host.is_forgettable or len(self._hosts) > MOST_HOSTS:
             self._hosts.pop(name, None)
-        outcome, again_s = heard.outcome(event.tries)
-        if heard.complaint:
-            told = (event.job_id, event.name, name, heard.complaint, outcome)
+        outcome, again_s = answer.outcome(event.tries)
+        if answer.complaint:
+            told = (event.job_id, event.name, name, answer.complaint, outcome)
             log.warning("webhook job=%s event=%s host=%s: %s, %s", *told)
-        await self._webhooks.end(event, outcome, int(again_s * 1000), heard.complaint)
+        await self._webhooks.end(event, outcome, int(again_s * 1000), answer.complaint)
 
 
 class _Host:
@@ -323,23 +323,23 @@ class Delivery:
             limits=httpx.Limits(max_keepalive_connections=0),
         )
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Heard:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         """Tries once, for TRY_S at most."""
         try:
             async with asyncio.timeout(TRY_S):
                 return await self._post(url, headers, body)
         except TimeoutError:
-            return Heard(0, error=f"no answer within {TRY_S:.0f} s")
+            return ReceiverAnswer(0, error=f"no answer within {TRY_S:.0f} s")
         except ValueError as error:  # UnicodeError too: a name longer than names may be
-            return Heard(0, error=str(error))
+            return ReceiverAnswer(0, error=str(error))
         except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-            return Heard(0, error=f"{type(error).__name__}: {error}".rstrip(": "))
+            return ReceiverAnswer(0, error=f"{type(error).__name__}: {error}".rstrip(": "))
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.aclose()
 
-    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> Heard:
+    async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         parts = self._rules.check_url(url)
         host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
         addresses = await self._resolve(host, port)
@@ -363,14 +363,14 @@ class Delivery:
                 await _read_some(answer)
             finally:
                 await answer.aclose()
-            return Heard(answer.status_code, answer.headers.get("retry-after", ""))
+            return ReceiverAnswer(answer.status_code, answer.headers.get("retry-after", ""))
         raise failure
 
 
 async def _read_some(answer: httpx.Response) -> None:
     """Reads the answer's body up to a bound, so that an honest receiver can finish writing.
 
-    Its status has been heard: what goes wrong from here on does not matter.
+    Its status is known: what goes wrong from here on does not matter.
     """
     size_bytes = 0
     with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):

@@ -11,7 +11,7 @@ import pytest
 from batching.webhooks import ReceiverRules
 from tests.http_server import serving
 from tests.tls import make_certificates, needs_openssl, server_context
-from workers.node.webhook_sender import Delivery, Heard
+from workers.node.webhook_sender import Delivery, ReceiverAnswer
 
 pytestmark = needs_openssl
 HEADERS = {"webhook-id": "msg_1", "content-type": "application/json"}
@@ -100,7 +100,7 @@ def post(certificates):
 def test_connection_goes_to_the_address_and_tls_to_the_name(receiver, post):
     names = Names(["127.0.0.1"])
     url = f"https://{NAME}:{receiver.server_port}/200"
-    assert post(url, names) == Heard(200, "7")
+    assert post(url, names) == ReceiverAnswer(200, "7")
     assert receiver.seen == [(f"{NAME}:{receiver.server_port}", "/200", "msg_1", b"{}")]
     assert names.asked == [(NAME, receiver.server_port)]
 
@@ -118,7 +118,7 @@ def test_name_that_leads_inside_is_not_connected_to(receiver, post):
     url = f"https://{NAME}:{receiver.server_port}/200"
     for addresses in (["127.0.0.1"], ["93.184.216.34", "127.0.0.1"], ["::1"], ["169.254.169.254"]):
         heard = post(url, Names(addresses), allowed="")
-        assert heard == Heard(0, error=f"{NAME} leads to an address that is not public")
+        assert heard == ReceiverAnswer(0, error=f"{NAME} leads to an address that is not public")
     assert receiver.seen == []
 
 

@@ -23,7 +23,7 @@ from workers.node.webhook_sender import (
     MOST_PER_HOST,
     MOST_PER_SLOW_HOST,
     WAITS_S,
-    Heard,
+    ReceiverAnswer,
     WebhookSender,
 )
 
@@ -48,7 +48,7 @@ class Receivers:
                 await self.end.wait()
             self.told.append((host, json.loads(body)))
             self.last = headers, body
-            return Heard(200)
+            return ReceiverAnswer(200)
         finally:
             self.now[host] -= 1
 
@@ -170,15 +170,23 @@ def test_message_is_verified_with_either_of_two_secrets_and_no_other(harness, se
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
 def test_success_ends_it(status):
-    assert Heard(status).outcome(3) == (WebhookOutcome.DELIVERED, 0.0)
-    assert Heard(status).complaint == ""
+    assert ReceiverAnswer(status).outcome(3) == (WebhookOutcome.DELIVERED, 0.0)
+    assert ReceiverAnswer(status).complaint == ""
 
 
 def test_gone_ends_it():
-    assert Heard(410).outcome(0) == (WebhookOutcome.GONE, 0.0)
+    assert ReceiverAnswer(410).outcome(0) == (WebhookOutcome.GONE, 0.0)
 
 
-@pytest.mark.parametrize("heard", [Heard(301), Heard(404), Heard(500), Heard(0, error="refused")])
+@pytest.mark.parametrize(
+    "heard",
+    [
+        ReceiverAnswer(301),
+        ReceiverAnswer(404),
+        ReceiverAnswer(500),
+        ReceiverAnswer(0, error="refused"),
+    ],
+)
 def test_all_else_is_tried_again_by_the_schedule(heard):
     assert WAITS_S == (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
     for tries, wait_s in enumerate(WAITS_S):
@@ -190,9 +198,13 @@ def test_all_else_is_tried_again_by_the_schedule(heard):
 
 
 def test_retry_after_is_heeded_within_reason():
-    assert Heard(503, "120").outcome(0)[1] == 120
-    assert Heard(503, "999999999").outcome(0)[1] == WAITS_S[-1]
+    assert ReceiverAnswer(503, "120").outcome(0)[1] == 120
+    assert ReceiverAnswer(503, "999999999").outcome(0)[1] == WAITS_S[-1]
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=100)
-    assert 90 < Heard(503, email.utils.format_datetime(later, usegmt=True)).outcome(0)[1] <= 100
+    assert (
+        90
+        < ReceiverAnswer(503, email.utils.format_datetime(later, usegmt=True)).outcome(0)[1]
+        <= 100
+    )
     for nonsense in ("", "-5", "soon", "\u0665", "Thu, 99 Foo 2026"):
-        assert Heard(503, nonsense).outcome(0)[1] < 6
+        assert ReceiverAnswer(503, nonsense).outcome(0)[1] < 6
