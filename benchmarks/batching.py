@@ -41,7 +41,7 @@ def measure(seconds: int) -> tuple[dict[str, Any], list[Verdict]]:
 
 
 def measure_size(archive: Path, batch_size: int, seconds: int) -> dict[str, Any]:
-    with Torchferry(ServedModel(MODEL, archive, batch_size, DELAY_MS)) as server:
+    with Torchferry(ServedModel(MODEL, archive, batch_size, DELAY_MS, queue_size=256)) as server:
         load = Load(server.url_of(MODEL), ROW.encode(), CONNECTIONS, "application/json")
         drive_with_wrk(load, 2)
         batches, requests = server.batches(MODEL)

@@ -102,7 +102,13 @@ class Server:
         return f"{local(self._ports[0])}{self.path}{model_name}"
 
     def processes(self) -> dict[str, list[int]]:
-        """Returns the ids of all its processes, by what kind of process they are."""
+        """Returns the ids of all its processes, by what kind of process they are.
+
+        Raises:
+            BenchmarkError: one that was started has ended.
+        """
+        if not all(child.is_running for child in self._children):
+            raise self._failure("has ended")
         kinds: dict[str, list[int]] = {}
         for process in descendants(*(child.pid for child in self._children)):
             kinds.setdefault(self.kind_of(process), []).append(process.pid)
