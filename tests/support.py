@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
@@ -418,3 +420,13 @@ def items_of(claimed: Any) -> list[Owned]:
 def attempts_of(claimed: Any) -> list[tuple[str, int]]:
     """The ids of a claimed batch, each with its attempt."""
     return [(item.request_id, item.attempt) for item in items_of(claimed)]
+
+
+def command_lines(parent_pid: int) -> dict[int, list[str]]:
+    """Returns process id -> command line of the children that live."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent_pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found[child.pid] = child.cmdline()
+    return found

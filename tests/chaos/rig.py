@@ -148,8 +148,11 @@ class Rig(FerryServer):
 
     def processes(self) -> list[psutil.Process]:
         """Returns every living process of the server, Redis apart."""
-        lines = [line for part in (self.process, *self.nodes) for line in part.family()]
-        return [psutil.Process(int(line.split()[0])) for line in lines]
+        processes = []
+        for line in [line for part in (self.process, *self.nodes) for line in part.family()]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # that of control jobs ends when idle
+                processes.append(psutil.Process(int(line.split()[0])))
+        return processes
 
     def _options(self) -> list[str]:
         return ["--redis-url", self.redis_url, "--model-store", str(self.store)]

@@ -120,8 +120,9 @@ def figures(rig: Rig) -> dict[str, tuple[int, int]]:
     """Returns resident bytes and open descriptors of each long-lived process."""
     found = {}
     for process in rig.processes():
-        name = f"{process.pid} {process.cmdline()[-1]}"
-        found[name] = (process.memory_info().rss, process.num_fds())
+        with contextlib.suppress(psutil.NoSuchProcess):  # that of control jobs ends when idle
+            name = f"{process.pid} {process.cmdline()[-1]}"
+            found[name] = (process.memory_info().rss, process.num_fds())
     return found
 
 

@@ -18,7 +18,7 @@ from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.ports import free_ports
-from tests.support import eventually
+from tests.support import command_lines, eventually
 from tests.topology.whole_suite import own_redis
 
 CONNECTIONS = 32
@@ -55,12 +55,8 @@ class Connection:
 
 
 def ingress_pids(parent_pid: int) -> list[int]:
-    found = []
-    for child in psutil.Process(parent_pid).children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if child.cmdline()[-2:] == ["-m", "ingress"]:
-                found.append(child.pid)
-    return found
+    parts = command_lines(parent_pid)
+    return [pid for pid, words in parts.items() if words[-2:] == ["-m", "ingress"]]
 
 
 def accepted_by(client_port: int, parent_pid: int) -> int:

@@ -19,7 +19,7 @@ from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.e2e.refusals import assert_error
 from tests.ports import free_ports
 from tests.redis_users import PASSWORD, USERS, add_user
-from tests.support import eventually
+from tests.support import command_lines, eventually
 
 ODD_ANSWERS = """
 import math
@@ -46,8 +46,8 @@ def handle(data, context):
 @pytest.mark.slow
 def test_b12_server_listens_on_loopback_only(server: FerryServer) -> None:
     # Given every process of the server
-    family = [psutil.Process(int(line.split()[0])) for line in server.process.family()]
-    pids = {child.pid for process in family for child in [process, *process.children()]}
+    pids = {int(line.split()[0]) for line in server.process.family()}
+    pids |= {child for pid in pids for child in command_lines(pid)}
     assert len(pids) >= 4  # ferry, Redis, which has an environment of its own, node, ingress
 
     # When

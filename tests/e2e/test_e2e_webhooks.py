@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import queue
 import signal
 import socket
@@ -11,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import redis
 from standardwebhooks import Webhook
@@ -22,7 +22,7 @@ from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.page_blocks import only_block
 from tests.http_server import serving
-from tests.support import eventually
+from tests.support import command_lines, eventually
 from tests.tls import make_certificates, needs_openssl, server_context
 
 pytestmark = [pytest.mark.slow, needs_openssl]
@@ -145,16 +145,11 @@ def due_in_s(server: FerryServer, job: dict[str, Any]) -> float:
 
 
 def _redis(server: FerryServer) -> redis.Redis:
-    lines = [" ".join(process.cmdline()) for process in _children(server)]
+    lines = [" ".join(words) for words in command_lines(server.process.pid).values()]
     [path] = [
         line.partition("unixsocket:")[2].split()[0] for line in lines if "unixsocket:" in line
     ]
-    return redis.Redis(unix_socket_path=path.split()[0])
-
-
-def _children(server: FerryServer) -> list[psutil.Process]:
-    found = psutil.Process(server.process.pid).children(recursive=True)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return redis.Redis(unix_socket_path=path)
 
 
 def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: QuietServer) -> None:
@@ -220,8 +215,9 @@ def test_node_that_dies_between_result_and_delivery_loses_nothing(
     job = submit(server, receiver, "next")
     first = receiver.told.get(timeout=20)
     # When the node that sends is killed
-    [node] = [one for one in _children(server) if one.cmdline()[-2:] == ["-m", "workers"]]
-    node.send_signal(signal.SIGKILL)
+    parts = command_lines(server.process.pid)
+    [node] = [pid for pid, words in parts.items() if words[-2:] == ["-m", "workers"]]
+    os.kill(node, signal.SIGKILL)
     # Then the next one tells of it, when the time of the first one is over
     make_due(server)
     second = receiver.told.get(timeout=30)

@@ -11,7 +11,7 @@ from tests.chaos.rig import kill
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.ports import free_ports
-from tests.support import eventually
+from tests.support import command_lines, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -48,17 +48,13 @@ class KilledServer:
             self.close()
             self.start()
             return
-        if part == "worker":
-            pids = eventually(self._workers, 20)
-        else:
-            family = psutil.Process(self.ferry.process.pid).children
-            pids = eventually(
-                lambda: [one.pid for one in family() if PARTS[part] in " ".join(one.cmdline())], 20
-            )
-        kill(pids[0])
+        kill(eventually(lambda: self._pids(part), 20)[0])
 
-    def _workers(self) -> list[int]:
-        return [pid for pid in self.ferry.worker_pids("echo") if psutil.pid_exists(pid)]
+    def _pids(self, part: str) -> list[int]:
+        if part == "worker":
+            return [pid for pid in self.ferry.worker_pids("echo") if psutil.pid_exists(pid)]
+        parts = command_lines(self.ferry.process.pid)
+        return [pid for pid, words in parts.items() if PARTS[part] in " ".join(words)]
 
 
 @pytest.mark.timeout(900)
