@@ -13,7 +13,7 @@ from tests.e2e.ferry_process import FerryServer
 from tests.ports import free_ports
 from tests.support import command_lines, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.long]
 
 # Slow enough for a batch to be under way when the next part is killed.
 HANDLER = """

@@ -10,7 +10,7 @@ from tests.distributions import build_wheels, install
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def test_wheel_answers_clients_and_brings_nothing_of_the_server(tmp_path: Path) -> None:
