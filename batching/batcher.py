@@ -23,14 +23,14 @@ class Partial:
 
 
 class Nothing(Enum):
-    """The reason why a claim brought nothing."""
+    """Says why a claim brought nothing."""
 
     EMPTY = "nothing waits"
     BUSY = "another worker collects"
 
 
 class Source(Protocol):
-    """The queue as a worker sees it."""
+    """Stands for the queue as a worker sees it."""
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Claims up to `limit` requests, unless a partial batch may wait for more."""
@@ -93,7 +93,7 @@ class Batcher:
 
 
 class ClaimLead:
-    """The time between waking up and having the batch in hand, learned on this machine.
+    """Learns the time between waking up and having the batch in hand on this machine.
 
     This is the timer's rounding (a millisecond with poll()), the scheduler's delay and the claim
     itself. The estimate follows the median in steps, so that one long pause moves it no more than

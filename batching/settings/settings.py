@@ -58,7 +58,7 @@ DEFAULT_KEY_FILE = "key_file.json"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of an ingress, a node or `ferry up`.
+    """Holds the settings of an ingress, a node or `ferry up`.
 
     The name of a number ends in its unit; sections, and the order, are those of the help.
     """

@@ -60,7 +60,7 @@ LOOK_IN_VAIN_S = 10.0
 
 
 class SeedNodes:
-    """The servers that may be asked, the one that answered last first.
+    """Names the servers that may be asked, the one that answered last first.
 
     If that was only a moment ago, the answer did not help, and another one comes first.
     """
@@ -218,7 +218,7 @@ class FoundConnection(redis.Connection):
 
 
 class FoundTlsConnection(FoundConnection, redis.SSLConnection):
-    """The same with TLS."""
+    """Connects with TLS."""
 
 
 class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
@@ -262,7 +262,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
 
 class AsyncFoundTlsConnection(AsyncFoundConnection, redis.asyncio.SSLConnection):
-    """The same with TLS."""
+    """Connects with TLS."""
 
 
 class FoundPool(redis.ConnectionPool):
@@ -295,7 +295,7 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
 
 class Deployment:
-    """The servers behind one URL, and a client for each hash tag in use."""
+    """Keeps the servers behind one URL, and a client for each hash tag in use."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ PROBE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an ingress's channels wait for Redis, and what for."""
+    """Says how long an ingress's channels wait for Redis, and what for."""
 
     submit_s: float = 0.8  # Redis down at submit is answered within a second
     submit_bytes: int = 16 * 1024 * 1024  # more at once would keep other requests waiting
@@ -53,7 +53,7 @@ USUAL_PATIENCE = Patience()
 
 
 class SubmitCode(IntEnum):
-    """What `submit.lua` answers for one request."""
+    """Names what `submit.lua` answers for one request."""
 
     QUEUED = 1
     KNOWN = 2
@@ -73,7 +73,7 @@ _SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumera
 
 
 class AuditCode(IntEnum):
-    """What `audit.lua` answers for one request."""
+    """Names what `audit.lua` answers for one request."""
 
     LOST = 0
     OPEN = 1
@@ -83,7 +83,7 @@ class AuditCode(IntEnum):
 
 
 class CancelCode(IntEnum):
-    """What `cancel.lua` answers for one request."""
+    """Names what `cancel.lua` answers for one request."""
 
     UNKNOWN = 0
     CANCELLED = 1

@@ -33,7 +33,7 @@ class ReclaimMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BeatAnswer:
-    """What Redis says to a beat."""
+    """Tells what Redis said to a beat."""
 
     is_new_node: bool
     # By version, how many of the workers that beat were not known before.

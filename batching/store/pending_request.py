@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ClientLeft(Exception):
-    """The client closed its connection; the request was cancelled."""
+    """Says that the client closed its connection; the request was cancelled."""
 
 
 class PendingRequest(ABC):
@@ -105,7 +105,7 @@ class AwaitedRequest(PendingRequest):
 
 
 class ReplyStream(PendingRequest):
-    """The pieces of one answer, for one reader, which reads to the end or closes it.
+    """Yields the pieces of one answer to one reader, which reads to the end or closes it.
 
     It is the pending request of the rest of its answer. The pieces wait in a list until the client
     has taken those before them, so that the list's length tells the worker how far behind the

@@ -81,7 +81,7 @@ class RecordReader(Generic[T]):
 
 
 class OpenRecord(Struct, frozen=True, gc=False):
-    """The fields of a record that a worker needs."""
+    """Holds the fields of a record that a worker needs."""
 
     attempts: int
     queued_us: int
@@ -126,7 +126,7 @@ _OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
 
 
 class LargeReply(Exception):
-    """The reply has a key of its own."""
+    """Says that the reply has a key of its own."""
 
     def __init__(self, attempt: str) -> None:
         super().__init__(attempt)

@@ -15,7 +15,7 @@ from batching.settings.redis_url import RedisUrl
 
 
 class NotHere(redis.ConnectionError):
-    """The server cannot serve these keys now; another one may."""
+    """Says that the server cannot serve these keys now; another one may."""
 
 
 RedisError = redis.RedisError

@@ -25,7 +25,7 @@ _SURELY_TAKEN_BYTES = 1024 * 1024
 
 
 class RefusedByRedis(errors.PayloadTooLarge):
-    """The body is within `max_request_size`, but larger than Redis takes."""
+    """Says that the body is within `max_request_size`, but larger than Redis takes."""
 
     reason = "payload_too_large_for_redis"
 

@@ -46,7 +46,7 @@ MAX_WAITING_CHUNKS = 64
 
 
 class ReplyCode(IntEnum):
-    """What `reply.lua` answers for one request."""
+    """Names what `reply.lua` answers for one request."""
 
     UNWANTED = 0
     STORED = 1
@@ -58,7 +58,7 @@ _REPLY_CODES = tuple(ReplyCode)
 
 
 class ChunkCode(IntEnum):
-    """What `chunk.lua` answers for one piece."""
+    """Names what `chunk.lua` answers for one piece."""
 
     UNWANTED = 0
     STORED = 1
@@ -68,7 +68,7 @@ class ChunkCode(IntEnum):
 
 
 class WorkerQueue:
-    """The source of requests for the batcher, and the way back for replies.
+    """Gives the batcher requests, and takes replies back.
 
     Raises redis' own errors; every call may be repeated after one.
     """

@@ -37,7 +37,7 @@ class ConnectionEnded(Exception):
 
 
 class UnsupportedEncoding(ServeError):
-    """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
+    """Says that the body is compressed; 10 MB of gzip can be 10 GB of zeros."""
 
     status = 415
     type = "UnsupportedMediaTypeException"
@@ -45,7 +45,7 @@ class UnsupportedEncoding(ServeError):
 
 
 class Connection(Protocol):
-    """The connection of requests, as the parser that makes them and each of them sees it."""
+    """Stands for a connection, as its parser and each of its requests see it."""
 
     client: str
     server: str

@@ -24,7 +24,7 @@ _USUAL = Settings()
 
 
 class AddressUnavailable(UnusableNow):
-    """The address is in use, or not this machine's; that may change."""
+    """Says that the address is in use, or not this machine's; that may change."""
 
 
 @dataclass(frozen=True, slots=True)

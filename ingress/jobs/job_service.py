@@ -81,7 +81,10 @@ def no_job(job_id: str) -> JobNotFound:
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """What `Prefer` asks for; `wait_s` is 0 where it does not. `is_asked`: by the client itself."""
+    """Tells what `Prefer` asks for; `wait_s` is 0 where it does not.
+
+    `is_asked`: by the client itself.
+    """
 
     is_async: bool = False
     wait_s: float = 0.0

@@ -85,7 +85,7 @@ class _Distribution:
 
 
 class VersionSeries:
-    """What was counted of one model version, by one thread; read by any."""
+    """Holds what was counted of one model version, by one thread; read by any."""
 
     def __init__(self, *, is_model: bool = True) -> None:
         self.codes: Counter[int] = Counter()

@@ -69,7 +69,7 @@ class VersionTotals:
 
 
 class TorchServeMetrics:
-    """What an ingress counts itself, under TorchServe's names.
+    """Counts what an ingress counts itself, under TorchServe's names.
 
     The log has the updates of all names that are not `unlogged`, as /metrics shows those.
     """

@@ -51,7 +51,7 @@ class RoutedPrediction(Prediction):
 
 
 class InferenceRouter:
-    """The application of the inference port; `others` answers what is no prediction."""
+    """Answers what comes to the inference port; `others` answers what is no prediction."""
 
     def __init__(
         self, predictions: HttpPredictions, others: Application, authorizer: Authorizer

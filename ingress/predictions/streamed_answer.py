@@ -29,7 +29,7 @@ class Pieces(Protocol):
 
 
 class StreamedAnswer:
-    """The pieces of a prediction's answer; `count` is told how it has ended."""
+    """Yields the pieces of a prediction's answer; `count` is told how it has ended."""
 
     def __init__(
         self,

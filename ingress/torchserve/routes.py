@@ -28,7 +28,7 @@ _MAX_KEPT_CHARS = 256
 
 
 class Key(Enum):
-    """What opens a route when tokens are on."""
+    """Names what opens a route when tokens are on."""
 
     ADDRESS = "management's key where the address serves management, else inference's"
     INFERENCE = "inference's key where the address serves inference, else management's"

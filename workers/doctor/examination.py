@@ -60,7 +60,7 @@ _COUNTS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, in the order in which a server would come to it."""
+    """Collects findings, in the order in which a server would come to them."""
 
     archive: str
     model_name: str

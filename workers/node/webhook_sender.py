@@ -102,7 +102,7 @@ async def _send(settings: Settings) -> None:
 
 
 class ReceiverAnswer(NamedTuple):
-    """What a receiver answered; status 0 and the reason, if it did not."""
+    """Tells what a receiver answered; status 0 and the reason, if it did not."""
 
     status: int
     retry_after: str = ""

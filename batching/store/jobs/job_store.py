@@ -84,7 +84,7 @@ class JobRequest(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What became of a submit: Redis' time, and how many jobs waited before this one."""
+    """Tells what became of a submit: Redis' time, and how many jobs waited before this one."""
 
     code: SubmitCode
     now_ms: int = 0
@@ -92,7 +92,7 @@ class _Answer(NamedTuple):
 
 
 class _Server(NamedTuple):
-    """How a Redis was at a moment of the monotonic clock."""
+    """Tells how a Redis was at a moment of the monotonic clock."""
 
     looked_s: float
     has_room: bool

@@ -376,7 +376,7 @@ def _transact(client: Client, change: Callable[[Pipeline], T], name: str) -> T:
 
 
 class QueueConfigs:
-    """The part of a registration that `submit` reads: a hash that lies beside the version's queue.
+    """Writes what `submit` reads of a registration: a hash that lies beside the version's queue.
 
     The version's other permanent keys get a TTL when it is unregistered. Nodes delete them sooner,
     but no node may be left. Raises StoreUnavailable when Redis does not answer.

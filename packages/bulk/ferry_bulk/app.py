@@ -29,7 +29,7 @@ _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class BulkApp(Flask):
-    """The routes of files and batches; clients have to send the token unless that is empty."""
+    """Serves files and batches; clients have to send the token unless that is empty."""
 
     def __init__(self, folder: BulkFolder, *, max_file_bytes: int, token: str = "") -> None:
         super().__init__(__name__)

@@ -41,7 +41,7 @@ RawLine: TypeAlias = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """What one line asks for. `path` is percent-encoded."""
+    """Tells what one line asks for. `path` is percent-encoded."""
 
     number: int
     custom_id: str
