@@ -172,6 +172,7 @@ def median_run(runs: Sequence[Run]) -> Run:
     middle["kinds_us"] = {
         kind: [statistics.median(run["kinds_us"][kind][part] for run in runs) for part in (0, 1)]
         for kind in runs[0]["kinds_us"]
+        if all(kind in run["kinds_us"] for run in runs)  # that of control jobs comes and goes
     }
     return middle
 

@@ -183,13 +183,11 @@ def run_once(workload: Workload, server: Participant, photos: list[Path], second
     busy_s = psutil.cpu_percent() / 100 * elapsed_s * CORES
     after, load_s = times_s(pids), _load_s() - load_before_s
     per_request_us = 1e6 / (report.requests_per_s * elapsed_s)
-    kinds_us = {
-        kind: [
-            round((now - then) * per_request_us, 2)
-            for now, then in zip(after[kind], before[kind], strict=True)
-        ]
-        for kind in pids
-    }
+    kinds_us = {}
+    for kind, members in pids.items():
+        both = [(after[pid], before[pid]) for pid in members if pid in after and pid in before]
+        spent_s = (sum(now[i] - then[i] for now, then in both) for i in (0, 1))
+        kinds_us[kind] = [round(one * per_request_us, 2) for one in spent_s]
     cpu_us, load_us = sum(map(sum, kinds_us.values())), load_s * per_request_us
     others_s = max(0.0, busy_s - (cpu_us + load_us) / per_request_us)
     return {

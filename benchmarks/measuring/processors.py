@@ -70,12 +70,13 @@ def role_of(process: psutil.Process) -> str:
     return ROLES.get(module, own)
 
 
-def times_s(pids: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
-    """Returns the processor time of each kind of process so far: own code, kernel."""
+def times_s(pids: Mapping[str, Sequence[int]]) -> dict[int, tuple[float, float]]:
+    """Returns the processor time so far of each process that lives: own code, kernel."""
     spent = {}
-    for kind, members in pids.items():
-        times = [psutil.Process(pid).cpu_times() for pid in members]
-        spent[kind] = (sum(one.user for one in times), sum(one.system for one in times))
+    for pid in (pid for members in pids.values() for pid in members):
+        with contextlib.suppress(psutil.NoSuchProcess):  # that of control jobs ends when idle
+            times = psutil.Process(pid).cpu_times()
+            spent[pid] = times.user, times.system
     return spent
 
 
