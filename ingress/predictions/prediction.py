@@ -231,7 +231,7 @@ class Prediction(PendingRequest):
 
     def on_reply(self, reply: Reply | ReplyStream) -> None:
         """Answers with the worker's reply."""
-        if isinstance(reply, ReplyStream):
+        if not isinstance(reply, Reply):
             self.continue_with(self._stream(reply))
             return
         try:
