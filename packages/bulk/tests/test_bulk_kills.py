@@ -59,7 +59,7 @@ class KilledServer:
 
 @pytest.mark.timeout(900)
 def test_each_line_of_a_batch_once_whatever_is_killed(tmp_path: Path, record_property) -> None:
-    count, rounds = (60_000, 4) if is_long() else (8_000, 2)
+    count, rounds = (100_000, 4) if is_long() else (8_000, 2)
     server = KilledServer(tmp_path)
     bulk = BulkProcess(tmp_path, server.ferry.inference, "--in-flight", "64")
     try:
