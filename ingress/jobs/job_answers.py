@@ -48,7 +48,8 @@ class JobAnswers:
             job_id, is_result = match[1], match[2] is not None
             if method in {"GET", "HEAD"}:
                 wait_s = read_preferences(headers.get("prefer", "")).wait_s
-                job = await self.service.wait(job_id, wait_s, for_end=is_result)
+                job = await self.service.find(job_id)
+                job = await self.service.wait(job, wait_s, for_end=is_result)
                 if not is_result:
                     return _look(job, headers, base_url)
                 if job.status.is_final:
@@ -97,8 +98,8 @@ class JobAnswers:
         )
         del request
         wait_s, is_asked = preferences.wait_s, preferences.is_asked
-        if wait_s and not job.status.is_final:
-            job = await self.service.wait(job.job_id, wait_s, for_end=True)
+        if wait_s:
+            job = await self.service.wait(job, wait_s, for_end=True)
         if job.status.is_final and wait_s:
             answer = await self._ended(job)
             if is_asked:

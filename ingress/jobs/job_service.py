@@ -205,21 +205,24 @@ class JobService:
             raise no_job(job_id)
         return job
 
-    async def wait(self, job_id: str, wait_s: float, *, for_end: bool = False) -> Job:
+    async def wait(self, job: Job, wait_s: float, *, for_end: bool = False) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
 
         With `for_end` only a final status counts.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
-        job = await self.find(job_id)
         known, look_s = (job.status, job.attempts), _FIRST_LOOK_S
         while not job.status.is_final and loop.time() < end:
-            if (job.status, job.attempts) != known and not for_end:
-                break
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
-            job = await self.find(job_id)
+            with _telling_unavailable():
+                again = await self._store.look_again(job)
+            if again is None:
+                raise no_job(job.job_id)
+            job = again
+            if (job.status, job.attempts) != known and not for_end:
+                break
         return job
 
     async def result(self, job: Job) -> Reply:

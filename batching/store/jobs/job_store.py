@@ -310,6 +310,11 @@ class JobStore:
         [job] = await self._read(key, [job_id])
         return job
 
+    async def look_again(self, job: Job) -> Job | None:
+        """Returns the job as it is now, which is one round trip; None if it has gone."""
+        [again] = await self._read(job.key, [job.job_id])
+        return again
+
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
         client, version_keys = self._of(job.key)
