@@ -129,7 +129,7 @@ def test_archive_equals_torch_model_archivers(archive_format, name, parts, tmp_p
     assert result.exit_code == 0, result.output
     made = tmp_path / "new" / "folder" / name
     assert without_manifest(contents(made)) == without_manifest(contents(tmp_path / "out" / name))
-    assert inspect_archive(made, name, made.parent / "work").config == {"batchSize": 4}
+    assert inspect_archive(made, name, tmp_path / "work").config == {"batchSize": 4}
     assert [path.name for path in made.parent.iterdir()] == [name]
 
 
