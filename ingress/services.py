@@ -24,7 +24,6 @@ from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics, broker_families
 from ingress.metrics.torchserve_metrics import LEGACY
-from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,6 @@ class Services:
     catalog: Catalog
     broker: Broker
     predictor: PredictionService
-    http_predictions: HttpPredictions
     jobs: JobAnswers
     metrics: Metrics
     siblings: Siblings
@@ -100,7 +98,7 @@ class Services:
         """Refuses the requests that still wait, and closes the connections."""
         await self.jobs.service.close()
         await self.broker.close()
-        await self.http_predictions.background.close()
+        await self.predictor.background.close()
         await self.catalog.close()
         self.numbers.close()
 
@@ -140,7 +138,7 @@ def build_services(
             submitters="" if keys is None else KeyScope.INFERENCE,
         ),
     )
-    predictor = PredictionService(catalog, broker, metrics)
+    predictor = PredictionService(catalog, broker, metrics, jobs, settings)
     lifecycle = Lifecycle()
     return Services(
         settings=settings,
@@ -155,7 +153,6 @@ def build_services(
         catalog=catalog,
         broker=broker,
         predictor=predictor,
-        http_predictions=HttpPredictions(predictor, jobs, settings),
         jobs=jobs,
         metrics=metrics,
         siblings=siblings,

@@ -149,7 +149,7 @@ class HttpHost:
 
     def forget(self, connection: "HttpConnection | None" = None) -> None:
         """Removes a connection, and looks whether a drain is over."""
-        self.connections.discard(connection)  # type: ignore[arg-type]
+        self.connections.discard(connection)
         if self.is_draining and not self.connections:
             self._closed.set()
 

@@ -1,6 +1,6 @@
-"""Predictions as every door sees them: a version, a request and a deadline in, a reply out.
+"""What all predictions of an ingress share, and what has to be asked for one.
 
-Knows no transport: a door reads the request from its own, and writes the reply into it.
+Lives on the broker's event loop, and can be asked there by every door.
 """
 
 import asyncio
@@ -12,8 +12,13 @@ from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFo
 from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request, fresh_request_id
+from batching.settings.settings import Settings
+from batching.settings.values import TrustedProxies
+from batching.store.background_tasks import BackgroundTasks
 from batching.store.broker import Broker
 from batching.store.registry.catalog import Catalog
+from ingress.http1.exchange import Answer, Exchange
+from ingress.jobs.job_answers import JobAnswers
 from ingress.metrics.ingress_metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -22,6 +27,9 @@ LOWEST_STATUS = 500
 # A server that refuses thousands of requests a second logs a few of them.
 MAX_LINES = 5
 PERIOD_S = 1.0
+
+# A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
+LARGE_FORM_BYTES = 256 * 1024
 
 _SAME_ERROR_S = 1.0
 
@@ -38,18 +46,14 @@ class FailedRequests:
         self._failed = 0  # in this period
 
     def note(self, request_id: str, status: int, reason: str, asked: Mapping[str, str]) -> None:
-        """Logs this failure; `reason` is empty where a handler has chosen the status.
-
-        What was `asked` for has no blanks or line breaks.
-        """
+        """Logs this failure; `reason` is empty where a handler has chosen the status."""
         if self._failed == 0:
             asyncio.get_running_loop().call_later(self._period_s, self._end_period)
         self._failed += 1
-        if self._failed > MAX_LINES:
-            return
-        wanted = " ".join(f"{name}={value}" for name, value in asked.items())
-        line = "failed request=%s status=%d reason=%s %s"
-        log.warning(line, request_id, status, reason or "handler", wanted)
+        if self._failed <= MAX_LINES:
+            wanted = " ".join(f"{name}={value}" for name, value in asked.items())
+            line = "failed request=%s status=%d reason=%s %s"
+            log.warning(line, request_id, status, reason or "handler", wanted)
 
     def _end_period(self) -> None:
         left_out, self._failed = self._failed - MAX_LINES, 0
@@ -58,16 +62,39 @@ class FailedRequests:
 
 
 class PredictionService:
-    """Finds versions, and why one cannot serve. Lives on the broker's event loop."""
+    """Finds versions, and why one cannot serve. `tells_errors`: in the handler's words."""
 
-    def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        broker: Broker,
+        metrics: Metrics,
+        jobs: JobAnswers,
+        settings: Settings,
+    ) -> None:
         self._catalog = catalog
         self.broker = broker
         self.metrics = metrics
+        self.jobs = jobs
+        self.settings = settings
+        self.large_form_bytes = LARGE_FORM_BYTES
+        self.tells_errors = False
         self.failed = FailedRequests()
-        self._load_error = (VersionKey("", ""), 0.0, "")
+        self.background = BackgroundTasks()
         # What `resolve` would return, if that needs no question to Redis.
         self.known = catalog.known
+        self.proxies = TrustedProxies.of(settings.trusted_proxies)
+        self._load_error = (VersionKey("", ""), 0.0, "")
+
+    def base_url(self, exchange: Exchange) -> str:
+        """Returns the URL of the server as this client sees it, without a slash at the end."""
+        peer = exchange.connection.client.rpartition(":")[0].strip("[]")
+        return self.proxies.base_url(exchange.fields, scheme=exchange.connection.scheme, peer=peer)
+
+    async def answer_job(self, exchange: Exchange) -> Answer:
+        """Returns the answer to a request about one job."""
+        url = self.base_url(exchange)
+        return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version of this name, or the model's default version.

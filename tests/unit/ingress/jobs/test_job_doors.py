@@ -74,7 +74,7 @@ def test_job_is_accepted_found_and_let_go_through_each_door(ask):
 def test_urls_are_those_of_a_trusted_proxy(ask, echo, is_trusted):
     # Given
     proxies = TrustedProxies.of("127.0.0.0/8" if is_trusted else "10.0.0.0/8")
-    echo.services.http_predictions.proxies = proxies
+    echo.services.predictor.proxies = proxies
     forwarded = {
         "Host": "inside:1",
         "X-Forwarded-Proto": "https",
