@@ -234,7 +234,7 @@ def application(
     if Role.INFERENCE not in roles:
         return bridge
     services.predictor.tells_errors = is_private or settings.show_tracebacks
-    return InferenceRouter(services.predictor, bridge, authorizer)
+    return InferenceRouter(services.http_predictions, bridge, authorizer)
 
 
 def _calm_collector() -> None:

@@ -24,6 +24,7 @@ from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics, broker_families
 from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Services:
     broker: Broker
     predictor: PredictionService
     jobs: JobAnswers
+    http_predictions: HttpPredictions
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -138,7 +140,7 @@ def build_services(
             submitters="" if keys is None else KeyScope.INFERENCE,
         ),
     )
-    predictor = PredictionService(catalog, broker, metrics, jobs, settings)
+    predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
     return Services(
         settings=settings,
@@ -154,6 +156,7 @@ def build_services(
         broker=broker,
         predictor=predictor,
         jobs=jobs,
+        http_predictions=HttpPredictions(predictor, jobs, settings),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),

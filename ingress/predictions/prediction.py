@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
 from batching.protocol import BatchTiming, Reply, Request, fresh_request_id
+from batching.settings.settings import Settings
+from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.exchange import Application, ConnectionEnded, Content, Exchange, Header
+from ingress.http1.exchange import Answer, Application, ConnectionEnded, Content, Exchange, Header
 from ingress.http1.heads import WITHOUT_BODY
-from ingress.jobs.job_answers import JOB_PATH
+from ingress.jobs.job_answers import JOB_PATH, JobAnswers
 from ingress.jobs.job_service import Preferences, preferences_of
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
@@ -44,6 +46,9 @@ from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
 
 log = logging.getLogger(__name__)
 
+# A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
+LARGE_FORM_BYTES = 256 * 1024
+
 # As nginx logs it; no client receives it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -61,6 +66,27 @@ class StreamedAnswer(NamedTuple):
     pieces: AsyncGenerator[bytes]
 
 
+class HttpPredictions:
+    """Holds what all predictions over HTTP share, whichever door they come by."""
+
+    def __init__(self, service: PredictionService, jobs: JobAnswers, settings: Settings) -> None:
+        self.service = service
+        self.jobs = jobs
+        self.settings = settings
+        self._proxies = TrustedProxies.of(settings.trusted_proxies)
+
+    def base_url(self, exchange: Exchange) -> str:
+        """Returns the URL of the server as this client sees it, without a slash at the end."""
+        peer = exchange.connection.client.rpartition(":")[0].strip("[]")
+        scheme = exchange.connection.scheme
+        return self._proxies.base_url(exchange.fields, scheme=scheme, peer=peer)
+
+    async def answer_job(self, exchange: Exchange) -> Answer:
+        """Returns the answer to a request about one job."""
+        url = self.base_url(exchange)
+        return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
+
+
 class Prediction(PendingRequest):
     """One prediction, from its whole request to its one answer; errors are answers, too.
 
@@ -71,11 +97,11 @@ class Prediction(PendingRequest):
     metrics: VersionMetrics | None = None
     _is_tensors = False
 
-    def __init__(self, service: PredictionService, target: Target, exchange: Exchange) -> None:
+    def __init__(self, shared: HttpPredictions, target: Target, exchange: Exchange) -> None:
         super().__init__(fresh_request_id())
         self.started_s = time.perf_counter()
         self.exchange = exchange
-        self._service = service
+        self._shared = shared
         self._target = target
 
     def submit_received(self) -> None:
@@ -102,19 +128,17 @@ class Prediction(PendingRequest):
             except Exception as error:
                 self._refuse(error)
 
-        self._service.background.start(answering_errors())
+        self._shared.service.background.start(answering_errors())
 
     def submit(self, body: Content) -> None:
         """Submits the request with this whole body, at once if nothing has to be waited for."""
-        service, target, headers = self._service, self._target, self.exchange.fields
+        shared, target, headers = self._shared, self._target, self.exchange.fields
         try:
             self._is_tensors = target.is_v2 and (
-                service.settings.open_inference_rows or speaks_of_binary(headers, body)
+                shared.settings.open_inference_rows or speaks_of_binary(headers, body)
             )
-            is_long_form = len(body) > service.large_form_bytes and is_form(
-                headers.get("content-type", "")
-            )
-            spec = service.known(target.model_name, target.model_version)
+            is_long_form = len(body) > LARGE_FORM_BYTES and is_form(headers.get("content-type", ""))
+            spec = shared.service.known(target.model_name, target.model_version)
             if spec is None or target.takes_query or is_long_form:
                 self.continue_with(self._submit_later(body, is_long_form=is_long_form))
             else:
@@ -127,7 +151,7 @@ class Prediction(PendingRequest):
         async def read() -> Request:
             return await asyncio.to_thread(self._read, body) if is_long_form else self._read(body)
 
-        request, service = None, self._service
+        request, service = None, self._shared.service
         if self._target.takes_query:
             request = await read()
             if not self._target.model_name:
@@ -141,7 +165,7 @@ class Prediction(PendingRequest):
 
     def _accept(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.metrics = self._service.metrics.version(spec.key, self._target.model_version)
+        self.metrics = self._shared.service.metrics.version(spec.key, self._target.model_version)
         self.metrics.totals.count_arrival()
         self.timeout_s = read_timeout_s(self.exchange.fields)
 
@@ -153,16 +177,16 @@ class Prediction(PendingRequest):
                 return
         if not self.is_over:
             self.wire = request.to_wire()
-            self._service.broker.submit(spec, self)
+            self._shared.service.broker.submit(spec, self)
 
     async def _send_job(self, spec: ModelSpec, request: Request, preferences: Preferences) -> None:
-        submitting = self._service.jobs.take(
+        submitting = self._shared.jobs.take(
             spec,
             request,
             self.exchange.fields,
             preferences,
             timeout_s=self.timeout_s or None,
-            base_url=self._service.base_url(self.exchange),
+            base_url=self._shared.base_url(self.exchange),
             is_open_inference=self._is_tensors,
         )
         del request  # while its client waits
@@ -178,7 +202,7 @@ class Prediction(PendingRequest):
 
     def _read(self, body: Content) -> Request:
         target, headers, query = self._target, self.exchange.fields, self.exchange.query
-        most_parts = self._service.settings.max_form_parts
+        most_parts = self._shared.settings.max_form_parts
         sent = dict(self.exchange.headers)  # as the client spelled them
         decodes_itself = self.spec is not None and self.spec.decodes_itself
         self._is_tensors = self._is_tensors or (decodes_itself and target.is_v2)
@@ -200,9 +224,9 @@ class Prediction(PendingRequest):
         Raises:
             BadRequest: the request names no model.
         """
-        service = self._service
-        name = first_in_query(self.exchange.query, "model_name", service.settings.max_form_parts)
-        name = name or await service.only_startup_model()
+        most_parts = self._shared.settings.max_form_parts
+        name = first_in_query(self.exchange.query, "model_name", most_parts)
+        name = name or await self._shared.service.only_startup_model()
         if not name:
             parts = {part.name: part.content for part in request.parts}
             name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
@@ -237,7 +261,7 @@ class Prediction(PendingRequest):
 
     def count(self, status: int, timing: BatchTiming | None = None, reason: str = "") -> None:
         """Counts the answer, and logs a failure; `reason` is the word for what went wrong."""
-        spec, service = self.spec, self._service
+        spec, service = self.spec, self._shared.service
         if status >= LOWEST_STATUS:
             name, version = spec.key if spec else ("unknown", "unknown")
             asked = {"model": name, "version": version}
@@ -264,9 +288,9 @@ class Prediction(PendingRequest):
     async def _refuse_without_worker(self, error: NoWorker) -> None:
         spec, version, reason = self.spec, self._target.model_version, _SCALE_UP
         if spec is not None:
-            why = await self._service.why_no_worker(spec)
+            why = await self._shared.service.why_no_worker(spec)
             if why:
-                is_told = bool(spec.load_error) or self._service.tells_errors
+                is_told = bool(spec.load_error) or self._shared.service.tells_errors
                 why = why.rstrip(".") if is_told else "The management API has the error"
                 reason = f": it could not be loaded. {why}"
             if not spec.load_error:
@@ -285,7 +309,7 @@ class Prediction(PendingRequest):
         self.exchange.respond(*(with_error_key(answer) if self._is_tensors else answer))
 
     async def _explain(self, spec: ModelSpec, error: VersionNotFound) -> None:
-        self._refuse(await self._service.why_unknown(spec, error))
+        self._refuse(await self._shared.service.why_unknown(spec, error))
 
     # --- an answer in pieces
 
@@ -345,7 +369,7 @@ class Prediction(PendingRequest):
         try:
             async for piece in answer.pieces:
                 body += piece
-                if len(body) > self._service.settings.max_response_size_bytes:
+                if len(body) > self._shared.settings.max_response_size_bytes:
                     raise InternalError("The answer is too large for this connection.")
         except ServeError as error:
             self.exchange.respond(*error_answer(error))
@@ -357,12 +381,13 @@ class InferenceRouter:
     """Answers what comes to the inference port; `others` answers what is no prediction."""
 
     def __init__(
-        self, service: PredictionService, others: Application, authorizer: Authorizer
+        self, shared: HttpPredictions, others: Application, authorizer: Authorizer
     ) -> None:
-        self._service = service
+        self._shared = shared
         self._others = others
-        self._aliases = service.settings.aliases()
-        self._limits = service.settings.max_request_size_bytes, service.settings.body_timeout_s
+        settings = shared.settings
+        self._aliases = settings.aliases()
+        self._limits = settings.max_request_size_bytes, settings.body_timeout_s
         self._authorizer = authorizer
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -374,7 +399,7 @@ class InferenceRouter:
             return self._answer_other(exchange)
         if self._authorizer.is_closed and not self._is_admitted(exchange):
             return None
-        prediction = Prediction(self._service, target, exchange)
+        prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
         if not exchange.when_received(prediction.submit_received, *self._limits):
             prediction.continue_with(prediction.submit_read(*self._limits))
@@ -392,7 +417,7 @@ class InferenceRouter:
         return None
 
     async def _answer_job(self, exchange: Exchange) -> None:
-        exchange.respond(*await self._service.answer_job(exchange))
+        exchange.respond(*await self._shared.answer_job(exchange))
 
     def _is_admitted(self, exchange: Exchange) -> bool:
         # Neither Redis nor a handler needs the key.

@@ -1,7 +1,4 @@
-"""What all predictions of an ingress share, and what has to be asked for one.
-
-Lives on the broker's event loop, and can be asked there by every door.
-"""
+"""Predictions as every door sees them: a version, and why one cannot serve. Knows no transport."""
 
 import asyncio
 import logging
@@ -12,13 +9,9 @@ from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFo
 from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request, fresh_request_id
-from batching.settings.settings import Settings
-from batching.settings.values import TrustedProxies
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.broker import Broker
 from batching.store.registry.catalog import Catalog
-from ingress.http1.exchange import Answer, Exchange
-from ingress.jobs.job_answers import JobAnswers
 from ingress.metrics.ingress_metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -27,9 +20,6 @@ LOWEST_STATUS = 500
 # A server that refuses thousands of requests a second logs a few of them.
 MAX_LINES = 5
 PERIOD_S = 1.0
-
-# A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
-LARGE_FORM_BYTES = 256 * 1024
 
 _SAME_ERROR_S = 1.0
 
@@ -62,39 +52,21 @@ class FailedRequests:
 
 
 class PredictionService:
-    """Finds versions, and why one cannot serve. `tells_errors`: in the handler's words."""
+    """Finds versions, and why one cannot serve. Lives on the broker's event loop.
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        broker: Broker,
-        metrics: Metrics,
-        jobs: JobAnswers,
-        settings: Settings,
-    ) -> None:
+    `tells_errors`: clients may be told why a model could not be loaded, in its handler's words.
+    """
+
+    def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
         self._catalog = catalog
         self.broker = broker
         self.metrics = metrics
-        self.jobs = jobs
-        self.settings = settings
-        self.large_form_bytes = LARGE_FORM_BYTES
         self.tells_errors = False
         self.failed = FailedRequests()
         self.background = BackgroundTasks()
         # What `resolve` would return, if that needs no question to Redis.
         self.known = catalog.known
-        self.proxies = TrustedProxies.of(settings.trusted_proxies)
         self._load_error = (VersionKey("", ""), 0.0, "")
-
-    def base_url(self, exchange: Exchange) -> str:
-        """Returns the URL of the server as this client sees it, without a slash at the end."""
-        peer = exchange.connection.client.rpartition(":")[0].strip("[]")
-        return self.proxies.base_url(exchange.fields, scheme=exchange.connection.scheme, peer=peer)
-
-    async def answer_job(self, exchange: Exchange) -> Answer:
-        """Returns the answer to a request about one job."""
-        url = self.base_url(exchange)
-        return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version of this name, or the model's default version.

@@ -139,7 +139,7 @@ class _App(Flask):
                 self._routes[endpoint] = route
 
     def _answer_job(self, **_: str) -> Answer:
-        return self._services.on_loop(self._services.predictor.answer_job(flask_exchange()))
+        return self._services.on_loop(self._services.http_predictions.answer_job(flask_exchange()))
 
     def _admit(self) -> None:
         authorization = request.headers.get("Authorization", "")

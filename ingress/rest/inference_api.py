@@ -62,7 +62,7 @@ class InferenceView:
         if self._services.keys is not None:
             exchange.headers = [item for item in exchange.headers if item[0] != "authorization"]
             exchange.fields.pop("authorization", None)
-        prediction = AwaitedPrediction(self._services.predictor, target, exchange)
+        prediction = AwaitedPrediction(self._services.http_predictions, target, exchange)
         self._services.loop.call_soon_threadsafe(prediction.submit, body)
         del body
         answer = exchange.answered.result()

@@ -131,7 +131,7 @@ class ManagementView:
         return json_answer(self._job(job), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return job_document(job, self._services.predictor.base_url(flask_exchange()))
+        return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Answer:
         """Does this to all jobs of the asked model and status; answers with their number."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import uvloop
 
 from ingress.http1.listener import Address, Listener
-from ingress.predictions.prediction_service import PredictionService
+from ingress.predictions.prediction import HttpPredictions
 from ingress.rest.inference_api import AwaitedPrediction
 from ingress.rest.responses import AwaitedExchange
 from ingress.role import Role
@@ -44,15 +44,14 @@ def served(app, client, *, tls=None, **options):
 
 def with_settings(services, settings):
     """The same parts with other settings of predictions."""
-    shared = services.catalog, services.broker, services.metrics, services.jobs
-    predictor = PredictionService(*shared, settings)
-    return replace(services, predictor=predictor, settings=settings)
+    predictions = HttpPredictions(services.predictor, services.jobs, settings)
+    return replace(services, http_predictions=predictions, settings=settings)
 
 
 def awaited(services, target, headers, body):
     """The answer to a prediction at Flask's door."""
     exchange = AwaitedExchange(headers)
-    prediction = AwaitedPrediction(services.predictor, target, exchange)
+    prediction = AwaitedPrediction(services.http_predictions, target, exchange)
     services.loop.call_soon_threadsafe(prediction.submit, body)
     return exchange.answered.result(20)
 
