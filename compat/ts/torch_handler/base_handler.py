@@ -220,7 +220,8 @@ class BaseHandler:
 
     def _is_explain(self) -> bool:
         is_asked = bool(self.context) and self.context.get_request_header(0, "explain") == "True"
-        self.explain = self.explain or is_asked  # as in TorchServe, it stays
+        if is_asked:
+            self.explain = True  # as in TorchServe, it stays
         return is_asked
 
     def _is_describe(self) -> bool:
