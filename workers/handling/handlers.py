@@ -31,7 +31,7 @@ from workers.archives.model_archive import (
 from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
 from workers.machine import Device, require_safe_torch
-from workers.python_models.target_handler import LoadedTarget, target_of
+from workers.python_models.python_model import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -108,16 +108,16 @@ def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
     """Returns the folder of the model's own code, which may be served where it lies."""
     if spec.decodes_itself:
         with contextlib.suppress(ValueError):  # the manifest names nothing, as loading will say
-            return target_of(spec, model_dir).folder or model_dir
+            path = target_of(spec, model_dir).path
+            return model_dir if path is None else path.parent
     return model_dir
 
 
 def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Device) -> LoadedModel:
-    target = target_of(spec, model_dir)
     folder = code_dir_of(spec, model_dir)
     _enter_folder(folder, "")
     name = str(context.model_yaml_config.get("device") or device)
-    loaded = LoadedTarget(target, spec, context, model_dir, name)
+    loaded = LoadedTarget(spec, context, model_dir, name)
     _choose_gpu(device)
     return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
 
