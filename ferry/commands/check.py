@@ -21,7 +21,7 @@ from batching.models.config_keys import WITHOUT_EFFECT, why_not_here
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
 from batching.settings.files import read_properties
-from batching.settings.loading import doubts, load_settings, switches_read_as_false
+from batching.settings.loading import load_settings, switches_read_as_false
 from batching.settings.settings import (
     BY_KEY,
     DEFAULT_ALLOWED_URLS,
@@ -50,7 +50,7 @@ from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
 from ingress.access.key_file import check_keys
 from ingress.role import listener_table
-from workers.archives.model_files import is_writable, work_dir_of
+from workers.archives.staging import is_writable, work_dir_of
 
 SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"
 _NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file names none"
@@ -108,7 +108,6 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
     allowed_urls = DEFAULT_ALLOWED_URLS
     with contextlib.suppress(SettingsError):  # which the rows of the start have
         settings = _settings(config, environment, _TORCHSERVE)
-        yield from (Row("", NOTE, doubt) for doubt in doubts(settings))
         allowed_urls = settings.allowed_urls
         for archive in settings.load_models.split(","):
             url = re.sub(r"^[\w.-]+=", "", archive.strip())
@@ -149,7 +148,7 @@ def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[Row]:
 
 
 def _model_rows(config: Path, properties: Mapping[str, str], allowed_urls: str) -> Iterator[Row]:
-    with contextlib.suppress(SettingsError):  # as above
+    with contextlib.suppress(ValueError):  # as above
         for name, versions in model_settings(properties.get("models", "")).items():
             for version, words in versions.items():
                 yield from _version_rows(name, version, words, allowed_urls)

@@ -28,7 +28,7 @@ from ferry.serving.announcement import LiveModel, announcement
 from ferry.serving.python_file import TargetError
 from ferry.serving.served_targets import DEFAULTS, WITHOUT_CODE, ServedTarget, read_targets
 from workers.archives.model_archive import inspect_archive
-from workers.archives.model_files import work_dir_of
+from workers.archives.staging import work_dir_of
 
 if TYPE_CHECKING:
     from batching.store.registry.registry import Registry

@@ -23,27 +23,22 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "handler", "said", "sources"),
+    ("text", "expected"),
     [
         (
             "my-model.py",
-            "my-model",
-            "python_model",
-            "FILE:predict",
-            {"my-model.py", "helper.py"},
+            ("my-model", "python_model", "FILE:predict", {"my-model.py", "helper.py"}),
         ),
-        ("net.onnx", "net", "tensor_model", "FILE", {"net.onnx", "net.onnx.data"}),
-        ("net 2.pt2", "net_2", "tensor_model", "FILE", {"net 2.pt2"}),
-        ("hf:org/tiny bert", "tiny_bert", "python_model", "hf:org/tiny bert", set()),
+        ("net.onnx", ("net", "tensor_model", "FILE", {"net.onnx", "net.onnx.data"})),
+        ("net 2.pt2", ("net_2", "tensor_model", "FILE", {"net 2.pt2"})),
+        ("hf:org/tiny bert", ("tiny_bert", "python_model", "hf:org/tiny bert", set())),
     ],
 )
-def test_target_has_a_name_and_files(folder, text, name, handler, said, sources):
+def test_target_has_a_name_and_files(folder, text, expected):
     # When
     [target] = read_target(text)
     # Then
-    assert (target.name, target.handler) == (name, handler)
-    assert target.text("FILE") == said
-    assert set(target.sources) == sources
+    assert (target.name, target.handler, target.text("FILE"), set(target.sources)) == expected
 
 
 def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(folder):
@@ -52,7 +47,7 @@ def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(fold
     # When
     target.write_folder(folder / "store", "1.0+2", {"device": "mps"})
     # Then
-    info = inspect_archive(folder / "store", "store")
+    info = inspect_archive(folder / "store", "store", folder / "work")
     assert (info.model_name, info.model_version, info.handler) == (
         "my-model",
         "1.0+2",
