@@ -35,7 +35,7 @@ FORWARDS = {"cpu": 1, "cuda": 8}
 def run_handler(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:
     """Runs whole batches for at least that many seconds, after one that is not measured."""
     with tempfile.TemporaryDirectory(prefix="bare-") as folder:
-        info = inspect_archive(archive, archive.name)
+        info = inspect_archive(archive, archive.name, Path(folder))
         spec = spec_from_registration({"batch_size": batch_size}, info, ModelDefaults())
         place = unpack_archive(archive, info.sha256, Path(folder))
         model = load_model(spec, place, Device("cpu"), Settings())
@@ -57,9 +57,9 @@ def run_handler(archive: Path, photo: bytes, batch_size: int, seconds: float) ->
 
 def run_forward(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
     """Returns images per second of the built-in handler's model, after two rounds of warm-up."""
-    info = inspect_archive(archive, archive.name)
     handler = ImageClassifier()
     with tempfile.TemporaryDirectory(prefix="loop-") as folder:
+        info = inspect_archive(archive, archive.name, Path(folder))
         place = unpack_archive(archive, info.sha256, Path(folder))
         handler.initialize(
             Context(

@@ -16,7 +16,7 @@ from batching.store.registry.registry import Registry
 from ferry.serving.python_file import TargetError
 from ferry.serving.served_targets import DEFAULTS, RunFlags, ServedTarget
 from workers.archives.model_archive import inspect_archive
-from workers.archives.model_files import work_dir_of
+from workers.archives.staging import work_dir_of
 
 # Requests that were on their way to the old version when the new one took over have come by then.
 ON_THEIR_WAY_S = 2.0

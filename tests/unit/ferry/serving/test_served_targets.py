@@ -51,7 +51,7 @@ def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(fold
     # When
     target.write_folder(folder / "store", "1.0+2", RunFlags(device="mps").settings())
     # Then
-    info = inspect_archive(folder / "store", "store")
+    info = inspect_archive(folder / "store", "store", folder / "work")
     assert (info.model_name, info.model_version, info.handler) == (
         "my-model",
         "1.0+2",
