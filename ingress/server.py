@@ -21,10 +21,9 @@ from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
-from ingress.access.access_log import NO_GUESSING, AccessLog, answering_preflights, cors_headers
-from ingress.access.authorizer import Authorizer
+from ingress.access.access_log import NO_GUESSING, answering_preflights, cors_headers, logged
 from ingress.access.certificate import Certificate, certificate_of
-from ingress.access.key_file import open_keys
+from ingress.access.tokens import Authorizer, open_keys
 from ingress.http1.exchange import Application
 from ingress.http1.listener import Address, Listener
 from ingress.models.registrar import Registrar
@@ -129,12 +128,12 @@ class _Ingress:
         if services.keys is not None and cors_headers(settings):
             # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
             app = answering_preflights(app)
-        count = services.metrics.torchserve.count_answer
+        note = services.metrics.note_answer
         return Listener(
             address,
             app,
             error_answer,
-            note_answer=AccessLog(count, is_logging=settings.access_log).note,
+            note_answer=logged(note) if settings.access_log else note,
             added_headers=[NO_GUESSING, *cors_headers(settings)],
             settings=settings,
             tls=None if self._certificate is None else self._certificate.context,

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
+from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.broker import Broker
@@ -17,13 +17,12 @@ from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from ingress.access.key_file import KeyFile, KeyScope
+from ingress.access.tokens import KeyFile, KeyScope
 from ingress.health import Health, Lifecycle
 from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.ingress_metrics import Metrics, broker_families
-from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.metrics.ingress_metrics import LEGACY, Metrics, broker_families
 from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
@@ -119,11 +118,10 @@ def build_services(
     outage = OutageLog(log, settings.redis_url)
     catalog = Catalog(registry, url, outage)
     broker = Broker(url, outage, dead_after_s=dead_after_s)
-    metrics = Metrics(
-        is_logging=settings.is_logging_metrics,
-        unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
-    )
-    broker_numbers = partial(broker_families, lambda: broker.waiting, broker.resubmitted)
+    # The log has what /metrics does not show.
+    unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
+    logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()
+    metrics = Metrics(logged)
     job_store = JobStore(
         broker.client,
         settings.job_backlog,
@@ -159,7 +157,7 @@ def build_services(
         http_predictions=HttpPredictions(predictor, jobs, settings),
         metrics=metrics,
         siblings=siblings,
-        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),
+        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_families(broker)], siblings),
         lifecycle=lifecycle,
         health=Health(probe_registry, lifecycle),
     )

@@ -20,7 +20,7 @@ from batching.process.logs import configure_logging
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError
 from batching.store.server_check import check_server
-from ingress.access.key_file import KeyFile, open_keys
+from ingress.access.tokens import KeyFile, open_keys
 from ingress.rest.app import create_app as create_rest_app
 from ingress.role import Role
 from ingress.services import build_services

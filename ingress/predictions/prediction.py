@@ -16,7 +16,7 @@ from batching.protocol import BatchTiming, Reply, Request, fresh_request_id
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
-from ingress.access.authorizer import Authorizer
+from ingress.access.tokens import Authorizer
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer, Application, ConnectionEnded, Content, Exchange, Header
 from ingress.http1.heads import WITHOUT_BODY
@@ -166,7 +166,7 @@ class Prediction(PendingRequest):
     def _accept(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.metrics = self._shared.service.metrics.version(spec.key, self._target.model_version)
-        self.metrics.totals.count_arrival()
+        self.metrics.count_arrival()
         self.timeout_s = read_timeout_s(self.exchange.fields)
 
     def _send(self, spec: ModelSpec, request: Request) -> None:

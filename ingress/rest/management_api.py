@@ -17,8 +17,7 @@ from batching.models.registration import bool_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
 from batching.store.jobs.job_records import Job, JobStatus, job_document
-from ingress.access.authorizer import refused_renewal, require_api_key
-from ingress.access.key_file import RENEWABLE, KeyFile
+from ingress.access.tokens import KeyFile
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
@@ -187,13 +186,9 @@ class TokenView:
         self._keys = keys
 
     def renew(self) -> Answer:
-        require_api_key(self._keys, request.headers.get("Authorization", ""))
-        kind = request.args.get("type", "")
-        scope = next((scope for scope in RENEWABLE if scope == kind), None)
-        if scope is None:
-            raise refused_renewal()
+        kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
         try:
-            self._keys.renew(scope)
+            self._keys.renew_as_asked(kind, authorization)
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
             # Without the file's path, which is no matter of clients.
