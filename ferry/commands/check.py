@@ -50,7 +50,7 @@ from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
 from ingress.access.tokens import open_keys
 from ingress.role import listener_table
-from workers.archives.model_files import is_writable, work_dir_of
+from workers.archives.staging import is_writable, work_dir_of
 
 SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"
 _NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file names none"

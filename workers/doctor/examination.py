@@ -81,8 +81,8 @@ def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> R
         envelope: its service_envelope.
     """
     try:
-        info = inspect_archive(path, path.name)
         with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
+            info = inspect_archive(path, path.name, Path(folder))
             unpacked = unpack_archive(path, info.sha256, Path(folder))
             findings = tuple(_Examination(info, unpacked, is_installing, envelope).run())
     except ServeError as error:

@@ -112,22 +112,6 @@ def test_fixed_axis_of_one_is_a_note(tmp_path):
     assert any("rows are run one by one" in text for text in notes(found))
 
 
-def test_program_gets_as_many_rows_as_it_was_exported_for(tmp_path):
-    # Given
-    batch = torch.export.Dim("batch", max=3)
-    program = torch.export.export(
-        nets.Sized(), (torch.ones(2, 4),), dynamic_shapes={"x": {0: batch}}
-    )
-    nets.save_program(program, tmp_path / "net.pt2")
-    model = load(tmp_path / "net.pt2")
-
-    # When
-    outputs = model.predict([{"x": np.ones(4, np.float32)} for _ in range(8)])
-
-    # Then
-    assert [int(output["size"]) for output in outputs] == [3, 3, 3, 3, 3, 3, 2, 2]
-
-
 def test_row_that_torchscript_does_not_take_is_refused_alone(tmp_path):
     # Given
     nets.save_torchscript(tmp_path / "net.pt", torch.nn.Linear(4, 2))
