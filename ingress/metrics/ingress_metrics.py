@@ -277,7 +277,7 @@ class Metrics:
         del self.series[key]
         self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
         kept = {(known.model_name, asked or "default") for known, asked in self._versions}
-        self._sums = {label: self._sums[label] for label in kept}
+        self._sums = {label: sums for label, sums in self._sums.items() if label in kept}
 
     async def forget_unregistered(self, registry: Registry, interval_s: float = _LOOK_S) -> None:
         """Keeps /metrics from growing for ever where each build is a version; until cancelled.

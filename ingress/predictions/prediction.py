@@ -37,9 +37,7 @@ from ingress.torchserve.payload import (
     first_in_query,
     is_form,
     read_request,
-    read_tensors,
     read_timeout_s,
-    read_undecoded,
     speaks_of_binary,
 )
 from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
@@ -201,18 +199,19 @@ class Prediction(PendingRequest):
                 self.exchange.respond(*answer)
 
     def _read(self, body: Content) -> Request:
-        target, headers, query = self._target, self.exchange.fields, self.exchange.query
-        most_parts = self._shared.settings.max_form_parts
-        sent = dict(self.exchange.headers)  # as the client spelled them
+        exchange, settings = self.exchange, self._shared.settings
+        sent = dict(exchange.headers)  # as the client spelled them
         decodes_itself = self.spec is not None and self.spec.decodes_itself
-        self._is_tensors = self._is_tensors or (decodes_itself and target.is_v2)
-        if self._is_tensors:
-            request = read_tensors(target, headers, body)
-        elif decodes_itself:
-            request = read_undecoded(target, headers, body, query, most_parts)
-        else:
-            query = query if target.takes_query else ""
-            request = read_request(target, headers, body, query, most_parts)
+        self._is_tensors = self._is_tensors or (decodes_itself and self._target.is_v2)
+        request = read_request(
+            self._target,
+            exchange.fields,
+            body,
+            exchange.query,
+            settings.max_form_parts,
+            decodes_itself=decodes_itself,
+            is_tensors=self._is_tensors,
+        )
         for name in OWN_HEADERS:
             if name in request.headers:
                 sent[name] = request.headers[name]
