@@ -142,10 +142,8 @@ class _Ingress:
 
     def _has_to_load(self) -> bool:
         """Returns whether there are startup models that Redis does not remember. Blocks."""
-        if not self._is_told_to_load():
-            return False
         with contextlib.suppress(StoreUnavailable):
-            return not self._services.probe_registry.snapshot()
+            return self._is_told_to_load() and not self._services.probe_registry.snapshot()
         return True
 
     def _is_told_to_load(self) -> bool:
@@ -189,20 +187,8 @@ class _Ingress:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
-                if waiting := self._services.broker.waiting:
-                    log.warning("refusing open=%d", waiting)
-                else:
-                    # Their requests are not at work: they send or read too slowly, or not at all.
-                    log.warning(
-                        "cutting off clients=%d",
-                        sum(len(listener.connections) for listener in listeners),
-                    )
-                await self._services.broker.close()
-                error = Draining("The server is shutting down.", retry_after_s=1.0)
-                for connection in [c for listener in listeners for c in listener.connections]:
-                    connection.refuse_incomplete(error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
+                await self._refuse_open(listeners)
+                await asyncio.wait({closed}, timeout=_REFUSAL_S)
         finally:
             forced.cancel()
             closed.cancel()
@@ -210,6 +196,18 @@ class _Ingress:
             await self._save_last(self._snapshots, ends_s)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
+
+    async def _refuse_open(self, listeners: list[Listener]) -> None:
+        connections = [client for listener in listeners for client in listener.connections]
+        if waiting := self._services.broker.waiting:
+            log.warning("refusing open=%d", waiting)
+        else:
+            # Their requests are not at work: they send or read too slowly, or not at all.
+            log.warning("cutting off clients=%d", len(connections))
+        await self._services.broker.close()
+        error = Draining("The server is shutting down.", retry_after_s=1.0)
+        for connection in connections:
+            connection.refuse_incomplete(error)
 
     async def _save_last(self, snapshots: SnapshotWriter, ends_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -38,20 +38,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Holds the time limits of registrations.
+    """Holds the time limits of registrations."""
 
-    `node_s`: for a node to come. One that starts together with the ingress has to load torch first.
-    `archive_s`: for an archive to be downloaded and unpacked. The largest have tens of gigabytes.
-    `listed_s`: for a node to take a version on. It takes milliseconds, unless the node is busy or
-    about to die. `grace_s`: beyond `startup_timeout`, which the nodes measure as well and then
-    report. `remind_s`: between two log lines about a startup model that cannot be loaded yet.
-    """
-
-    node_s: float = 10.0
-    archive_s: float = 900.0
-    listed_s: float = 2.0
-    grace_s: float = 5.0
-    remind_s: float = 30.0
+    node_s: float = 10.0  # for a node to come, which may have to load torch first
+    archive_s: float = 900.0  # for an archive to be downloaded and unpacked: tens of gigabytes
+    listed_s: float = 2.0  # for a node to take a version on: milliseconds, unless it is busy
+    grace_s: float = 5.0  # beyond `startup_timeout`, which nodes measure, too, and then report
+    remind_s: float = 30.0  # between log lines about a startup model that cannot be loaded yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +121,15 @@ def build_services(
         settings.job_memory_share,
         is_writing_file=settings.redis_append_only,
     )
-    jobs = JobAnswers(
-        JobService(
-            job_store,
-            registry,
-            timeout_s=settings.job_timeout_s,
-            keep_s=settings.job_result_ttl_s,
-            receivers=settings.receiver_rules(),
-            submitters="" if keys is None else KeyScope.INFERENCE,
-        ),
+    job_service = JobService(
+        job_store,
+        registry,
+        timeout_s=settings.job_timeout_s,
+        keep_s=settings.job_result_ttl_s,
+        receivers=settings.receiver_rules(),
+        submitters="" if keys is None else KeyScope.INFERENCE,
     )
+    jobs = JobAnswers(job_service)
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
     return Services(
