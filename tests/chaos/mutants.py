@@ -302,7 +302,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client that left is noticed",
-        "ingress/predictions/router.py",
+        "ingress/predictions/prediction.py",
         "        exchange.on_left = prediction.leave\n",
         "",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
