@@ -125,7 +125,10 @@ class VersionKeys:
         worker of its own release, and answers so at once (docs/adr/0016-releases.md).
         """
         kind = "m" if wire_version == 1 else f"model{wire_version}"
-        tag = f"{{{kind}:{key.model_name}:{key.model_version}}}"
+        return cls.after(f"{{{kind}:{key.model_name}:{key.model_version}}}")
+
+    @classmethod
+    def after(cls, tag: str) -> "VersionKeys":
         _, *names = fields(cls)
         return cls(tag, *(f"{tag}:{name.default}" for name in names))
 
