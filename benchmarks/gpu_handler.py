@@ -14,5 +14,5 @@ class StrictClassifier(ImageClassifier):
         if self._fast_batches.gpu_jpegs is None:
             raise RuntimeError("the GPU decodes no JPEGs here; the worker's log says why")
 
-    def _image(self, value: Any, processing: Any) -> Any:
+    def _image(self, value: Any) -> Any:
         raise RuntimeError("an image is left to Pillow")

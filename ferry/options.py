@@ -4,11 +4,9 @@ Every setting is an option of `ferry up`, `ferry ingress` and `ferry node`. Its 
 and help are written in its field of `Settings`, and only there.
 """
 
-import difflib
 import functools
 import math
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ import click
 
 from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
-from batching.settings.loading import doubts, load_settings, switches_read_as_false
+from batching.settings.loading import load_settings, switches_read_as_false
 from batching.settings.setting import Setting
-from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
+from batching.settings.settings import SETTINGS, Settings, SettingsError
 from batching.settings.torchserve_keys import why_without_effect
 from ferry.console import warn
 
@@ -73,11 +71,8 @@ class ServerCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:
-    """Adds `--config` and one option per setting; the command gets a `settings` argument.
-
-    The help does not list the settings of the parts in `unlisted`.
-    """
+def settings_options(command: Command) -> Command:
+    """Adds `--config` and one option per setting; the command gets a `settings` argument."""
 
     @functools.wraps(command)
     def with_settings(config: Path | None, **arguments: Any) -> Any:
@@ -93,8 +88,7 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
         type=click.Path(dir_okay=False, path_type=Path),
         help="A config.properties file, TorchServe's keys included.",
     )
-    options = (_option(it, is_listed=it.read_by not in unlisted) for it in SETTINGS)
-    return option_group(config_option, *options)(with_settings)
+    return option_group(config_option, *map(_option, SETTINGS))(with_settings)
 
 
 def settings_from_flags(
@@ -114,21 +108,10 @@ def settings_from_flags(
     if config is not None:
         for key, text in switches_read_as_false(read_properties(config)).items():
             warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
-    for doubt in (*doubts(settings), *_misspelt_variables()):
-        warn(doubt)
     return settings
 
 
-def _misspelt_variables() -> Iterator[str]:
-    known = {ENV_PREFIX + name.upper() for it in SETTINGS for name in (it.key, it.name)}
-    for variable in sorted(os.environ.keys() - known):
-        # Only names that are close to a setting's: clients and Kubernetes set other variables.
-        alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
-        if alike and variable.startswith(ENV_PREFIX):
-            yield f"{variable} is no setting; did you mean {alike[0]}?"
-
-
-def _option(setting: Setting, *, is_listed: bool) -> Callable[[Command], Command]:
+def _option(setting: Setting) -> Callable[[Command], Command]:
     name = setting.name.replace("_", "-")
     flag = f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}"
     default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
@@ -142,7 +125,6 @@ def _option(setting: Setting, *, is_listed: bool) -> Callable[[Command], Command
     return click.option(
         *filter(None, (setting.flag, flag, setting.name)),
         help=f"{_sentence(setting.doc)}{default}",
-        hidden=not is_listed,
         default=None,
         **kind,
     )

@@ -30,7 +30,7 @@ from ingress.http1.listener import Address, Listener
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
-from ingress.predictions.router import InferenceRouter
+from ingress.predictions.prediction import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role, listener_table
@@ -200,8 +200,8 @@ class _Ingress:
                     )
                 await self._services.broker.close()
                 error = Draining("The server is shutting down.", retry_after_s=1.0)
-                for listener in listeners:
-                    listener.refuse_incomplete(error)
+                for connection in [c for listener in listeners for c in listener.connections]:
+                    connection.refuse_incomplete(error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
         finally:
@@ -233,7 +233,7 @@ def application(
     )
     if Role.INFERENCE not in roles:
         return bridge
-    services.http_predictions.tells_errors = is_private or settings.show_tracebacks
+    services.predictor.tells_errors = is_private or settings.show_tracebacks
     return InferenceRouter(services.http_predictions, bridge, authorizer)
 
 

@@ -75,8 +75,8 @@ class Services:
     catalog: Catalog
     broker: Broker
     predictor: PredictionService
-    http_predictions: HttpPredictions
     jobs: JobAnswers
+    http_predictions: HttpPredictions
     metrics: Metrics
     siblings: Siblings
     numbers: HostNumbers
@@ -100,7 +100,7 @@ class Services:
         """Refuses the requests that still wait, and closes the connections."""
         await self.jobs.service.close()
         await self.broker.close()
-        await self.http_predictions.background.close()
+        await self.predictor.background.close()
         await self.catalog.close()
         self.numbers.close()
 
@@ -155,8 +155,8 @@ def build_services(
         catalog=catalog,
         broker=broker,
         predictor=predictor,
-        http_predictions=HttpPredictions(predictor, jobs, settings),
         jobs=jobs,
+        http_predictions=HttpPredictions(predictor, jobs, settings),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),

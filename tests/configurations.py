@@ -36,7 +36,7 @@ MISTAKES = [
         "no such file for https://: /dev/null",
     ),
     ("data_dir=/dev/null/data", "start", "/dev/null/data cannot be written"),
-    ("allowed_urls=(", "start", "is not a regular expression"),
+    ("allowed_urls=(", "start", "comma list of regular expressions"),
     ("redis_url=localhost", "start", "redis_url"),
     ("grpc_inference_port=7070", "grpc_inference_port", "use HTTP"),
     ("load_models=http://example.com/m.mar", "load_models", "is not in allowed_urls"),

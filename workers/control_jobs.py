@@ -35,7 +35,7 @@ from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.fetch import may_share_a_file, was_downloaded
-from workers.archives.model_files import work_dir_of
+from workers.archives.staging import work_dir_of
 
 log = logging.getLogger("workers.control_jobs")
 
@@ -107,9 +107,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
     try:
         path = fetch.locate_archive(
             url,
-            settings.model_store,
-            allowed_urls=settings.allowed_urls,
-            startup_models=settings.load_models,
+            settings,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
             is_unused=lambda: _is_unused(url, settings),
         )

@@ -14,6 +14,8 @@ from batching.settings.setting import SettingsError
 def write_atomically(path: Path, text: str) -> None:
     """Writes the text so that no reader ever sees half of it; only the owner may read the file.
 
+    Nor does a later start, after a power failure.
+
     Raises:
         OSError: the file cannot be written. It is as it was, and no other file is left.
     """
@@ -23,6 +25,8 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         with os.fdopen(number, "w", encoding="utf-8") as stream:
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
         unfinished.replace(path)
     except BaseException:
         # Each attempt has another name, and a full disk brings many attempts.

@@ -5,33 +5,26 @@ they win over all others.
 Source: TorchServe 0.12 `ConfigManager`, as documented under "Advanced configuration".
 """
 
-import difflib
-import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batching.models.config_keys import SERVER_TYPES, ignored_values
 from batching.settings.files import read_properties
-from batching.settings.setting import SettingsError
+from batching.settings.setting import Setting, SettingsError
 from batching.settings.settings import BY_KEY, ENV_PREFIX, SETTINGS, Settings
 from batching.settings.torchserve_keys import (
+    CONTROL_MODES,
     ENABLE_ENVIRONMENT,
     ENABLE_ENVIRONMENT_URLS,
     KEY_ALIASES,
     SNAPSHOT,
-    STEERING_KEYS,
+    UNDERSTOOD,
 )
-from batching.settings.values import model_settings
 
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
-
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
-# What TorchServe has for one version in `models`.
-_MODEL_WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
 
 
 def load_settings(
@@ -64,12 +57,12 @@ def load_settings(
     values |= _from_torchserve_variables(properties, environment)
     if values.get("limit_max_image_pixels") is False:
         values["max_image_pixels"] = 0
-    if mode := values.get("metrics_mode"):
-        values["metrics_mode"] = mode.lower()  # TorchServe accepts any case
+    for it in SETTINGS:
+        if it.choices and it.name in values:
+            values[it.name] = values[it.name].lower()
     settings = Settings(**values)
     settings.check()
-    known = BY_KEY.keys() | KEY_ALIASES.keys() | STEERING_KEYS
-    return settings, sorted(properties.keys() - known)
+    return settings, sorted(properties.keys() - UNDERSTOOD)
 
 
 def _file_values(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -79,45 +72,34 @@ def _file_values(properties: Mapping[str, str], environment: Mapping[str, str]) 
         SettingsError: a value has the wrong type, or characters that no environment variable of a
             child can hold, or names a `$$VARIABLE$$` that is not set.
     """
-    values: dict[str, Any] = {}
-    for key, text in properties.items():
-        name, meanings = KEY_ALIASES.get(key, (key, {}))
-        if name not in BY_KEY:
-            continue
-        if _NO_TEXT.search(text):
-            raise SettingsError(f"{key} has a character that is no text")
-        value = _substitute(text, environment)
-        if meanings:
-            word = value.strip().lower()
-            if word not in meanings:
-                raise SettingsError(f"{key}={value!r} is none of: {', '.join(meanings)}")
-            value = meanings[word]
-        setting = BY_KEY[name]
-        is_strict = not setting.is_torchserves
-        values[setting.name] = setting.parse(key, value, is_strict=is_strict)
-    return values
 
-
-def _substitute(text: str, environment: Mapping[str, str]) -> str:
-    """Returns the text with each `$$NAME$$` replaced by the variable NAME.
-
-    Source: TorchServe 0.12 ConfigManager.resolveEnvVarVals.
-    """
-
-    def value(match: re.Match[str]) -> str:
+    def variable(match: re.Match[str]) -> str:
+        # Source: TorchServe 0.12 ConfigManager.resolveEnvVarVals.
         if match[1] not in environment:
             raise SettingsError(f"{match[0]} in the configuration: {match[1]} is not set")
         return environment[match[1]]
 
-    return _VARIABLE.sub(value, text)
+    values: dict[str, Any] = {}
+    for key, text in properties.items():
+        it = BY_KEY.get(KEY_ALIASES.get(key, key))
+        if it is None:
+            continue
+        if _NO_TEXT.search(text):
+            raise SettingsError(f"{key} has a character that is no text")
+        value = _VARIABLE.sub(variable, text)
+        if key == "model_control_mode":
+            if (mode := value.strip().lower()) not in CONTROL_MODES:
+                raise SettingsError(f"{key}={value!r} is none of: {', '.join(CONTROL_MODES)}")
+            value = CONTROL_MODES[mode]
+        values[it.name] = _torchserve_value(it, key, value)
+    return values
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for it in SETTINGS:
         # The field's own name comes last and wins, as children get it.
-        keys = (f"{ENV_PREFIX}{name.upper()}" for name in (it.key, it.name))
-        for name in (it.variable, *keys):
+        for name in (it.variable, *(f"{ENV_PREFIX}{own.upper()}" for own in (it.key, it.name))):
             if name in environment:
                 values[it.name] = it.parse(name, environment[name])
     return values
@@ -126,21 +108,23 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 def _from_torchserve_variables(
     properties: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    if not _is_true(properties.get(ENABLE_ENVIRONMENT, "")):
+    if not _is_true(properties, ENABLE_ENVIRONMENT):
         return {}
     # Control of a process' environment is not yet control of where code is fetched from.
-    has_urls = _is_true(properties.get(ENABLE_ENVIRONMENT_URLS, ""))
+    has_urls = _is_true(properties, ENABLE_ENVIRONMENT_URLS)
     return {
-        it.name: it.parse(
-            it.ts_variable, environment[it.ts_variable], is_strict=not it.is_torchserves
-        )
+        it.name: _torchserve_value(it, it.ts_variable, environment[it.ts_variable])
         for it in SETTINGS
         if it.ts_variable in environment and (it.name != "allowed_urls" or has_urls)
     }
 
 
-def _is_true(text: str) -> bool:
-    return text.strip().lower() == "true"
+def _torchserve_value(setting: Setting, source: str, text: str) -> Any:
+    return setting.parse(source, text, is_strict=not setting.is_torchserves)
+
+
+def _is_true(properties: Mapping[str, str], key: str) -> bool:
+    return properties.get(key, "").strip().lower() == "true"
 
 
 def switches_read_as_false(properties: Mapping[str, str]) -> dict[str, str]:
@@ -155,37 +139,3 @@ def switches_read_as_false(properties: Mapping[str, str]) -> dict[str, str]:
         if key in switches and text.strip().lower() not in ("true", "false", "")
         if not _VARIABLE.search(text)
     }
-
-
-def doubts(settings: Settings) -> Iterator[str]:
-    """Yields a warning for each setting that works, but is probably a mistake."""
-    for name, address in settings.addresses().items():
-        path = address.partition("://")[2].partition("/")[2]
-        if path:
-            yield f"{name}_address: the path /{path} has no effect"
-    given = [key for key in _CORS if getattr(settings, key)]
-    missing = [key for key in _CORS if key not in given]
-    if given and missing:
-        yield f"{', '.join(given)}: no effect without {', '.join(missing)}"
-    if re.search(r"[,\s]", settings.cors_allowed_origin):
-        yield "cors_allowed_origin: browsers take one origin, or *"
-    yield from _doubts_of_models(settings)
-
-
-def _doubts_of_models(settings: Settings) -> Iterator[str]:
-    models = model_settings(settings.model_settings).values()
-    versions = [words for by_version in models for words in by_version.values()]
-    ignored = (ignored_values(_without_lone(words)) for words in versions)
-    for complaint in dict.fromkeys(itertools.chain.from_iterable(ignored)):
-        yield f"models: {complaint}"
-    for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
-        alike = difflib.get_close_matches(word, _MODEL_WORDS, n=1, cutoff=0.8)
-        if alike and word not in _MODEL_WORDS:
-            yield f"models: {word} has no effect; did you mean {alike[0]}?"
-
-
-def _without_lone(version: Mapping[str, Any]) -> Mapping[str, Any]:
-    # The archive's model-config.yaml may have the other one of the two.
-    pair = {"minWorkers", "maxWorkers"}
-    lone = pair if not pair <= version.keys() else set()
-    return {word: value for word, value in version.items() if word not in lone}

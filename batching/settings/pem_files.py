@@ -30,14 +30,24 @@ def load_pair(
         SettingsError: they cannot be loaded. The context may then have one of the two.
     """
     key_file = private_key_file or certificate_file
-    _require_readable(certificate_file)
     _require_readable(key_file)
+
+    def no_passphrase() -> str:
+        # Without this, OpenSSL asks at the terminal.
+        raise SettingsError(
+            f"{key_file}: the key has a passphrase: `openssl pkey -in KEY -out NEW` writes it "
+            "without"
+        )
+
+    load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate_file)
     try:
-        context.load_cert_chain(certificate_file, key_file, _no_passphrase)
+        context.load_cert_chain(certificate_file, key_file, no_passphrase)
     except OSError as error:
-        raise SettingsError(_why(error, certificate_file, key_file)) from error
-    except ValueError as error:
-        raise SettingsError(f"{key_file}: {error}") from error
+        word = _word(error)
+        if meaning := _MEANINGS.get(word):
+            files = dict.fromkeys((str(certificate_file), str(key_file)))
+            raise SettingsError(f"{' and '.join(files)}: {meaning} ({word})") from error
+        raise _not_pem(key_file, "private key", "pkey", error) from error
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
@@ -50,7 +60,7 @@ def load_authorities(context: ssl.SSLContext, file: Path) -> None:
     try:
         context.load_verify_locations(file)
     except OSError as error:
-        raise SettingsError(_not_pem(file, "certificate", error)) from error
+        raise _not_pem(file, "certificate", "x509", error) from error
 
 
 def _require_readable(file: Path) -> None:
@@ -61,26 +71,8 @@ def _require_readable(file: Path) -> None:
         raise SettingsError(f"{file}: {error.strerror}") from error
 
 
-def _no_passphrase() -> str:
-    # Without this, OpenSSL asks at the terminal.
-    raise ValueError("the key has a passphrase: `openssl pkey -in KEY -out NEW` writes it without")
-
-
-def _why(error: OSError, certificate_file: Path, key_file: Path) -> str:
-    word = _word(error)
-    if meaning := _MEANINGS.get(word):
-        files = dict.fromkeys((str(certificate_file), str(key_file)))
-        return f"{' and '.join(files)}: {meaning} ({word})"
-    try:
-        load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate_file)
-    except SettingsError as certificates:
-        return str(certificates)
-    return _not_pem(key_file, "private key", error)
-
-
-def _not_pem(file: Path, what: str, error: OSError) -> str:
-    command = "x509" if what == "certificate" else "pkey"
-    return (
+def _not_pem(file: Path, what: str, command: str, error: OSError) -> SettingsError:
+    return SettingsError(
         f"{file}: no {what} in PEM that OpenSSL can read ({_word(error)}); "
         f"`openssl {command} -inform der -in FILE -out NEW` makes one of DER"
     )

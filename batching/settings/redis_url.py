@@ -24,7 +24,7 @@ _SCHEMES = (
     *("redis", "rediss", "unix"),
     *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
 )
-_URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<place>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>.*))?$")
+_URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<hosts>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>.*))?$")
 _HOST = re.compile(r"(\[(?P<ipv6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:\s@]+))(:(?P<port>\d+))?$")
 _MAX_PORT = 65535
 
@@ -35,41 +35,44 @@ class RedisUrlError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """The parts of a Redis URL, percent-decoded."""
+    """The parts of a Redis URL, percent-decoded; `service` is the sentinels' name for a server."""
 
     scheme: str
     addresses: tuple[Address, ...]
     username: str
     password: str = field(repr=False)
     path: str
+    service: str
+    db: int
     options: dict[str, str] = field(repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Parses the URL.
-
-        Raises:
-            RedisUrlError: it is malformed.
-        """
+        """Parses the URL, or raises RedisUrlError."""
         match = _URL.match(url)
         if match is None:
             raise RedisUrlError("not a URL; write for example redis://host:6379")
-        scheme = match["scheme"]
+        scheme, path = match["scheme"], unquote(match["path"] or "")
         if scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
             raise RedisUrlError(f"{scheme}:// is unknown; there are {known}")
-        login, _, hosts = match["place"].rpartition("@")
-        username, _, password = login.partition(":")
-        parts = cls(
-            scheme=scheme,
-            addresses=() if scheme == "unix" else _addresses(hosts, scheme.partition("+")[2]),
-            username=unquote(username),
-            password=unquote(password),
-            path=unquote(match["path"] or ""),
-            options=dict(parse_qsl(match["query"] or "", keep_blank_values=True)),
-        )
-        parts._check()
-        return parts
+        login, _, hosts = match["hosts"].rpartition("@")
+        username, _, password = map(unquote, login.partition(":"))
+        options = dict(parse_qsl(match["query"] or "", keep_blank_values=True))
+        if scheme == "unix":
+            if not path:
+                raise RedisUrlError("unix:// needs the path of a socket: unix:///run/redis.sock")
+            addresses: tuple[Address, ...]
+            addresses, service, database = (), "", ""
+        else:
+            addresses = _addresses(hosts, scheme.partition("+")[2])
+            service, database = _segments(scheme, path)
+        database = options.get("db") or database or "0"
+        if not database.isdecimal():
+            raise RedisUrlError("the database must be a number")
+        if scheme.endswith(CLUSTER) and int(database):
+            raise RedisUrlError("a cluster has no database but 0")
+        return cls(scheme, addresses, username, password, path, service, int(database), options)
 
     @property
     def kind(self) -> str:
@@ -80,43 +83,23 @@ class RedisUrl:
     def is_tls(self) -> bool:
         return self.scheme.startswith("rediss")
 
-    @property
-    def service(self) -> str:
-        """Returns the sentinels' name for the server; '' without sentinels."""
-        return (self.path + "/").split("/")[1] if self.kind == SENTINEL else ""
-
-    @property
-    def db(self) -> int:
-        return int(self._db_text() or 0)
-
     def without_secrets(self) -> str:
         """Returns the URL without login and options, for people and logs."""
-        if self.scheme == "unix":
-            return f"unix://{self.path}"
         hosts = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses
         )
         return f"{self.scheme}://{hosts}{self.path}"
 
-    def _db_text(self) -> str:
-        segments = [*self.path.split("/"), "", "", ""]
-        return self.options.get("db") or segments[2 if self.kind == SENTINEL else 1]
 
-    def _check(self) -> None:
-        if self.scheme == "unix":
-            if not self.path:
-                raise RedisUrlError("unix:// needs the path of a socket: unix:///run/redis.sock")
-            return
-        if self.kind == SENTINEL and not self.service:
-            raise RedisUrlError(
-                f"{self.scheme}:// needs the service's name: {self.scheme}://host:26379/mymaster"
-            )
-        if self.path.rstrip("/").count("/") > (2 if self.kind == SENTINEL else 1):
-            raise RedisUrlError("the path is too long: nothing comes after the database")
-        if not (self._db_text() or "0").isdecimal():
-            raise RedisUrlError("the database must be a number")
-        if self.kind == CLUSTER and self.db:
-            raise RedisUrlError("a cluster has no database but 0")
+def _segments(scheme: str, path: str) -> tuple[str, str]:
+    """Returns the service and the database that a path names."""
+    segments = path.strip("/").split("/")
+    service = segments.pop(0) if scheme.endswith(SENTINEL) else ""
+    if scheme.endswith(SENTINEL) and not service:
+        raise RedisUrlError(f"{scheme}:// needs the service's name: {scheme}://host:26379/mymaster")
+    if len(segments) > 1:
+        raise RedisUrlError("the path is too long: nothing comes after the database")
+    return service, "".join(segments)
 
 
 def _addresses(text: str, kind: str) -> tuple[Address, ...]:
@@ -128,13 +111,11 @@ def _addresses(text: str, kind: str) -> tuple[Address, ...]:
     addresses = []
     for number, host in enumerate(hosts, 1):
         match = _HOST.match(host)
-        if match is None:
+        port = int((match and match["port"]) or (26379 if kind == SENTINEL else 6379))
+        if match is None or not 0 < port <= _MAX_PORT:
             # The text is not repeated: it may be half of a password that a / has cut in two.
             raise RedisUrlError(
                 f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
             )
-        port = int(match["port"] or (26379 if kind == SENTINEL else 6379))
-        if not 0 < port <= _MAX_PORT:
-            raise RedisUrlError(f"there is no port {port}")
         addresses.append((match["ipv6"] or match["name"], port))
     return tuple(addresses)

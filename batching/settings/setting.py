@@ -5,6 +5,7 @@ snapshots and the tables of docs/configuration.md go by that.
 """
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -16,10 +17,6 @@ from batching.models.parameters import MAX_INTEGER
 _UNITS = {"s": "seconds", "bytes": "bytes"}
 # Names of types in messages.
 _KINDS: dict[type, str] = {int: "whole number", float: "number"}
-
-# What reads a setting: every part, if not one of these. Each accepts all of them, so that one file
-# or environment serves for both.
-INGRESS, NODE, WHOLE_SERVER = "ingress", "node", "server"
 
 
 class SettingsError(ValueError):
@@ -46,12 +43,11 @@ class Setting:
         variable: another program's variable that sets it, too.
         flag: a further spelling on command lines.
         section: of the help, which goes on to the next setting that names one.
-        read_by: INGRESS, NODE or WHOLE_SERVER; a part's help leaves out what others read.
         is_common: whether most starts name it, so that the help begins with it.
         is_saved: whether snapshots keep it; not what each start fills in, or a password.
         lowest: the least number allowed.
-        choices: the texts allowed; empty: any.
-        check: is called with key and value, and raises SettingsError.
+        choices: the words allowed, in any case; empty: any.
+        check: is called with the value, and raises ValueError or re.error.
     """
 
     name: str
@@ -65,12 +61,11 @@ class Setting:
     variable: str = ""
     flag: str = ""
     section: str = ""
-    read_by: str = ""
     is_common: bool = False
     is_saved: bool = True
     lowest: float = 0
     choices: tuple[str, ...] = ()
-    check: Callable[[str, Any], object] | None = None
+    check: Callable[[Any], object] | None = None
 
     @property
     def unit(self) -> str:
@@ -112,8 +107,11 @@ class Setting:
         if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
             bounds = f"from {self.lowest} to {MAX_INTEGER}"
             raise SettingsError(f"{self.key} must be {bounds}, not {value}: {self.doc}")
-        if self.check is not None:
-            self.check(self.key, value)
+        if self.check is not None and value:
+            try:
+                self.check(value)
+            except (ValueError, re.error) as error:
+                raise SettingsError(f"{self.key}: {error} ({self.doc})") from error
 
 
 def setting(default: Any, doc: str, **facts: Any) -> Any:
@@ -130,22 +128,19 @@ def torchserve_setting(default: Any, doc: str, **facts: Any) -> Any:
 
 
 def settings_of(owner: type[Any]) -> tuple[Setting, ...]:
+    settings = []
     section = ""
-    return tuple(
-        _described(declared, section := declared.metadata.get("section", section))
-        for declared in dataclasses.fields(owner)
-    )
-
-
-def _described(declared: "dataclasses.Field[Any]", section: str) -> Setting:
-    kind: Any = declared.type
-    if is_optional := isinstance(kind, types.UnionType):
-        kind = next(it for it in typing.get_args(kind) if it is not type(None))
-    name, unit = declared.name, _unit(declared.name)
-    key = declared.metadata.get("key", name.rpartition("_")[0] if unit else name)
-    facts = {"ts_variable": f"TS_{key.upper()}", **declared.metadata, "section": section}
-    facts["key"] = key
-    return Setting(name, kind, is_optional, declared.default, **facts)
+    for declared in dataclasses.fields(owner):
+        kind: Any = declared.type
+        if is_optional := isinstance(kind, types.UnionType):
+            kind = next(it for it in typing.get_args(kind) if it is not type(None))
+        name = declared.name
+        key = declared.metadata.get("key", name.rpartition("_")[0] if _unit(name) else name)
+        facts = {"key": key, "ts_variable": f"TS_{key.upper()}", "section": section}
+        facts |= declared.metadata
+        section = facts["section"]
+        settings.append(Setting(name, kind, is_optional, declared.default, **facts))
+    return tuple(settings)
 
 
 def _unit(name: str) -> str:

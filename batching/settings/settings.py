@@ -5,6 +5,7 @@ its place in snapshots and its checks follow from the field.
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,9 +13,6 @@ from typing import Any, Self
 from batching.models.registration import ModelDefaults
 from batching.settings.redis_url import RedisUrl
 from batching.settings.setting import (
-    INGRESS,
-    NODE,
-    WHOLE_SERVER,
     SettingsError,
     UnusableNow,
     setting,
@@ -22,19 +20,13 @@ from batching.settings.setting import (
     torchserve_setting,
 )
 from batching.settings.values import (
-    check_aliases,
+    TrustedProxies,
     check_header,
-    check_log_level,
-    check_models,
-    check_pattern,
-    check_patterns,
-    check_proxies,
-    check_redis_url,
-    check_secrets,
+    compile_patterns,
     model_settings,
     path_aliases,
 )
-from batching.webhooks import ReceiverRules
+from batching.webhooks import ReceiverRules, read_secrets
 
 __all__ = [
     "BY_KEY",
@@ -69,7 +61,7 @@ class Settings:
         variable="REDIS_URL",
         is_common=True,
         is_saved=False,
-        check=check_redis_url,
+        check=RedisUrl.parse,
     )
     redis_ca_file: Path | None = setting(
         None,
@@ -86,62 +78,44 @@ class Settings:
     redis_append_only: bool = setting(
         False,
         "turn Redis' append-only file on at the first job, as `ferry up` has its own do",
-        read_by=INGRESS,
         is_saved=False,
     )
     inference_address: str = torchserve_setting(
-        "http://127.0.0.1:8080",
-        "predictions listener",
-        section="Addresses and TLS",
-        read_by=INGRESS,
+        "http://127.0.0.1:8080", "predictions listener", section="Addresses and TLS"
     )
-    management_address: str = torchserve_setting(
-        "http://127.0.0.1:8081", "management listener", read_by=INGRESS
-    )
-    metrics_address: str = torchserve_setting(
-        "http://127.0.0.1:8082", "metrics listener", read_by=INGRESS
-    )
+    management_address: str = torchserve_setting("http://127.0.0.1:8081", "management listener")
+    metrics_address: str = torchserve_setting("http://127.0.0.1:8082", "metrics listener")
     path_aliases: str = setting(
         "",
         "comma list of /path=/route: further paths of routes, as a platform may choose them",
-        read_by=INGRESS,
-        check=check_aliases,
+        check=path_aliases,
     )
     trusted_proxies: str = setting(
         "",
         "comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
         "believed in URLs of jobs",
-        check=check_proxies,
+        check=TrustedProxies.of,
     )
     ingress_processes: int = setting(
-        0,
-        "processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1",
-        read_by=INGRESS,
+        0, "processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1"
     )
     certificate_file: Path | None = torchserve_setting(
-        None, "PEM file, for addresses with https://", read_by=INGRESS
+        None, "PEM file, for addresses with https://"
     )
-    private_key_file: Path | None = torchserve_setting(
-        None, "PEM file of that certificate's key", read_by=INGRESS
-    )
+    private_key_file: Path | None = torchserve_setting(None, "PEM file of that certificate's key")
     model_store: Path | None = torchserve_setting(None, "folder of archives", is_common=True)
     work_dir: Path | None = setting(
-        None,
-        "where archives are unpacked; default: a cache",
-        section="Archives and models",
-        read_by=NODE,
+        None, "where archives are unpacked; default: a cache", section="Archives and models"
     )
     unused_files_kept_s: float = setting(
         86_400.0,
         "seconds for which what was unpacked or installed for a model outlives its last use",
-        read_by=NODE,
         lowest=60,
     )
     allowed_urls: str = torchserve_setting(
         DEFAULT_ALLOWED_URLS,
         "comma list of regular expressions for remote archives",
-        read_by=NODE,
-        check=check_patterns,
+        check=compile_patterns,
     )
     load_models: str = torchserve_setting(
         "",
@@ -154,18 +128,11 @@ class Settings:
         "JSON of per-model settings: {model: {version: {batchSize: ...}}}",
         key="models",
         ts_variable="",
-        read_by=INGRESS,
-        check=check_models,
+        check=model_settings,
     )
-    default_service_handler: str = torchserve_setting(
-        "", "handler of archives that name none", read_by=INGRESS
-    )
+    default_service_handler: str = torchserve_setting("", "handler of archives that name none")
     job_queue_size: int = torchserve_setting(
-        100,
-        "requests that may wait per model version",
-        section="Queues and jobs",
-        read_by=INGRESS,
-        lowest=1,
+        100, "requests that may wait per model version", section="Queues and jobs", lowest=1
     )
     job_backlog: int = setting(1_000_000, "jobs that may wait per model version")
     job_memory_share: float = setting(
@@ -174,64 +141,43 @@ class Settings:
     job_timeout_s: float = setting(86_400.0, "seconds from a job's submit to its deadline")
     job_result_ttl_s: float = setting(86_400.0, "seconds a finished job and its result are kept")
     default_workers_per_model: int = torchserve_setting(
-        0,
-        "workers per node of a model at registration",
-        section="Workers and timeouts",
-        read_by=INGRESS,
+        0, "workers per node of a model at registration", section="Workers and timeouts"
     )
-    default_response_timeout_s: int = torchserve_setting(
-        120, "seconds a batch may run", read_by=INGRESS, lowest=1
-    )
-    default_startup_timeout_s: int = torchserve_setting(
-        120, "seconds a worker may load", read_by=INGRESS, lowest=1
-    )
+    default_response_timeout_s: int = torchserve_setting(120, "seconds a batch may run", lowest=1)
+    default_startup_timeout_s: int = torchserve_setting(120, "seconds a worker may load", lowest=1)
     queue_timeout_s: float = setting(
-        120.0,
-        "seconds a request may wait, on top of response_timeout",
-        read_by=INGRESS,
-        lowest=0.001,
+        120.0, "seconds a request may wait, on top of response_timeout", lowest=0.001
     )
     max_request_size_bytes: int = torchserve_setting(
-        6_553_500, "largest request body", section="Requests and answers", read_by=INGRESS, lowest=1
+        6_553_500, "largest request body", section="Requests and answers", lowest=1
     )
     max_response_size_bytes: int = torchserve_setting(
         6_553_500, "largest answer of a handler", lowest=1
     )
-    max_form_parts: int = setting(
-        1000, "parts, or fields, that a form may have", read_by=INGRESS, lowest=1
-    )
+    max_form_parts: int = setting(1000, "parts, or fields, that a form may have", lowest=1)
     max_header_size_bytes: int = setting(
-        65_536, "largest request line with all headers", read_by=INGRESS, lowest=1024
+        65_536, "largest request line with all headers", lowest=1024
     )
     idle_timeout_s: float = setting(
-        65.0, "seconds a connection may wait for the head of a request", read_by=INGRESS, lowest=1
+        65.0, "seconds a connection may wait for the head of a request", lowest=1
     )
-    body_timeout_s: float = setting(
-        60.0, "seconds a request's body may take to arrive", read_by=INGRESS, lowest=1
-    )
+    body_timeout_s: float = setting(60.0, "seconds a request's body may take to arrive", lowest=1)
     unread_timeout_s: float = setting(
         30.0, "seconds a client may take in nothing of its answer", lowest=1
     )
     number_of_gpu: int = torchserve_setting(
-        -1, "GPUs a node may use; -1: all", section="Devices and handlers", read_by=NODE, lowest=-1
+        -1, "GPUs a node may use; -1: all", section="Devices and handlers", lowest=-1
     )
-    decode_input_request: bool = torchserve_setting(
-        True, "decode JSON and text for the handler", read_by=NODE
-    )
+    decode_input_request: bool = torchserve_setting(True, "decode JSON and text for the handler")
     service_envelope: str = torchserve_setting(
         "",
         "body, json, kserve or kservev2: what requests and answers are wrapped in",
-        read_by=NODE,
         choices=("", "body", "json", "kserve", "kservev2"),
     )
     open_inference_rows: bool = setting(
-        False,
-        "take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
-        read_by=INGRESS,
+        False, "take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are"
     )
-    max_image_pixels: int = setting(
-        64_000_000, "larger images are refused; 0: no limit", read_by=NODE
-    )
+    max_image_pixels: int = setting(64_000_000, "larger images are refused; 0: no limit")
     acceleration: str = setting(
         "on",
         "off: the built-in image handlers run models as they came, without what is faster",
@@ -240,19 +186,13 @@ class Settings:
     spare_memory_bytes: int = setting(
         67_108_864,
         "bytes that a worker keeps beyond what its batches need; 0: all that it ever used",
-        read_by=NODE,
     )
-    limit_max_image_pixels: bool = torchserve_setting(
-        True, "false: images of any size are decoded", read_by=NODE
-    )
+    limit_max_image_pixels: bool = torchserve_setting(True, "false: images of any size are decoded")
     show_tracebacks: bool = setting(
         False, "tell clients where predictions failed: the last lines of a model's own code"
     )
     blacklist_env_vars: str = torchserve_setting(
-        "",
-        "regular expression of environment variables that workers do not get",
-        read_by=NODE,
-        check=check_pattern,
+        "", "regular expression of environment variables that workers do not get", check=re.compile
     )
     install_py_dep_per_model: bool = torchserve_setting(
         False, "install the requirements.txt of archives, in an environment per model"
@@ -261,61 +201,47 @@ class Settings:
         None, "YAML file of the metrics that handlers may emit; default: TorchServe's two"
     )
     model_metrics_auto_detect: bool = torchserve_setting(
-        False, "show metrics of handlers that metrics_config does not list", read_by=NODE
+        False, "show metrics of handlers that metrics_config does not list"
     )
     unregister_model_timeout_s: int = torchserve_setting(
-        120,
-        "seconds for a model's workers to go",
-        section="Management and tokens",
-        read_by=INGRESS,
-        lowest=1,
+        120, "seconds for a model's workers to go", section="Management and tokens", lowest=1
     )
-    enable_model_api: bool = torchserve_setting(
-        True, "register and unregister models over HTTP", read_by=INGRESS
-    )
+    enable_model_api: bool = torchserve_setting(True, "register and unregister models over HTTP")
     allow_open_management: bool = setting(
-        False, "let management listen beyond loopback without tokens", read_by=INGRESS
+        False, "let management listen beyond loopback without tokens"
     )
     token_auth: bool = setting(
         False,
         "ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
         key="token_authorization",
-        read_by=INGRESS,
         is_common=True,
     )
     key_file: Path | None = setting(
-        None,
-        "file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json",
-        read_by=INGRESS,
+        None, "file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json"
     )
     token_expiration_min: float = torchserve_setting(
         60.0,
         "minutes for which a new key is valid",
         ts_variable="TS_TOKEN_EXPIRATION_TIME_MIN",
-        read_by=INGRESS,
         lowest=0.01,
     )
     disable_token_authorization: bool = torchserve_setting(
-        False,
-        "ask for no tokens, whatever else is set",
-        flag="--disable-token-auth",
-        read_by=INGRESS,
+        False, "ask for no tokens, whatever else is set", flag="--disable-token-auth"
     )
     cors_allowed_origin: str = torchserve_setting(
         "",
         "origin whose web pages may send requests; *: any",
         section="Web pages of other origins",
-        read_by=INGRESS,
         check=check_header,
     )
     cors_allowed_methods: str = torchserve_setting(
-        "", "HTTP methods that those pages may use", read_by=INGRESS, check=check_header
+        "", "HTTP methods that those pages may use", check=check_header
     )
     cors_allowed_headers: str = torchserve_setting(
-        "", "headers that those pages may send", read_by=INGRESS, check=check_header
+        "", "headers that those pages may send", check=check_header
     )
     enable_metrics_api: bool = torchserve_setting(
-        True, "serve /metrics", section="Metrics and logs", read_by=INGRESS
+        True, "serve /metrics", section="Metrics and logs"
     )
     metrics_mode: str = torchserve_setting(
         "prometheus",
@@ -323,56 +249,44 @@ class Settings:
         choices=("log", "prometheus", "legacy"),
     )
     disable_system_metrics: bool = torchserve_setting(
-        False, "do not measure CPU, memory, disk and GPUs", read_by=NODE
+        False, "do not measure CPU, memory, disk and GPUs"
     )
     metric_time_interval_s: int = torchserve_setting(
-        60,
-        "seconds between two looks at CPU, memory, disk, GPUs",
-        ts_variable="",
-        read_by=NODE,
-        lowest=1,
+        60, "seconds between two looks at CPU, memory, disk, GPUs", ts_variable="", lowest=1
     )
     page: str = setting(
         "loopback",
         "on, off or loopback: show browsers models, batches and the API document at the inference "
         "address; never with tokens. loopback: if that is this machine's own",
-        read_by=INGRESS,
         choices=("loopback", "on", "off"),
     )
-    access_log: bool = setting(False, "log one line per HTTP request", read_by=INGRESS)
-    log_files: bool = setting(False, "write log files into log_location, too", read_by=WHOLE_SERVER)
+    access_log: bool = setting(False, "log one line per HTTP request")
+    log_files: bool = setting(False, "write log files into log_location, too")
     log_location: Path = setting(
-        Path("logs"),
-        "folder of log files and snapshots",
-        variable="LOG_LOCATION",
-        read_by=WHOLE_SERVER,
+        Path("logs"), "folder of log files and snapshots", variable="LOG_LOCATION"
     )
     config_snapshots: bool = setting(
         True,
         "save what is registered, and restore it when the embedded Redis starts again",
         section="What outlives a restart",
-        read_by=WHOLE_SERVER,
     )
     snapshot_dir: Path | None = setting(
         None,
         "folder of snapshots; default with an embedded Redis: config in log_location",
-        read_by=INGRESS,
         is_saved=False,
     )
     snapshot_file: Path | None = setting(
-        None, "snapshot whose models are registered at start", read_by=INGRESS, is_saved=False
+        None, "snapshot whose models are registered at start", is_saved=False
     )
     data_dir: Path | None = setting(
-        None,
-        "folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT",
-        read_by=WHOLE_SERVER,
+        None, "folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT"
     )
     webhook_secrets: str = setting(
         "",
         "one or two whsec_... that sign webhooks of jobs; without them there are none",
         section="Webhooks",
         is_saved=False,
-        check=check_secrets,
+        check=read_secrets,
     )
     webhook_allow_http: bool = setting(False, "let receivers of webhooks be http://, too")
     webhook_allowed_hosts: str = setting(
@@ -385,16 +299,17 @@ class Settings:
         8.0, "seconds for a clean exit", section="Stopping and probes", is_saved=False
     )
     drain_delay_s: float = setting(
-        0.0,
-        "seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
-        read_by=INGRESS,
+        0.0, "seconds an ingress goes on accepting after readiness is false; 5 behind a balancer"
     )
     dead_after_s: float = setting(3.0, "seconds until a silent node is dead", lowest=2)
     probe_dir: Path | None = setting(
-        None, "folder where a node keeps the files alive and ready, for probes", read_by=NODE
+        None, "folder where a node keeps the files alive and ready, for probes"
     )
     log_level: str = setting(
-        "info", "debug, info, warning or error", section="Metrics and logs", check=check_log_level
+        "info",
+        "least level that is logged",
+        section="Metrics and logs",
+        choices=("debug", "info", "warning", "error", "critical"),
     )
 
     def to_environment(self) -> dict[str, str]:
@@ -405,10 +320,9 @@ class Settings:
         }
 
     def absolute(self) -> Self:
+        values = self._values()
         paths: dict[str, Any] = {
-            name: value.absolute()
-            for name, value in self._values().items()
-            if isinstance(value, Path)
+            name: it.absolute() for name, it in values.items() if isinstance(it, Path)
         }
         return dataclasses.replace(self, **paths)
 
@@ -438,12 +352,8 @@ class Settings:
             raise SettingsError(
                 "ingress_processes: a unix socket has one listener; give inference_address a port"
             )
-        if self.redis_url:
-            self._check_tls_files()
-
-    def _check_tls_files(self) -> None:
-        tls_files = (self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
-        if any(tls_files) and not RedisUrl.parse(self.redis_url).is_tls:
+        has_tls_files = any((self.redis_ca_file, self.redis_cert_file, self.redis_key_file))
+        if has_tls_files and self.redis_url and not RedisUrl.parse(self.redis_url).is_tls:
             raise SettingsError(
                 "redis_ca_file and the like need TLS: a redis_url with rediss://, "
                 "rediss+sentinel:// or rediss+cluster://"

@@ -4,7 +4,6 @@ A snapshot is a config.properties with one more key, `model_snapshot`, so TorchS
 can be read, too. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
 """
 
-import contextlib
 import datetime
 import json
 import logging
@@ -21,17 +20,8 @@ from batching.models.entry import ModelEntry
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.settings.files import read_properties, write_atomically
 from batching.settings.setting import SettingsError
+from batching.settings.settings import Settings
 from batching.settings.torchserve_keys import SNAPSHOT
-
-STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
-
-# TorchServe keeps all snapshots; an autoscaler would fill the disk.
-MAX_FILES = 100
-
-_FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
-
-_ADDRESS = re.compile(rb"^management_address=.*", re.MULTILINE)
-_HEAD_BYTES = 64 * 1024  # the settings come before the models, which may be many
 
 log = logging.getLogger(__name__)
 
@@ -49,74 +39,61 @@ class SavedVersion:
     record: Mapping[str, Any]
 
 
+def server_name(settings: Settings) -> str:
+    """Returns what tells servers in one folder apart: the management port, or its socket."""
+    address = settings.management_address
+    return str(urlsplit(address).port or re.sub(r"\W+", "-", address).strip("-"))
+
+
 def newest_snapshot(
     folder: Path,
     is_own: Callable[[Mapping[str, str]], bool] = lambda _: True,
     *,
     report: Callable[[str], None] = log.warning,
 ) -> Path | None:
-    """Returns the newest whole snapshot in the folder, by name; None when there is none.
+    """Returns the snapshot in the folder that was written last; None when there is none.
 
-    A crashed host may leave one that is empty or cut short. The one before it is better than none.
+    Each server has one; TorchServe has left many.
 
     Args:
         folder: where to look.
         is_own: whether a snapshot with these properties counts. Two servers in one folder must not
             restore each other's models.
-        report: told once which unreadable snapshot was passed over, why, and how many before it.
+        report: told of each newer one that cannot be read.
     """
-    newest = None
-    reasons = []
-    for path in _newest_first(folder):
+    try:
+        paths = sorted(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns)
+    except OSError:
+        return None
+    for path in reversed(paths):
         try:
             properties = read_properties(path)
             _versions_in(path, properties)
         except SettingsError as error:
-            reasons.append(error)
+            report(f"snapshot passed over: {error}")
             continue
         if is_own(properties):
-            newest = path
-            break
-    if reasons:
-        others = f"; and {len(reasons) - 1} before it" if len(reasons) > 1 else ""
-        report(f"snapshot passed over: {reasons[0]}{others}")
-    return newest
+            return path
+    return None
 
 
-def write_snapshot(
-    folder: Path,
-    kind: str,
-    properties: Mapping[str, str],
-    models: Mapping[str, ModelEntry],
-    max_files: int = MAX_FILES,
-) -> Path:
-    """Writes a whole snapshot and deletes the oldest ones beyond `max_files`; returns its path.
-
-    The newest one of each other server in this folder stays, as that may change far less often.
-
-    Args:
-        folder: made if need be.
-        kind: STARTUP, CHANGE or SHUTDOWN.
-        properties: the configuration that goes with the models.
-        models: the whole registry.
-        max_files: how many snapshots are kept.
+def write_snapshot(folder: Path, settings: Settings, models: Mapping[str, ModelEntry]) -> Path:
+    """Writes this server's snapshot in the place of its last one; returns its path.
 
     Raises:
-        OSError: the snapshot cannot be written.
+        OSError: it cannot be written. The last one stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.datetime.now(datetime.UTC)
-    path = folder / f"{_stamp(now, folder)}-{kind}.cfg"
+    path = folder / f"{server_name(settings)}-snapshot.cfg"
     saved = saved_models(models)
     record = {
         "name": path.name,
         "modelCount": sum(map(len, saved.values())),
-        "created": int(now.timestamp() * 1000),
+        "created": int(datetime.datetime.now(datetime.UTC).timestamp() * 1000),
         "models": saved,
     }
-    text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
-    write_atomically(path, text)
-    _remove_oldest(folder, max_files)
+    properties = {**settings.to_properties(), SNAPSHOT: json.dumps(record, indent=2)}
+    write_atomically(path, javaproperties.dumps(properties))
     return path
 
 
@@ -190,41 +167,3 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
         parameters={"url": url, "model_name": name, **parameters},
         record=record,
     )
-
-
-def _stamp(now: datetime.datetime, folder: Path) -> str:
-    """Returns this moment, or the one after the newest snapshot's.
-
-    The last one written must be the newest by name, although clocks are set back and TorchServe
-    uses local time.
-    """
-    stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
-    newest = _newest_first(folder)[:1]
-    taken = int(newest[0].name[: len(stamp)]) if newest else 0
-    return f"{max(int(stamp), taken + 1):017d}"
-
-
-def _remove_oldest(folder: Path, max_files: int) -> None:
-    paths = _newest_first(folder)
-    old = paths[max_files:]
-    servers = {_server_of(path) for path in paths[:max_files]} if old else set()
-    for path in old:
-        if (server := _server_of(path)) in servers:
-            path.unlink(missing_ok=True)
-        servers.add(server)
-
-
-def _server_of(path: Path) -> bytes:
-    """Returns the line with the management address, which tells servers in one folder apart."""
-    with contextlib.suppress(OSError), path.open("rb") as stream:
-        if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
-            return match[0]
-    return b""
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    try:
-        paths = [path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
-    except OSError:
-        return []
-    return sorted(paths, key=lambda path: path.name, reverse=True)

@@ -13,16 +13,15 @@ from batching.settings.settings import BY_KEY
 ENABLE_ENVIRONMENT = "enable_envvars_config"
 ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
 SNAPSHOT = "model_snapshot"
-STEERING_KEYS = frozenset({ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT})
 
-# Other spellings of a key, and what their values mean. `model_api_enabled` is TorchServe 0.11.1's.
-KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "model_api_enabled": ("enable_model_api", {}),
-    "model_control_mode": ("enable_model_api", {"explicit": "true", "none": "false"}),
-}
+# Other spellings of a key; `model_api_enabled` is TorchServe 0.11.1's. What the mode's words mean.
+KEY_ALIASES = {"model_api_enabled": "enable_model_api", "model_control_mode": "enable_model_api"}
+CONTROL_MODES = {"explicit": "true", "none": "false"}
 
 # Our own keys are here as well as TorchServe's.
-UNDERSTOOD = frozenset({*BY_KEY, *KEY_ALIASES, *STEERING_KEYS})
+UNDERSTOOD = frozenset(
+    {*BY_KEY, *KEY_ALIASES, ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT}
+)
 
 # Keys of TorchServe's without a variable `TS_`; of settings, `Setting.ts_variable` says it.
 WITHOUT_VARIABLE = frozenset({"io_ratio", SNAPSHOT, "system_metrics_cmd", "use_native_io"})

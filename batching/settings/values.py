@@ -1,7 +1,6 @@
-"""Reads the values of settings that have a form of their own, and refuses those of another form."""
+"""Reads the values of settings that have a form of their own; another form is a ValueError."""
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,6 @@ from typing import Any, Self
 import msgspec
 
 from batching.models.config_keys import SERVER_TYPES
-from batching.settings.redis_url import RedisUrl, RedisUrlError
-from batching.settings.setting import SettingsError
-from batching.webhooks import read_secrets
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -28,41 +24,40 @@ _MOST_PREFIX_CHARS = 256
 
 
 def model_settings(text: str) -> ModelSettings:
-    """Parses the text of `models`, settings of single model versions.
-
-    Raises:
-        SettingsError: the text has another form.
-    """
+    """Parses the text of `models`, settings of single model versions."""
     if not text.strip():
         return {}
     try:
         models = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, Any]]])
     except msgspec.ValidationError as error:
         form = '{"model": {"version": {"batchSize": 8}}}'
-        raise SettingsError(f"models: write {form} ({error})") from error
+        raise ValueError(f"write {form} ({error})") from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SettingsError(f"models: this is not JSON ({error})") from error
+        raise ValueError(f"this is not JSON ({error})") from error
     for versions in models.values():
         for words in versions.values():
-            words |= {word: _number(word, words[word]) for word in words if _is_number(word)}
+            for word in words:
+                if SERVER_TYPES.get(word) is int:
+                    words[word] = _number(word, words[word])
     return models
-
-
-def _is_number(word: str) -> bool:
-    return SERVER_TYPES.get(word) is int
 
 
 def _number(word: str, value: object) -> int:
     # TorchServe accepts numbers in quotes, too (Gson's `getAsInt`).
     if not _INTEGER.fullmatch(str(value)):
-        raise SettingsError(f"models: {word} is a whole number, not {json.dumps(value)}")
+        raise ValueError(f"{word} is a whole number, not {json.dumps(value)}")
     return int(str(value))
 
 
 def path_aliases(text: str) -> dict[str, str]:
     """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
-    pairs = (pair.strip().partition("=") for pair in text.split(",") if pair.strip())
-    return {path.rstrip("/"): route for path, _, route in pairs}
+    aliases = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        path, _, route = pair.partition("=")
+        if not (path.startswith("/") and route.startswith("/")):
+            raise ValueError(f"write /path=/route, not {pair}")
+        aliases[path.rstrip("/")] = route
+    return aliases
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +69,7 @@ class TrustedProxies:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Reads a comma list of addresses, networks and `unix`.
-
-        Raises:
-            ValueError: one of them is none.
-        """
+        """Reads a comma list of addresses, networks and `unix`."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         networks = tuple(ip_network(part) for part in parts if part != _SOCKETS)
         return cls(networks, _SOCKETS in parts)
@@ -127,58 +118,12 @@ class TrustedProxies:
         return f"{scheme}://{host}{prefix if is_plain else ''}"
 
 
-def check_models(_key: str, text: str) -> None:
-    model_settings(text)
-
-
-def check_aliases(key: str, text: str) -> None:
-    for path, route in path_aliases(text).items():
-        if not (f"{path}/".startswith("/") and route.startswith("/")):
-            raise SettingsError(f"{key}: write /path=/route, not {path}={route}")
-
-
-def check_proxies(key: str, text: str) -> None:
-    try:
-        TrustedProxies.of(text)
-    except ValueError as error:
-        advice = "write addresses, networks such as 10.0.0.0/8, or unix"
-        raise SettingsError(f"{key}: {error}; {advice}") from error
-
-
-def check_secrets(key: str, text: str) -> None:
-    try:
-        read_secrets(text)
-    except ValueError as error:
-        raise SettingsError(f"{key}: {error}") from error
-
-
-def check_header(key: str, text: str) -> None:
-    if not (text.isascii() and text.isprintable()):
-        raise SettingsError(f"{key}={text!r} has characters that no header may have")
-
-
-def check_log_level(key: str, text: str) -> None:
-    if text.upper() not in logging.getLevelNamesMapping():
-        raise SettingsError(f"{key}={text!r} is none of: debug, info, warning, error")
-
-
-def check_redis_url(key: str, url: str) -> None:
-    try:
-        if url:
-            RedisUrl.parse(url)
-    except RedisUrlError as error:
-        raise SettingsError(f"{key}: {error}") from error
-
-
-def check_pattern(key: str, text: str, advice: str = "") -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise SettingsError(
-            f"{key}: {text!r} is not a regular expression ({error}){advice}"
-        ) from error
-
-
-def check_patterns(key: str, text: str) -> None:
+def compile_patterns(text: str) -> None:
+    """Checks that a comma list is one of regular expressions, or raises re.error."""
     for pattern in text.split(","):
-        check_pattern(key, pattern.strip(), "; commas separate expressions")
+        re.compile(pattern.strip())
+
+
+def check_header(text: str) -> None:
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError(f"{text!r} has characters that no header may have")

@@ -9,7 +9,6 @@ from typing import Any
 from ts.metrics.metrics_store import MetricsStore
 
 CONTENT_TYPE = "content-type"
-MOST_TEXT_CHARS = 200
 # Of a share that was computed.
 ROUNDING = 1e-6
 
@@ -32,17 +31,8 @@ class RequestHeaders(dict[str, Any]):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(self._kept(key))
 
-    def __delitem__(self, key: str) -> None:
-        super().__delitem__(self._kept(key))
-
     def get(self, key: str, default: Any = None) -> Any:
         return super().get(self._kept(key), default)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        return super().pop(self._kept(key), *default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        return super().setdefault(self._kept(key), default)
 
     def copy(self) -> "RequestHeaders":
         return RequestHeaders(self)
@@ -58,7 +48,6 @@ class RequestProcessor:
         self._request_header = RequestHeaders(request_header)
 
     def get_request_property(self, key: str) -> Any:
-        """Returns a request header, None without it. An exact match wins over another case."""
         return self._request_header.get(key)
 
     def get_request_properties(self) -> RequestHeaders:
@@ -89,20 +78,15 @@ class _Processors:
 
     _making = threading.Lock()  # as the handler may ask in several threads
 
-    def __init__(
-        self,
-        make: Callable[[], list[RequestProcessor]],
-        made: list[RequestProcessor] | None = None,
-    ) -> None:
+    def __init__(self, make: Callable[[], list[RequestProcessor]]) -> None:
         self._make = make
-        self.made = made
+        self.made: list[RequestProcessor] | None = None
 
     def get(self) -> list[RequestProcessor]:
-        if self.made is None:
-            with self._making:
-                if self.made is None:
-                    self.made = self._make()
-        return self.made
+        with self._making:
+            if self.made is None:
+                self.made = self._make()
+            return self.made
 
 
 class Context:
@@ -168,7 +152,7 @@ class Context:
 
     @property
     def has_processors(self) -> bool:
-        """Returns whether the handler may have set something of an answer."""
+        """Whether the handler may have set something of an answer."""
         return self._processors.made is not None
 
     @property
@@ -177,15 +161,11 @@ class Context:
 
     @request_processor.setter
     def request_processor(self, processors: list[RequestProcessor]) -> None:
-        self._processors = _Processors(list, processors)
+        self._processors = _Processors(list)
+        self._processors.made = processors
 
-    @property
-    def _request_processor(self) -> list[RequestProcessor]:
-        return self.request_processor
-
-    @_request_processor.setter
-    def _request_processor(self, processors: list[RequestProcessor]) -> None:
-        self.request_processor = processors
+    # Where TorchServe keeps them.
+    _request_processor = request_processor
 
     def get_request_id(self, idx: int = 0) -> str | None:
         return self.request_ids.get(idx)
@@ -204,12 +184,17 @@ class Context:
             ValueError: it is no such share.
             IndexError: the batch has no such request.
         """
-        number = _share(share)
+        try:
+            number = float(share)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not -ROUNDING <= number <= 1 + ROUNDING:
+            raise ValueError(f"Progress is a share from 0 to 1, not {share!r}.")
         if index is not None and index not in self.request_ids:
             raise IndexError(f"The batch has no request {index!r}, only {len(self.request_ids)}.")
         if self.keep_progress is not None:
             ids = self.request_ids.values() if index is None else (self.request_ids[index],)
-            self.keep_progress(number, str(text)[:MOST_TEXT_CHARS], ids)
+            self.keep_progress(min(1.0, max(0.0, number)), str(text), ids)
 
     def get_request_header(self, idx: int, key: str) -> Any:
         """Returns a header of one request, by its name in any case; None without it."""
@@ -238,20 +223,9 @@ class Context:
         self.request_processor[idx].report_status(code, reason_phrase=phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
-        """Returns status and reason phrase of one answer; None for a phrase that was not set."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
         for processor in self.request_processor:
             processor.report_status(code, reason_phrase=phrase)
-
-
-def _share(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not -ROUNDING <= number <= 1 + ROUNDING:
-        raise ValueError(f"Progress is a share from 0 to 1, not {value!r}.")
-    return min(1.0, max(0.0, number))

@@ -69,7 +69,8 @@ class Recipe:
         }
         named = {key: Path(value).name for key, value in model.items() if value}
         if self.target is not None:
-            named["target"] = self.target.text
+            path = self.target.path
+            named["target"] = self.target.text(path.name if path else "")
         manifest = {
             "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
             "runtime": self.runtime,

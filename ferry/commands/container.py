@@ -24,15 +24,15 @@ import click
 
 from batching.errors import ServeError
 from batching.settings.files import read_properties
+from batching.settings.loading import load_settings
 from batching.settings.settings import SettingsError
 from ferry.commands.torchserve import CONFIG_VARIABLE, has_ended, running_server
 from ferry.options import UnusableSettings
 
 CONFIG = Path("/home/model-server/config.properties")
-_SERVE, _TORCHSERVE = "serve", "torchserve"
 _NO_START = frozenset({"--stop", "-v", "--version", "--help"})
 # The process says `torchserve` in its command line: `torchserve --stop` knows it by that.
-_FOREGROUND = (sys.executable, "-P", "-m", "ferry.main", _TORCHSERVE, "--foreground")
+_FOREGROUND = (sys.executable, "-P", "-m", "ferry.main", "torchserve", "--foreground")
 _LOOK_S = 1.0
 _NOT_FOUND = 127
 _BY_SIGNAL = 128
@@ -71,15 +71,14 @@ class _Unknown(click.ClickException):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def container(command: tuple[str, ...]) -> None:
     """Start as TorchServe's image does: `serve` (or nothing), or a command of its user's."""
-    name, *arguments = command or (_SERVE,)
-    if name == _SERVE:
+    name, *arguments = command or ("serve",)
+    if name == "serve":
         config = ("--ts-config", str(CONFIG), "--disable-token-auth")
         _become([*_FOREGROUND, *config, *arguments], _served(os.environ))
-    if name == _TORCHSERVE and not _NO_START & set(arguments):
+    if name == "torchserve" and not _NO_START & set(arguments):
         _become([*_FOREGROUND, *arguments], os.environ)
     # A manifest may have the whole line as one word; TorchServe's script evaluates what it gets.
-    argv = ["sh", "-c", name] if not arguments and " " in name else [name, *arguments]
-    sys.exit(_run(argv))
+    sys.exit(_run(["sh", "-c", name] if not arguments and " " in name else [name, *arguments]))
 
 
 def _served(environment: Variables) -> dict[str, str]:
@@ -138,13 +137,12 @@ def platform_variables(environment: Variables, properties: Variables) -> dict[st
         SettingsError: the platform asks for something that this image does not do.
     """
     folder = Path(environment.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
-    is_named = any(name.startswith("SAGEMAKER_") for name in environment)
+    is_sagemaker = any(name.startswith("SAGEMAKER_") for name in environment)
+    variables: dict[str, str] = {}
     if "AIP_HTTP_PORT" in environment:
         variables = _vertex(environment, properties)
-    elif is_named or _has_files(folder / "model"):
+    elif is_sagemaker or _has_files(folder / "model"):
         variables = _sagemaker(environment, folder)
-    else:
-        return {}
     return {name: value for name, value in variables.items() if name not in environment}
 
 
@@ -154,14 +152,13 @@ def _vertex(environment: Variables, properties: Variables) -> dict[str, str]:
     if "service_envelope" not in properties and "TS_SERVICE_ENVELOPE" not in environment:
         # {"instances": [...]} comes, and {"predictions": [...]} goes.
         variables["FERRY_SERVICE_ENVELOPE"] = "json"
-    if storage := environment.get("AIP_STORAGE_URI"):
-        if "://" in storage:
-            raise SettingsError(
-                f"AIP_STORAGE_URI={storage}: this image reads folders, not buckets. Copy the "
-                "archive into the image, or mount the bucket: docs/vertex-ai.md"
-            )
-        variables |= _models_in(Path(storage), {})
-    return variables
+    storage = environment.get("AIP_STORAGE_URI", "")
+    if "://" in storage:
+        raise SettingsError(
+            f"AIP_STORAGE_URI={storage}: this image reads folders, not buckets. Copy the "
+            "archive into the image, or mount the bucket: docs/vertex-ai.md"
+        )
+    return variables | (_models_in(Path(storage), environment) if storage else {})
 
 
 def _aliases(environment: Variables) -> Iterator[str]:
@@ -183,8 +180,7 @@ def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
     variables |= {
         ours: environment[its] for its, ours in _SAME_MEANING.items() if its in environment
     }
-    level = "SAGEMAKER_CONTAINER_LOG_LEVEL"
-    if environment.get(level):
+    if environment.get(level := "SAGEMAKER_CONTAINER_LOG_LEVEL"):
         variables["FERRY_LOG_LEVEL"] = logging.getLevelName(_number(environment, level)).lower()
     if environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
         # SageMaker itself registers models, at the port of predictions, which only it reaches.
@@ -197,16 +193,7 @@ def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
             "FERRY_MODEL_STORE": str(folder / "models"),
         }
     if _has_files(folder / "model"):
-        settings: dict[str, Any] = {
-            key: _number(environment, name)
-            for name, key in _MODEL_SETTINGS.items()
-            if name in environment
-        }
-        if {"minWorkers", "maxWorkers"} & settings.keys():
-            # They count together only.
-            low = settings.setdefault("minWorkers", 1)
-            settings.setdefault("maxWorkers", low)
-        variables |= _models_in(folder / "model", settings)
+        variables |= _models_in(folder / "model", environment)
     return variables
 
 
@@ -214,15 +201,8 @@ def _has_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _models_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables that serve what a platform has put into a folder.
-
-    Args:
-        folder: holds archives, or is one that was unpacked.
-        settings: of each model, in the words of model-config.yaml.
-    """
-    from workers.archives.model_archive import inspect_archive  # noqa: PLC0415 - as above
-
+def _models_in(folder: Path, environment: Variables) -> dict[str, str]:
+    """Returns the variables that serve a platform's folder: archives, or one that was unpacked."""
     archives = sorted(folder.glob("*.mar"))
     if (folder / _FOLDER_IS_ARCHIVE).is_dir():
         archives, loaded = [folder], f"{_MODEL}={folder}"
@@ -234,15 +214,32 @@ def _models_in(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
             f"{_FOLDER_IS_ARCHIVE}: make one with torch-model-archiver"
         )
     variables = {"FERRY_MODEL_STORE": str(folder), "FERRY_LOAD_MODELS": loaded}
-    models = {}
-    for path in archives if settings else ():
-        try:
-            archive = inspect_archive(path, path.name)
-        except ServeError as error:
-            raise SettingsError(f"{path}: {error.message}") from error
-        name = _MODEL if path.is_dir() else archive.model_name
-        models[name] = {archive.model_version: settings}
-    return variables | ({"FERRY_MODELS": json.dumps(models)} if models else {})
+    settings: dict[str, Any] = {
+        key: _number(environment, name)
+        for name, key in _MODEL_SETTINGS.items()
+        if name in environment
+    }
+    if not settings:
+        return variables
+    if {"minWorkers", "maxWorkers"} & settings.keys():  # they count together only
+        settings.setdefault("maxWorkers", settings.setdefault("minWorkers", 1))
+    models = dict(_name_and_version(path, environment) for path in archives)
+    records = {name: {version: settings} for name, version in models.items()}
+    return variables | {"FERRY_MODELS": json.dumps(records)}
+
+
+def _name_and_version(path: Path, environment: Variables) -> tuple[str, str]:
+    # Only here: no other command of this process reads archives.
+    from workers.archives.model_archive import inspect_archive  # noqa: PLC0415 - see above
+    from workers.archives.staging import work_dir_of  # noqa: PLC0415 - see above
+
+    try:
+        # Unpacks it where the node will look for it.
+        work_dir = work_dir_of(load_settings(None, environment)[0])
+        archive = inspect_archive(path, path.name, work_dir)
+    except ServeError as error:
+        raise SettingsError(f"{path}: {error.message}") from error
+    return _MODEL if path.is_dir() else archive.model_name, archive.model_version
 
 
 def _addresses(port: int, private_ports: Sequence[int]) -> dict[str, str]:

@@ -5,19 +5,17 @@ ingress has no torch and a node no flask.
 """
 
 import sys
-from functools import partial
 
 import click
 
 from batching.process.part import run_part
-from batching.settings.setting import INGRESS, NODE, WHOLE_SERVER
 from batching.settings.settings import Settings
 from ferry.options import ServerCommand, settings_options
 from ferry.process_tree.start_checks import allow_many_files, require_store
 
 
 @click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=(NODE, WHOLE_SERVER))
+@settings_options
 def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
@@ -33,7 +31,7 @@ def ingress(settings: Settings) -> None:
 
 
 @click.command(cls=ServerCommand)
-@partial(settings_options, unlisted=(INGRESS, WHOLE_SERVER))
+@settings_options
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)

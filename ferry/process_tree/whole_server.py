@@ -78,7 +78,7 @@ def run_server(
         settings: without `redis_url`, an embedded Redis is started.
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
-        is_restoring: registers what the newest snapshot holds; without, Redis forgets its models.
+        is_restoring: registers what the last snapshot holds.
         needs_redis: does not wait for the Redis of `redis_url`.
         occupant: brings models, and announces them.
 
@@ -114,8 +114,7 @@ def run_server(
             if saved := _saved_models(settings):
                 models, file = ", ".join(saved), settings.snapshot_file
                 report(f"Restoring {models} from {file} (--no-config-snapshots: without)")
-        keeps_models = is_restoring and settings.snapshot_file is None
-        server = _Server(settings, redis, report, occupant, keeps_models=keeps_models)
+        server = _Server(settings, redis, report, occupant)
         parts = server.parts(PartMaker(Launch.AWAITED, logs), common_folder)
         supervisor = cleanup.enter_context(
             Supervisor(parts, stop_timeout_s=settings.drain_timeout_s, report=report)
@@ -222,15 +221,11 @@ class _Server:
         redis: EmbeddedRedis | None,
         report: Report,
         occupant: Occupant | None,
-        *,
-        keeps_models: bool,
     ) -> None:
         self._settings = settings
         self._redis = redis
         self._report = report
         self._occupant = occupant
-        # Whether models that an embedded Redis remembers stay: nothing else brings them back.
-        self._keeps_models = keeps_models
 
     def parts(self, maker: PartMaker, common_folder: Path) -> list[Part]:
         """Makes what the supervisor starts, in this order."""
@@ -298,7 +293,7 @@ class _Server:
                     "the jobs in there, move it away, or choose another folder with --data-dir."
                 )
             raise
-        if redis.remembers and not self._keeps_models:
+        if redis.remembers:
             _forget_models(redis.url)
 
     def _announce(self) -> None:
@@ -308,7 +303,6 @@ class _Server:
             complaint = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(complaint)}", soft_wrap=True)
         settings, redis = self._settings, self._redis
-        is_new = redis is not None and not (redis.remembers and self._keeps_models)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for role, address in settings.addresses().items():
             table.add_row(role.capitalize(), escape(address))
@@ -316,7 +310,7 @@ class _Server:
             table.add_row("Page", escape(f"{settings.inference_address}/"))
         if (keys_path := settings.keys_path()) is not None:
             table.add_row("Tokens", f"in {escape(str(keys_path))}")
-        table.add_row("Models", escape(models_at_start(settings, is_new=is_new)))
+        table.add_row("Models", escape(models_at_start(settings, is_embedded=redis is not None)))
         if redis is None:
             # The URL may hold a password, and this line may end in a log.
             description = RedisUrl.parse(settings.redis_url).without_secrets()
@@ -331,7 +325,7 @@ class _Server:
 
 
 def _forget_models(url: str) -> None:
-    """Has Redis forget what is registered, and not the jobs, before any node looks."""
+    """Begins with an empty registry, which the snapshot fills, before any node looks (ADR 0031)."""
     # Only here: a server whose Redis is new needs no client in this process.
     from batching.store.clients import connect  # noqa: PLC0415 - see above
     from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
@@ -340,9 +334,9 @@ def _forget_models(url: str) -> None:
         Registry(client).forget()
 
 
-def models_at_start(settings: Settings, *, is_new: bool) -> str:
-    """Says which models the server begins with; `is_new`: Redis brings none."""
-    names = _saved_models(settings) if is_new else ["those that Redis remembers"]
+def models_at_start(settings: Settings, *, is_embedded: bool) -> str:
+    """Says which models the server begins with; an embedded Redis brings none."""
+    names = _saved_models(settings) if is_embedded else ["those that Redis remembers"]
     names += [settings.load_models] if settings.load_models else []
     return ", ".join(names) or f"none yet: {_first_step(settings)}"
 

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,27 +13,16 @@ import click
 
 from batching.errors import BadRequest
 from batching.models.config_keys import has_type
-from batching.models.parameters import Parameter
-from batching.models.spec import DEFAULT_VERSION, PARAMETERS
-from ferry.modeling import NAMES, SETTINGS, nearest_setting
+from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, PARAMETERS, VERSION_PATTERN
 
+# By their fields' names and those of `POST /models`, which say no unit.
+SETTINGS = {name: one for one in PARAMETERS for name in (one.name, re.sub(r"_m?s$", "", one.name))}
+_OTHER_NAMES = ("name", "version", "warm_up")
 _BASES = ("ferry.Model", "ferry.modeling.Model")
 _DECORATORS = ("ferry.model", "ferry.modeling.model")
 _FUNCTION = "predict"
 # An attribute of a class whose name is this close to a setting's is taken for a slip.
 _SIMILAR = 0.8
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-# Name -> where its value stands, and in which file.
-_Values = dict[str, tuple["_Module", ast.expr]]
-
-_BY_NAME: Mapping[str, Parameter] = {
-    name: one
-    for one in PARAMETERS
-    for name in (one.rest, one.name, one.name.removesuffix(f"_{one.name.rpartition('_')[2]}"))
-    if name in SETTINGS
-}
-_KINDS = {int: "a whole number", str: "a text", bool: "True or False", list: "a list"}
 
 
 class TargetError(click.ClickException):
@@ -55,30 +45,31 @@ def read_python_file(path: Path, label: str = "") -> list[ServedObject]:
     Raises:
         TargetError: nothing, or it cannot be served so; the text has file and line.
     """
-    found = list(_served(_Module(path)))
-    if not found:
+    served = list(_Reader(path).served())
+    if not served:
         raise TargetError(
             f"{shown(path)} serves nothing: it needs a function {_FUNCTION}(batch), a function "
-            "under @ferry.model, or a class Name(ferry.Model)"
+            f"under @ferry.model, or a class Name(ferry.Model) with a method {_FUNCTION}"
         )
-    chosen = [one for one in found if label in ("", one.label)]
+    chosen = [one for one in served if label in ("", one.label)]
     if not chosen:
-        there = ", ".join(one.label for one in found)
-        raise TargetError(f"{shown(path)} serves no {label!r}; there is: {there}")
+        labels = ", ".join(one.label for one in served)
+        raise TargetError(f"{shown(path)} serves no {label!r}; there is: {labels}")
     return chosen
 
 
 def sources_of(file: Path) -> dict[str, Path]:
     """Returns the file and the modules beside it that it imports, by their places beside it."""
     root, unread = file.parent, [file]
-    found: dict[str, Path] = {}
+    sources: dict[str, Path] = {}
     while unread:
         path = unread.pop()
         place = path.relative_to(root).as_posix()
-        if place not in found:
-            found[place] = path
-            unread += [one for name in _imports(path, root) for one in _files_of(name, root)]
-    return found
+        if place not in sources:
+            sources[place] = path
+            with contextlib.suppress(TargetError):  # which whoever runs it says
+                unread += _imported_files(path, root)
+    return sources
 
 
 def shown(path: Path) -> str:
@@ -87,45 +78,121 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-class _Module:
-    """A parsed file, and what its names mean."""
+class _Reader:
+    """Goes through a parsed file in the order in which Python would run it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.statements = list(_top_level(_parse(path).body))
-        self.assigned = dict(_assignments(self.statements))
-        self.classes = {one.name: one for one in self.statements if isinstance(one, ast.ClassDef)}
-        # Name here -> dotted name that it was imported as.
-        self.imported: dict[str, str] = {}
-        for one in self.statements:
-            if isinstance(one, ast.Import | ast.ImportFrom):
-                owner = f"{one.module}." if isinstance(one, ast.ImportFrom) else ""
-                for alias in one.names:
-                    if owner or alias.asname:
-                        self.imported[alias.asname or alias.name] = f"{owner}{alias.name}"
+        self._path = path
+        self._statements = list(_top_level(_parse(path)))
+        # Name -> what it is assigned, or the dotted name that it was imported as.
+        self._assigned = dict(_assignments(self._statements))
+        self._imported: dict[str, str] = {}
+        # Class of a model -> its settings, its bases' included, and whether it can answer.
+        self._classes: dict[str, tuple[dict[str, Any], bool]] = {}
 
-    def dotted(self, expression: ast.expr) -> str:
-        """Returns the whole name that an expression means; "" if it is no name."""
+    def served(self) -> Iterator[ServedObject]:
+        for statement in self._statements:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                owner = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+                aliases = [alias for alias in statement.names if owner or alias.asname]
+                self._imported |= {it.asname or it.name: f"{owner}{it.name}" for it in aliases}
+            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from self._function(statement)
+            elif isinstance(statement, ast.ClassDef):
+                yield from self._class(statement)
+        if _FUNCTION in {*self._assigned, *self._imported}:
+            yield self._object(_FUNCTION, {})
+
+    def _function(
+        self, definition: ast.FunctionDef | ast.AsyncFunctionDef
+    ) -> Iterator[ServedObject]:
+        marks = [it for it in definition.decorator_list if self._dotted(it) in _DECORATORS]
+        if marks or definition.name == _FUNCTION:
+            calls = [mark for mark in marks if isinstance(mark, ast.Call)]
+            pairs = [(it.arg or "**", it.value) for call in calls for it in call.keywords]
+            yield self._object(definition.name, self._settings(pairs, 0.0))
+
+    def _class(self, definition: ast.ClassDef) -> Iterator[ServedObject]:
+        bases = [self._dotted(base) for base in definition.bases]
+        above = [self._classes[base] for base in reversed(bases) if base in self._classes]
+        if above or set(bases) & set(_BASES):
+            settings: dict[str, Any] = {}
+            for inherited, _ in above:
+                settings |= inherited
+            settings.pop("name", None)  # of a base, which has its own
+            settings |= self._settings(_assignments(definition.body), _SIMILAR)
+            methods = {getattr(statement, "name", "") for statement in definition.body}
+            can_answer = _FUNCTION in methods or any(can_answer for _, can_answer in above)
+            self._classes[definition.name] = settings, can_answer
+            if can_answer:
+                yield self._object(definition.name, settings)
+
+    def _dotted(self, expression: ast.expr) -> str:
+        """Returns the whole name that an expression, or what it calls, means; "" if it is none."""
+        if isinstance(expression, ast.Call):
+            return self._dotted(expression.func)
         if isinstance(expression, ast.Name):
-            return self.imported.get(expression.id, expression.id)
-        if isinstance(expression, ast.Attribute) and (owner := self.dotted(expression.value)):
+            return self._imported.get(expression.id, expression.id)
+        if isinstance(expression, ast.Attribute) and (owner := self._dotted(expression.value)):
             return f"{owner}.{expression.attr}"
         return ""
 
-    def lineage(
-        self, definition: ast.ClassDef, seen: frozenset[str] = frozenset()
-    ) -> Iterator[tuple["_Module", ast.ClassDef]]:
-        """Yields the class and those of its bases that stand in this file or in one beside it."""
-        yield self, definition
-        for base in map(self.dotted, definition.bases):
-            owner, _, name = base.rpartition(".")
-            files = _files_of(owner, self.path.parent) if owner else []
-            there = _Module(files[-1]) if files else self
-            if base not in seen and name in there.classes:
-                yield from there.lineage(there.classes[name], seen | {base})
+    def _settings(self, pairs: Iterable[tuple[str, ast.expr]], likeness: float) -> dict[str, Any]:
+        """Returns the settings among these; one whose name is as much like a setting's is refused.
 
-    def error(self, node: ast.expr | ast.stmt, text: str) -> TargetError:
-        return TargetError(f"{shown(self.path)}:{node.lineno}: {text}")
+        `warm_up` is read by the worker alone.
+        """
+        names, settings = [*SETTINGS, *_OTHER_NAMES], {}
+        for name, expression in pairs:
+            if name in names:
+                if name != "warm_up":
+                    settings[name] = self._value(name, expression)
+            elif not name.startswith("_"):
+                for nearest in difflib.get_close_matches(name, names, 1, likeness):
+                    text = f"{name} is no setting; did you mean {nearest}?"
+                    raise self._error(expression, text)
+        return settings
+
+    def _value(self, name: str, expression: ast.expr) -> Any:
+        plain = expression
+        if isinstance(expression, ast.Name):
+            plain = self._assigned.get(expression.id, expression)
+        parameter = SETTINGS.get(name)
+        kind = parameter.kind if parameter else str
+        try:
+            value = ast.literal_eval(plain)
+            value = list(value) if isinstance(value, tuple) else value
+            if not has_type(value, kind):
+                raise self._error(expression, f"{name} must be {kind.__name__}, not {value!r}")
+            if parameter:
+                parameter.check(value)
+        except BadRequest as error:
+            raise self._error(expression, error.message) from error
+        except (ValueError, TypeError):
+            text = (
+                f"{name} must be a plain value, or the name of a constant in this file, as it is "
+                f"read without running the file; not {ast.unparse(expression)}"
+            )
+            raise self._error(expression, text) from None
+        return value
+
+    def _object(self, label: str, values: Mapping[str, Any]) -> ServedObject:
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", self._path.stem)
+        # bert_qa for BertQA and BertQa.
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", label).lower()
+        name = values.get("name", stem if label == _FUNCTION else words)
+        version = values.get("version", DEFAULT_VERSION)
+        for text, pattern in ((name, NAME_PATTERN), (version, VERSION_PATTERN)):
+            if not pattern.fullmatch(text):
+                raise TargetError(
+                    f"{shown(self._path)}: {text!r} can be no name or version of a model: use "
+                    "letters, digits, '.', '_' and '-', beginning with a letter, digit or '_'"
+                )
+        settings = {SETTINGS[key].word: value for key, value in values.items() if key in SETTINGS}
+        return ServedObject(label, name, version, settings)
+
+    def _error(self, node: ast.expr, text: str) -> TargetError:
+        return TargetError(f"{shown(self._path)}:{node.lineno}: {text}")
 
 
 def _parse(path: Path) -> ast.Module:
@@ -139,143 +206,38 @@ def _parse(path: Path) -> ast.Module:
         raise TargetError(f"{shown(path)}: {error}") from error
 
 
-def _top_level(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements that importing a file may run, those under `if` and `try` too."""
+def _top_level(block: ast.AST) -> Iterator[ast.AST]:
+    """Yields what importing a file may run, statements under `if` and `try` too."""
+    for node in ast.iter_child_nodes(block):
+        yield node
+        is_script = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not is_definition and not is_script:
+            yield from _top_level(node)
+
+
+def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
     for statement in statements:
-        yield statement
-        is_script = isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)
-        if isinstance(statement, ast.If | ast.Try | ast.With):
-            yield from _top_level([] if is_script else statement.body)
-            for part in ("orelse", "handlers", "finalbody"):
-                yield from _top_level(getattr(statement, part, []))
-        elif isinstance(statement, ast.ExceptHandler):
-            yield from _top_level(statement.body)
-
-
-def _assignments(statements: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
-    for one in statements:
-        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
                 if isinstance(target, ast.Name):
-                    yield target.id, one.value
+                    yield target.id, statement.value
 
 
-def _imports(path: Path, root: Path) -> Iterator[str]:
-    """Yields the dotted name of each module, or of a name in one, that this file imports."""
-    try:
-        tree = _parse(path)
-    except TargetError:  # which whoever runs it says
-        return
+def _imported_files(path: Path, root: Path) -> Iterator[Path]:
+    """Yields the files below `root` that run when this one imports its modules."""
     package = path.relative_to(root).parent.parts
-    for node in ast.walk(tree):
+    for node in ast.walk(_parse(path)):
+        modules: list[list[str]] = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*above, *filter(None, [node.module])])
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
-
-
-def _files_of(module: str, root: Path) -> list[Path]:
-    """Returns the files that importing this module from this folder runs, its own one last."""
-    names = module.split(".")
-    places = [root.joinpath(*names[:end]) for end in range(1, len(names) + 1)]
-    candidates = [(one.with_name(f"{one.name}.py"), one / "__init__.py") for one in places]
-    return [path for pair in candidates for path in pair if path.is_file()]
-
-
-def _served(module: _Module) -> Iterator[ServedObject]:
-    for statement in module.statements:
-        if isinstance(statement, _Function):
-            decorator = _decorator(module, statement)
-            if decorator is not None or statement.name == _FUNCTION:
-                _refuse_async(module, statement)
-                keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
-                pairs = [(keyword.arg or "**", keyword.value) for keyword in keywords]
-                yield _object(module, statement.name, _settings(module, pairs, 0.0))
-        elif isinstance(statement, ast.ClassDef) and _is_served(module, statement):
-            values: _Values = {}
-            for owner, ancestor in reversed(list(module.lineage(statement))):
-                values.pop("name", None)  # of a base, which has its own
-                values |= _settings(owner, _assignments(ancestor.body), _SIMILAR)
-            yield _object(module, statement.name, values)
-    if _FUNCTION in {*module.assigned, *module.imported}:
-        yield _object(module, _FUNCTION, {})
-
-
-def _decorator(module: _Module, function: _Function) -> ast.expr | None:
-    for decorator in function.decorator_list:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if module.dotted(called) in _DECORATORS:
-            return decorator
-    return None
-
-
-def _refuse_async(module: _Module, function: _Function) -> None:
-    if isinstance(function, ast.AsyncFunctionDef):
-        text = f"{function.name} must not be async: the batch is the concurrency. Write `def`"
-        raise module.error(function, text)
-
-
-def _is_served(module: _Module, definition: ast.ClassDef) -> bool:
-    """Returns whether the class is a model that can answer, and not only the base of others."""
-    lineage = list(module.lineage(definition))
-    if not any(owner.dotted(base) in _BASES for owner, one in lineage for base in one.bases):
-        return False
-    for owner, ancestor in lineage:
-        for one in ancestor.body:
-            if isinstance(one, _Function) and one.name == _FUNCTION:
-                _refuse_async(owner, one)
-                return True
-    bases = {module.dotted(base) for one in module.classes.values() for base in one.bases}
-    if definition.name not in bases:
-        raise module.error(definition, f"class {definition.name} has no method {_FUNCTION}")
-    return False
-
-
-def _settings(module: _Module, values: Iterable[tuple[str, ast.expr]], likeness: float) -> _Values:
-    """Returns the settings among these; one whose name is as much like a setting's is refused."""
-    found: _Values = {}
-    for name, value in values:
-        if name in SETTINGS | NAMES:
-            found[name] = (module, value)
-        elif not name.startswith("_") and (nearest := nearest_setting(name, likeness)):
-            raise module.error(value, f"{name} is no setting; did you mean {nearest}?")
-    found.pop("warm_up", None)  # which only the worker reads
-    return found
-
-
-def _object(module: _Module, label: str, where: _Values) -> ServedObject:
-    values = {name: _plain_value(name, *place) for name, place in where.items()}
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", module.path.stem)
-    # bert_qa for BertQA and BertQa.
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", label).lower()
-    name = values.pop("name", stem if label == _FUNCTION else words)
-    version = values.pop("version", DEFAULT_VERSION)
-    settings = {_BY_NAME[name].word: value for name, value in values.items()}
-    return ServedObject(label, name, version, settings)
-
-
-def _plain_value(name: str, module: _Module, expression: ast.expr) -> Any:
-    plain = expression
-    if isinstance(expression, ast.Name):
-        plain = module.assigned.get(expression.id, expression)
-    try:
-        value = ast.literal_eval(plain)
-    except (ValueError, TypeError):
-        text = (
-            f"{name} must be a plain value, or the name of a constant in this file, as it is read "
-            f"without running the file; not {ast.unparse(expression)}"
-        )
-        raise module.error(expression, text) from None
-    value = list(value) if isinstance(value, tuple) else value
-    parameter = _BY_NAME.get(name)  # none for `name` and `version`
-    kind = parameter.kind if parameter else str
-    if not has_type(value, kind):
-        raise module.error(expression, f"{name} must be {_KINDS[kind]}, not {value!r}")
-    try:
-        if parameter:
-            parameter.check(value)
-    except BadRequest as error:
-        raise module.error(expression, error.message) from error
-    return value
+            owner = [*above, *(node.module or "").split(".")]
+            modules = [[*filter(None, owner), alias.name] for alias in node.names]
+        for names in modules:
+            for end in range(1, len(names) + 1):
+                place = root.joinpath(*names[:end])
+                candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+                yield from (file for file in candidates if file.is_file())

@@ -1,6 +1,5 @@
 """Reads what is to be served: a Python file, a file without code, an archive, or `hf:NAME`."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from batching.models.registration import name_of_archive
-from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, VERSION_PATTERN
+from batching.models.spec import DEFAULT_VERSION
 from ferry.serving.python_file import TargetError, read_python_file, shown, sources_of
+from workers.python_models.targets import HUGGING_FACE, SOURCES, Target
 
-HUGGING_FACE = "hf:"
 WITHOUT_CODE = frozenset({".onnx", ".pt", ".pts", ".pt2"})
 # What `ferry serve` and `ferry archive` give a model in Python that says nothing itself.
 DEFAULTS: Mapping[str, Any] = {
@@ -50,14 +49,9 @@ class ServedTarget:
 
     def fingerprint(self) -> str:
         """Returns a text that differs once the model, or a file of it, is another."""
-        digest = hashlib.sha256(repr((self.label, sorted(self.settings.items()))).encode())
-        for place, path in sorted(self.sources.items()):
-            if path.suffix == ".py":
-                digest.update(place.encode() + path.read_bytes())
-            else:  # may be large
-                found = path.stat()
-                digest.update(f"{place} {found.st_mtime_ns} {found.st_size}".encode())
-        return digest.hexdigest()
+        files = [(place, path.stat()) for place, path in sorted(self.sources.items())]
+        saved = [(place, status.st_mtime_ns, status.st_size) for place, status in files]
+        return repr((self.label, sorted(self.settings.items()), saved))
 
     @property
     def is_without_code(self) -> bool:
@@ -67,10 +61,11 @@ class ServedTarget:
     def handler(self) -> str:
         return "tensor_model" if self.is_without_code else "python_model"
 
-    @property
-    def text(self) -> str:
-        """Returns what a manifest says of it, beside the sources."""
-        return self._text(self.path.name if self.path else "")
+    def text(self, file: str) -> str:
+        """Returns what a manifest says of it, where its file is called so."""
+        if self.path is None:
+            return f"{HUGGING_FACE}{self.label}"
+        return f"{file}:{self.label}" if self.label else file
 
     def config(self, more: Mapping[str, Any] | None = None) -> str:
         settings = {**DEFAULTS, **self.settings, **(more or {})}
@@ -86,7 +81,7 @@ class ServedTarget:
             "modelName": self.name,
             "modelVersion": version,
             "handler": self.handler,
-            "target": self._text(str(self.path)),
+            "target": self.text(str(self.path)),
             "configFile": CONFIG_FILE,
         }
         manifest = folder / MANIFEST_NAME
@@ -95,42 +90,26 @@ class ServedTarget:
         (folder / CONFIG_FILE).write_text(self.config(settings), encoding="utf-8")
         for place, path in self.sources.items():
             if path.suffix == ".py":
-                copy = folder / "sources" / place
+                copy = folder / SOURCES / place
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
 
-    def _text(self, path: str) -> str:
-        if self.path is None:
-            return f"{HUGGING_FACE}{self.label}"
-        return f"{path}:{self.label}" if self.label else path
 
+def spec_fields(workers: int, device: str) -> dict[str, Any]:
+    """Returns what these flags change in a registered version; 0 and "": nothing.
 
-@dataclass(frozen=True, slots=True)
-class RunFlags:
-    """Says how many workers each model has, and where; 0 and "": as the models say."""
-
-    workers: int = 0
-    device: str = ""
-
-    def spec_fields(self) -> dict[str, Any]:
-        """Returns what they change in a registered version.
-
-        Raises:
-            TargetError: there is no such device.
-        """
-        workers = {"min_worker": self.workers, "max_worker": self.workers} if self.workers else {}
-        kind, colon, index = self.device.partition(":")
-        if not self.device:
-            return workers
-        if self.device in ("cpu", "mps"):  # to a node, Apple's GPU is none
-            return {**workers, "device_type": "cpu"}
-        if kind == "cuda" and (index.isdecimal() or not colon):
-            return {**workers, "device_type": "gpu", "device_ids": (int(index),) if index else ()}
-        raise TargetError(f"--device {self.device}: write cpu, cuda, cuda:1 or mps")
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what they add to a model's configuration, which its `load` goes by."""
-        return {"device": self.device} if self.device == "mps" else {}
+    Raises:
+        TargetError: there is no such device.
+    """
+    fields: dict[str, Any] = {"min_worker": workers, "max_worker": workers} if workers else {}
+    kind, colon, index = device.partition(":")
+    if device in ("cpu", "mps"):  # to a node, Apple's GPU is none
+        fields["device_type"] = "cpu"
+    elif kind == "cuda" and (index.isdecimal() or not colon):
+        fields |= {"device_type": "gpu", "device_ids": (int(index),) if index else ()}
+    elif device:
+        raise TargetError(f"--device {device}: write cpu, cuda, cuda:1 or mps")
+    return fields
 
 
 def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
@@ -139,13 +118,13 @@ def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
     Raises:
         TargetError: one cannot be served, or two have one name.
     """
-    found = [one for text in texts for one in read_target(text)]
-    [(name, count)] = Counter(one.name for one in found).most_common(1)
+    targets = [target for text in texts for target in read_target(text)]
+    [(name, count)] = Counter(target.name for target in targets).most_common(1)
     if count > 1:
         raise TargetError(
             f'{count} models are called {name}: give one of them another name, with name = "..."'
         )
-    return found
+    return targets
 
 
 def read_target(text: str) -> list[ServedTarget]:
@@ -154,22 +133,26 @@ def read_target(text: str) -> list[ServedTarget]:
     Raises:
         TargetError: there is no such target, or it serves nothing; the text says why.
     """
-    if text.startswith(HUGGING_FACE):
-        return [_hugging_face(text.removeprefix(HUGGING_FACE))]
-    file, _, label = text.partition(".py:")
-    path = Path(f"{file}.py" if label else text).absolute()
+    target = Target.of(text, Path.cwd())
+    path = target.path
+    if path is None:
+        if not target.name:
+            raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
+        folder = Path(target.name)
+        label = str(folder.absolute()) if folder.is_dir() else target.name
+        return [ServedTarget(_as_name(folder.name), DEFAULT_VERSION, None, label)]
     if not path.exists():
         raise TargetError(f"there is no file {shown(path)}")
     if path.suffix == ".py":
         sources = sources_of(path)
         return [
-            _checked(ServedTarget(one.name, one.version, path, one.label, one.settings, sources))
-            for one in read_python_file(path, label)
+            ServedTarget(one.name, one.version, path, one.label, one.settings, sources)
+            for one in read_python_file(path, target.name)
         ]
     if path.suffix in WITHOUT_CODE:
         # Weights of an ONNX file may lie beside it.
         files = [path, path.with_name(f"{path.name}.data")]
-        sources = {one.name: one for one in files if one.is_file()}
+        sources = {file.name: file for file in files if file.is_file()}
         return [ServedTarget(_as_name(path.stem), DEFAULT_VERSION, path, sources=sources)]
     if path.is_dir() or path.name.endswith((".mar", ".tar.gz", ".tgz")):
         return [ServedTarget(name_of_archive(path.name), "", path, is_archive=True)]
@@ -179,27 +162,5 @@ def read_target(text: str) -> list[ServedTarget]:
     )
 
 
-def _hugging_face(name: str) -> ServedTarget:
-    if not name:
-        raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
-    path = Path(name)
-    label = str(path.absolute()) if path.is_dir() else name
-    return ServedTarget(_as_name(path.name), DEFAULT_VERSION, None, label)
-
-
 def _as_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", text) or "model"
-
-
-def _checked(target: ServedTarget) -> ServedTarget:
-    assert target.path is not None
-    if not NAME_PATTERN.fullmatch(target.name):
-        raise TargetError(
-            f"{shown(target.path)}: {target.name!r} can be no model's name: choose one with "
-            "name = \"...\", of letters, digits, '.', '_' and '-', beginning with a letter, digit "
-            "or '_'"
-        )
-    if not VERSION_PATTERN.fullmatch(target.version):
-        text = f"{target.version!r} can be no version: write it like 1.0"
-        raise TargetError(f"{shown(target.path)}: {text}")
-    return target

@@ -7,7 +7,6 @@ without a request, and an answer that is not read, in time.
 import asyncio
 import logging
 import resource
-import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
@@ -63,6 +62,7 @@ _LOWEST_ERROR = HTTPStatus.BAD_REQUEST.value  # Python 3.11 compares numbers fas
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
 
+_ONE_HOST = "Send one Host header with each request, such as `Host: example.com`."
 _UNKNOWN_METHOD = "Requested method is not allowed, please refer to API document."
 
 # The first is the status, the second the client's address and port; the third is None for bytes
@@ -73,9 +73,8 @@ NoteAnswer = Callable[[int, str, Exchange | None], None]
 class HttpHost:
     """Holds the application, the limits and the open connections of one listener.
 
-    `error_answer` makes the answers to requests that the application never sees. `note_answer` is
-    told of each answer that has been sent, or whose client has left. `added_headers`, with names in
-    lower case, go with every answer.
+    `error_answer`: to requests that the application never sees. `note_answer` is told of each
+    answer, sent or not. `added_headers`, with names in lower case, go with every answer.
     """
 
     def __init__(
@@ -106,10 +105,8 @@ class HttpHost:
 
     def serve(self, exchange: Exchange) -> None:
         """Has the application answer this request, now or later."""
-        # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
         if not _names_one_host(exchange):
-            words = "Send one Host header with each request, such as `Host: example.com`."
-            exchange.respond(*self.error_answer(BadRequest(words)))
+            exchange.respond(*self.error_answer(BadRequest(_ONE_HOST)))
             return
         try:
             rest = self._app(exchange)
@@ -144,32 +141,26 @@ class HttpHost:
         self.is_draining = True
         for connection in list(self.connections):
             connection.close_if_idle()
-        self._check_closed()
-
-    def refuse_incomplete(self, error: ServeError) -> None:
-        """Answers the requests whose bodies are still to come, or to end."""
-        for connection in list(self.connections):
-            connection.refuse_incomplete(error)
+        self.forget()
 
     async def wait_closed(self) -> None:
         """Waits, after `drain`, until all requests are answered and all connections closed."""
         await self._closed.wait()
 
-    def forget(self, connection: "HttpConnection") -> None:
+    def forget(self, connection: "HttpConnection | None" = None) -> None:
+        """Removes a connection, and looks whether a drain is over."""
         self.connections.discard(connection)
-        self._check_closed()
+        if self.is_draining and not self.connections:
+            self._closed.set()
 
     def _send(self) -> None:
         senders, self._senders = self._senders, []
         for connection in senders:
             connection.send()
 
-    def _check_closed(self) -> None:
-        if self.is_draining and not self.connections:
-            self._closed.set()
-
 
 def _names_one_host(exchange: Exchange) -> bool:
+    # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
     if "host" not in exchange.fields:
         return exchange.http_version < "1.1"
     # Mostly no header comes twice, which costs less to see.
@@ -215,13 +206,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._body: _WholeBody | None = None  # the last one's, which is read in place
         self._is_paused = False
         self._is_last = False  # no further request is read
-        self._is_half_closed = False  # the client sends no more
         self._is_behind = False  # the client reads too slowly; the next request waits
         self._drained: asyncio.Future[None] | None = None
         # How long the client has kept the server waiting. Looked at seldom, as most are never late.
         self._timer: asyncio.TimerHandle | None = None
         self._silent_since_s = self._loop.time()
-        self._unsent_bytes = sys.maxsize  # at the last look
 
     def close_if_idle(self) -> None:
         """Closes the connection, unless it has a request."""
@@ -235,6 +224,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._loop.call_later(LINGER_S, self._host.forget, self)
 
     def refuse_incomplete(self, error: ServeError) -> None:
+        """Answers the request whose body is still to come, or to end."""
         if self._asked and not self._asked[0].is_received:
             self._asked[0].respond(*self._host.error_answer(error))
 
@@ -266,7 +256,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Ends the requests whose rest is missing; returns whether they can still be answered."""
-        self._is_last = self._is_half_closed = True
+        self._is_last = True
         self.send()
         for exchange in list(self._asked):
             exchange.break_off()
@@ -345,10 +335,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _look(self) -> None:
         """Closes the connection if its client has been silent for too long."""
         now_s, silence_s = self._loop.time(), self._host.settings.idle_timeout_s
-        unsent_bytes = self._transport.get_write_buffer_size()
-        if 0 < unsent_bytes < self._unsent_bytes:
-            self._silent_since_s = now_s  # the client reads
-        self._unsent_bytes = unsent_bytes
+        if self._transport.get_write_buffer_size():
+            self._silent_since_s = now_s  # the kernel ends the connection if the client never reads
         left_s = self._silent_since_s + silence_s - now_s
         is_clients_turn = not self._asked or self._is_behind
         if is_clients_turn and left_s <= 0:
@@ -517,11 +505,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Has the application answer the first request, for which the client now waits."""
         if not self._asked or self._asked[0].is_served:
             return
-        exchange = self._asked[0]
-        exchange.is_served = True
-        if self._is_half_closed:
-            self._loop.call_later(HALF_CLOSED_S, exchange.leave)
-        self._host.serve(exchange)
+        self._asked[0].is_served = True
+        self._host.serve(self._asked[0])
 
 
 class _WholeBody:
@@ -531,7 +516,7 @@ class _WholeBody:
     """
 
     def __init__(self, length_bytes: int, received: Sequence[Content]) -> None:
-        """Begins with what was received together with the head: less than the whole."""
+        # What came together with the head is less than the whole.
         self._length_bytes = length_bytes
         self._filled_bytes = sum(map(len, received))
         self.content = bytearray(min(length_bytes, max(_FIRST_BODY_BYTES, 2 * self._filled_bytes)))
@@ -548,7 +533,7 @@ class _WholeBody:
         return memoryview(self.content)[self._filled_bytes :]
 
     def add(self, count: int) -> bool:
-        """Notes that so many bytes have been read; returns whether the body is whole."""
+        """Notes bytes that were read; returns whether the body is whole."""
         self._filled_bytes += count
         return self._filled_bytes == self._length_bytes
 

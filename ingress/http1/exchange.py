@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
 
@@ -44,35 +44,14 @@ class UnsupportedEncoding(ServeError):
     reason = "unsupported_encoding"
 
 
-class Connection(Protocol):
-    """Stands for a connection, as its parser and each of its requests see it."""
-
-    client: str
-    server: str
-    scheme: str
-
-    def take_request(self, exchange: "Exchange") -> None: ...
-    def take_more(self) -> None: ...
-    def take_no_more(self) -> None: ...
-    def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None: ...
-    def write(self, *pieces: Body) -> None: ...
-    def answer(
-        self, exchange: "Exchange", status: int, headers: Sequence[Header], body: Body
-    ) -> None: ...
-    def stream(self, exchange: "Exchange", status: int, headers: Sequence[Header]) -> None: ...
-    async def write_piece(self, exchange: "Exchange", piece: bytes) -> None: ...
-    def end_stream(self, exchange: "Exchange", *, is_whole: bool) -> None: ...
-
-
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
     `path` is percent-decoded, `query` is not. `headers` are in order, as the client spelled
-    their names; those whose values are not UTF-8 are left out. `fields` has the last one of each
-    name, in lower case. Both belong to the application. `keeps_alive`: whether another request may
-    follow on the connection. `started_s` is `time.perf_counter` of the head's end. `status` is 0
-    until there is an answer. `connection` knows the addresses and ports of both ends.
-    `on_left` is called when the client no longer waits for its answer.
+    their names, those that are UTF-8; `fields` has the last one of each name, in lower case. Both
+    belong to the application. `keeps_alive`: another request may follow on the connection.
+    `started_s` is `time.perf_counter` of the head's end. `status` is 0 until there is an answer.
+    `on_left` is called when the client no longer waits for it.
     """
 
     # What most exchanges never need is the class's until they do.
@@ -86,7 +65,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Any,  # an HttpConnection, whose file imports this one
         *,
         method: str,
         path: str,
@@ -110,15 +89,10 @@ class Exchange:
     # --- the application's side: the body
 
     def when_received(self, then: Callable[[], object], limit_bytes: int, timeout_s: float) -> bool:
-        """Calls `then`, which calls `received`, when the body is whole or will not be.
+        """Calls `then`, which calls `received`, once the body is whole or will not be.
 
-        Returns whether it will: a body that is too large, is encoded, comes in chunks, or when its
-        client is told to go on, is for `read_body`.
-
-        Args:
-            then: is called once, maybe at once.
-            limit_bytes: of the body.
-            timeout_s: how long the rest of the body may take.
+        Returns false instead for a body that is for `read_body`: too large, encoded, in chunks, or
+        one that its client sends only when it is told to.
         """
         fields = self.fields
         if "transfer-encoding" in fields or "content-encoding" in fields or "expect" in fields:
@@ -156,18 +130,18 @@ class Exchange:
             BadRequest: the connection ended first, or it came in absurdly many or broken chunks.
             RequestTimeout: it did not arrive within `timeout_s`.
         """
-        refuse_encoded(self.fields.get("content-encoding", ""))
-        length, transfer = self.fields.get("content-length"), self.fields.get("transfer-encoding")
-        if transfer is not None:
+        fields = self.fields
+        refuse_encoded(fields.get("content-encoding", ""))
+        if "transfer-encoding" in fields:
             # All lines together are one list.
             lines = [value for name, value in self.headers if name.lower() == "transfer-encoding"]
             if [line.strip().lower() for line in lines] != ["chunked"]:
                 raise BadRequest("The only transfer encoding is chunked.")
-        elif length is None:
+        elif "content-length" not in fields:
             return b""
-        is_too_large = length is not None and _number(length) > limit_bytes
-        if is_too_large and "expect" in self.fields:  # its client has sent nothing yet
-            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+        is_too_large = _number(fields.get("content-length", "0")) > limit_bytes
+        if is_too_large and "expect" in fields:  # its client has sent nothing yet
+            raise PayloadTooLarge("")
         return await self._gathered(limit_bytes, timeout_s, is_too_large=is_too_large)
 
     async def _gathered(self, limit_bytes: int, timeout_s: float, *, is_too_large: bool) -> bytes:
@@ -188,12 +162,10 @@ class Exchange:
                 async for chunk in self.pieces():
                     count += 1
                     size_bytes += len(chunk)
-                    is_too_large = is_too_large or size_bytes > limit_bytes
-                    if is_too_large:
+                    kept.append(chunk)
+                    if is_too_large := is_too_large or size_bytes > limit_bytes:
                         kept.clear()
                         timer.reschedule(min(end_s, now() + _DISCARD_PAUSE_S))
-                    else:
-                        kept.append(chunk)
                     if count > most_chunks or size_bytes > _DISCARD_BYTES + limit_bytes:
                         break
         except (TimeoutError, ConnectionEnded) as error:
@@ -201,7 +173,7 @@ class Exchange:
                 self.is_late = isinstance(error, TimeoutError)
                 raise self._why_incomplete() from error
         if is_too_large:
-            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+            raise PayloadTooLarge("")
         if count > most_chunks:
             raise BadRequest(
                 f"The request body comes in more than {most_chunks} chunks: send larger ones, or "
@@ -318,11 +290,6 @@ Application = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
 def refuse_encoded(content_encoding: str) -> None:
-    """Checks that the body is not compressed.
-
-    Raises:
-        UnsupportedEncoding: it is compressed.
-    """
     if content_encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
 

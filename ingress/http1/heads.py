@@ -11,33 +11,21 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.http1.exchange import Answer, Connection, Exchange, Header
+from ingress.http1.exchange import Answer, Exchange, Header
 
 # As which a shorter header counts, or a head of little ones would be ten thousands.
 LEAST_HEADER_BYTES = 64
 # The lines between chunks, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
-_MAX_KEPT_CHARS = 256
 # The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
 # Those of them that say how its body comes.
 _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
-
-# Spelled so, and in lower case. Looked up rather than decoded: most requests have no others.
-_USUAL_NAMES = {
-    spelling.encode(): (spelling, name)
-    for name in (
-        *("accept", "accept-encoding", "accept-language", "authorization", "cache-control"),
-        *("connection", "content-length", "content-type", "cookie", "host", "origin", "referer"),
-        *("traceparent", "tracestate", "user-agent", "x-forwarded-for", "x-forwarded-host"),
-        *("x-forwarded-port", "x-forwarded-proto", "x-real-ip", "x-request-id"),
-    )
-    for spelling in (name, name.title())
-}
 
 # llhttp knows the methods by name. This is a line with another one.
 _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
@@ -68,7 +56,7 @@ class Unreadable(Exception):
 class RequestParser:
     """Parses the requests of one connection, in order. httptools calls its methods `on_...`."""
 
-    def __init__(self, connection: Connection, max_head_bytes: int) -> None:
+    def __init__(self, connection: Any, max_head_bytes: int) -> None:
         self.is_in_head = False
         self._connection = connection
         self._max_head_bytes = max_head_bytes
@@ -130,7 +118,7 @@ class RequestParser:
             if name.lower() in _FRAMING:
                 raise  # it says where the request ends, and a proxy may read it otherwise
             return
-        spelled, lower = _USUAL_NAMES.get(name) or _spellings(name)
+        spelled, lower = _spellings(name)
         self._headers.append((spelled, content))
         self._fields[lower] = content
 
@@ -145,8 +133,7 @@ class RequestParser:
             raise self._too_large()
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
-        is_short = len(self._url) <= _MAX_KEPT_CHARS
-        path, query = _known_split(self._url) if is_short else _split(self._url)
+        path, query = _split(self._url)
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
@@ -206,11 +193,14 @@ class RequestParser:
         )
 
 
+# Few names and targets come again and again. Of those that a hostile client sends, so many fit.
+@lru_cache(maxsize=256)
 def _spellings(name: bytes) -> tuple[str, str]:
     spelled = name.decode("latin-1")
     return spelled, spelled.lower()
 
 
+@lru_cache(maxsize=256)
 def _split(target: bytes) -> tuple[str, str]:
     """Returns the target's path, percent-decoded, and its query."""
     if not target.startswith(b"/"):
@@ -221,10 +211,6 @@ def _split(target: bytes) -> tuple[str, str]:
     path, _, query = target.partition(b"?")
     plain_path = unquote_to_bytes(path) if b"%" in path else path
     return plain_path.decode("utf-8", "replace"), query.decode("utf-8", "replace")
-
-
-# Few targets are asked for again and again.
-_known_split = lru_cache(maxsize=1024)(_split)
 
 
 def head_bytes(
@@ -240,8 +226,7 @@ def head_bytes(
     Args:
         status: from 200 to 999.
         headers: the application's, which say nothing of the connection or the length.
-        added: headers that go with every answer, and replace others of their names: a browser
-            refuses an answer that allows an origin twice.
+        added: replace others of their names: a browser refuses two allowed origins.
         keeps_alive: whether another request may come by this connection.
         framing: the header that says where the body ends; empty where no body may follow.
 

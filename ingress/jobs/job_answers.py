@@ -46,20 +46,17 @@ class JobAnswers:
             if match is None:
                 raise no_job(path.split("/")[2])
             job_id, is_result = match[1], match[2] is not None
-            if method in {"GET", "HEAD"}:
-                wait_s = read_preferences(headers.get("prefer", "")).wait_s
-                job = await self.service.find(job_id)
-                job = await self.service.wait(job, wait_s, for_end=is_result)
-                if not is_result:
-                    return _look(job, headers, base_url)
-                if job.status.is_final:
-                    return await self._ended(job)
-                answer = json_answer(job_document(job, base_url), 202)
-                answer.headers.append(_retry_after(job))
-                return answer
             if method == "DELETE" and not is_result:
                 return _look(await self.service.cancel(job_id), {}, base_url)  # never "unchanged"
-            raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+            if method not in {"GET", "HEAD"}:
+                text = "Requested method is not allowed, please refer to API document."
+                raise MethodNotAllowed(text)
+            wait_s = read_preferences(headers.get("prefer", "")).wait_s
+            job = await self.service.find(job_id)
+            job = await self.service.wait(job, wait_s, for_end=is_result)
+            if not is_result:
+                return _look(job, headers, base_url)
+            return await self._ended(job) if job.status.is_final else _accepted(job, base_url)
         except ServeError as error:
             return error_answer(error)
 
@@ -97,21 +94,17 @@ class JobAnswers:
             base_url=base_url,
         )
         del request
-        wait_s, is_asked = preferences.wait_s, preferences.is_asked
-        if wait_s:
-            job = await self.service.wait(job, wait_s, for_end=True)
-        if job.status.is_final and wait_s:
-            answer = await self._ended(job)
-            if is_asked:
-                answer.headers.append(("preference-applied", f"wait={wait_s:g}"))
-            return answer
-        answer = json_answer(job_document(job, base_url), 202)
-        answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
-        if is_asked:
-            answer.headers.append(("preference-applied", "respond-async"))
-        answer.headers.append(_retry_after(job))
-        if is_replayed:
-            answer.headers.append(("idempotency-replayed", "true"))
+        if preferences.wait_s:
+            job = await self.service.wait(job, preferences.wait_s, for_end=True)
+        is_over = job.status.is_final and preferences.wait_s
+        answer = await self._ended(job) if is_over else _accepted(job, base_url)
+        if preferences.is_asked:
+            applied = f"wait={preferences.wait_s:g}" if is_over else "respond-async"
+            answer.headers.append(("preference-applied", applied))
+        if not is_over:
+            answer.headers.append(("location", f"{base_url}/jobs/{job.job_id}"))
+            if is_replayed:
+                answer.headers.append(("idempotency-replayed", "true"))
         return answer
 
     async def _ended(self, job: Job) -> Answer:
@@ -119,6 +112,12 @@ class JobAnswers:
         reply = await self.service.result(job)
         answer = reply_answer(reply, job.job_id)
         return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
+
+
+def _accepted(job: Job, base_url: str) -> Answer:
+    answer = json_answer(job_document(job, base_url), 202)
+    answer.headers.append(_retry_after(job))
+    return answer
 
 
 def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:
@@ -133,8 +132,8 @@ def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:
 
 
 def _retry_after(job: Job) -> tuple[str, str]:
-    if job.status is not JobStatus.QUEUED or job.is_urgent:
-        return "retry-after", "1"
-    if job.position is None:
-        return "retry-after", str(_LONGEST_RETRY_S)
-    return "retry-after", str(max(1, math.ceil(job.position / _JOBS_PER_S)))
+    seconds = 1
+    if job.status is JobStatus.QUEUED and not job.is_urgent:
+        far_s = _LONGEST_RETRY_S if job.position is None else job.position / _JOBS_PER_S
+        seconds = max(1, math.ceil(far_s))
+    return "retry-after", str(seconds)

@@ -125,6 +125,8 @@ class JobService:
         self._receivers = receivers
         self._timeout_s = timeout_s
         self._keep_s = keep_s
+        # Closes the connection by which jobs are submitted; no submit may be under way.
+        self.close = store.close
 
     async def submit(
         self,
@@ -192,18 +194,11 @@ class JobService:
         if isinstance(outcome, Job):
             return outcome
         _raise_refusal(key, outcome)
-        return await self.find(job.job_id)
-
-    async def close(self) -> None:
-        """Closes the connection by which jobs are submitted; no submit may be under way."""
-        await self._store.close()
+        raise no_job(job.job_id)  # it was accepted before, and has gone
 
     async def find(self, job_id: str) -> Job:
         with _telling_unavailable():
-            job = await self._store.find(job_id)
-        if job is None:
-            raise no_job(job_id)
-        return job
+            return _there(job_id, await self._store.find(job_id))
 
     async def wait(self, job: Job, wait_s: float, *, for_end: bool = False) -> Job:
         """Returns the job when its status has changed, or has become final; or after this time.
@@ -217,10 +212,7 @@ class JobService:
             await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             with _telling_unavailable():
-                again = await self._store.look_again(job)
-            if again is None:
-                raise no_job(job.job_id)
-            job = again
+                job = _there(job.job_id, await self._store.look_again(job))
             if (job.status, job.attempts) != known and not for_end:
                 break
         return job
@@ -233,29 +225,24 @@ class JobService:
         """
         if (reply := small_reply(job)) is not None:
             return reply
-        value = None
         try:
-            decode_reply(job.job_id, job.result)
+            return decode_reply(job.job_id, job.result)
         except LargeReply as large:
             with _telling_unavailable():
                 value = await self._store.read_large(job, large.attempt)
+            if value is not None:
+                return decode_reply(job.job_id, value)
         except ProtocolError:
             pass
-        if value is None:
-            raise ResultGone(
-                "The job was cancelled."
-                if job.status is JobStatus.CANCELLED
-                else "The job's result has been let go."
-            )
-        return decode_reply(job.job_id, value)
+        is_cancelled = job.status is JobStatus.CANCELLED
+        raise ResultGone(
+            "The job was cancelled." if is_cancelled else "The job's result has been let go."
+        )
 
     async def cancel(self, job_id: str) -> Job:
         """Cancels a job that has not finished, and lets the result of one that has go."""
         with _telling_unavailable():
-            job = await self._store.cancel(job_id)
-        if job is None:
-            raise no_job(job_id)
-        return job
+            return _there(job_id, await self._store.cancel(job_id))
 
     async def retry(self, job_id: str) -> Job:
         """Has a job that did not succeed wait again, with all of its attempts.
@@ -292,7 +279,7 @@ class JobService:
             before_us: where the page before ended.
             count: so many at most.
         """
-        found: list[Job] = []
+        jobs: list[Job] = []
         with _telling_unavailable():
             specs = await asyncio.to_thread(self._registry.specs)
             of_model = [spec.key for spec in specs if model in {"", spec.model_name}]
@@ -302,12 +289,12 @@ class JobService:
                 for time_us, job in newest:
                     before_us = time_us
                     if status in {None, job.status}:
-                        found.append(job)
-                    if len(found) == count:
-                        return JobPage(found, before_us)
+                        jobs.append(job)
+                    if len(jobs) == count:
+                        return JobPage(jobs, before_us)
                 if not newest:
-                    return JobPage(found, None)
-        return JobPage(found, before_us)
+                    return JobPage(jobs, None)
+        return JobPage(jobs, before_us)
 
 
 @contextlib.contextmanager
@@ -316,6 +303,12 @@ def _telling_unavailable() -> Iterator[None]:
         yield
     except AWAY as error:
         raise store_unavailable(error) from error
+
+
+def _there(job_id: str, job: Job | None) -> Job:
+    if job is None:
+        raise no_job(job_id)
+    return job
 
 
 def _raise_refusal(key: VersionKey, code: SubmitCode) -> None:

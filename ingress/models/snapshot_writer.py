@@ -13,7 +13,7 @@ from typing import Any
 from batching.errors import StoreUnavailable
 from batching.process.retries import Reminder
 from batching.settings.settings import Settings
-from batching.settings.snapshots import CHANGE, SHUTDOWN, STARTUP, saved_models, write_snapshot
+from batching.settings.snapshots import saved_models, write_snapshot
 from batching.store.registry.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -38,70 +38,59 @@ class SnapshotWriter:
         self._folder = folder
         self._save_again_s = save_again_s
         self._saved: Mapping[str, Any] | None = None
-        self._is_whole = True
         self._has_failed = False
         self._reminder = Reminder()
         self._is_over = threading.Event()
         # A daemon: a Redis that does not answer must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
-        self._is_writing = threading.Lock()
 
     def start(self, *, is_whole: bool = True) -> None:
         """Saves the registry now and after each change. Blocks.
 
-        If the last snapshot was not restored as a whole (`is_whole`), it stays the newest one until
-        the registry changes: an archive that was missing may be back at the next start.
+        If the last snapshot was not restored as a whole (`is_whole`), it stays until the registry
+        changes: an archive that was missing may be back at the next start.
         """
-        self._is_whole = is_whole
-        self._save(STARTUP)
+        if not is_whole:
+            with contextlib.suppress(StoreUnavailable):
+                self._saved = saved_models(self._registry.snapshot())
+        self._save()
         self._thread.start()
 
     def close(self) -> None:
         """Saves the registry for the last time, if it was started. Blocks."""
         self._is_over.set()
-        if self._saved is not None:
-            self._save(SHUTDOWN)
         if self._thread.is_alive():
             with contextlib.suppress(StoreUnavailable):
                 self._registry.announce("")
             self._thread.join(_CLOSE_S)
+            self._save()
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
             try:
                 with self._registry.changes() as wait:
-                    self._save(CHANGE)
                     while not self._is_over.is_set():
+                        self._save()
                         # Workers' states come over the same channel and change nothing here.
                         wait(self._save_again_s if self._has_failed else _LISTEN_S)
-                        self._save(CHANGE)
             except StoreUnavailable:
                 self._is_over.wait(_RETRY_S)
 
-    def _save(self, kind: str) -> None:
-        with self._is_writing:
-            if kind == CHANGE and self._is_over.is_set():
+    def _save(self) -> None:
+        try:
+            models = self._registry.snapshot()
+            state = saved_models(models)
+            # The nodes will fill an emptied Redis again. No operator has emptied it.
+            if state == self._saved or (not state and self._registry.is_lost()):
                 return
-            try:
-                models = self._registry.snapshot()
-                state = saved_models(models)
-                if state == self._saved and (kind == CHANGE or not self._is_whole):
-                    return
-                if kind == STARTUP and not self._is_whole:
-                    self._saved = state
-                    return
-                # The nodes will fill an emptied Redis again. No operator has emptied it.
-                if kind != STARTUP and not state and self._registry.is_lost():
-                    return
-                properties = self._settings.to_properties()
-                path = write_snapshot(self._folder, kind, properties, models)
-                self._saved, self._is_whole, self._has_failed = state, True, False
-                self._reminder = Reminder()
-                log.info("saved snapshot=%s", path)
-            except (StoreUnavailable, OSError) as error:
-                self._has_failed = True
-                words = error.strerror if isinstance(error, OSError) else str(error)
-                # Workers report often, and each report is one more try.
-                if self._reminder.is_due(str(words)):
-                    text = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
-                    log.error(text, self._folder, words)
+            path = write_snapshot(self._folder, self._settings, models)
+            self._saved, self._has_failed = state, False
+            self._reminder = Reminder()
+            log.info("saved snapshot=%s", path)
+        except (StoreUnavailable, OSError) as error:
+            self._has_failed = True
+            reason = str(error.strerror if isinstance(error, OSError) else error)
+            # Workers report often, and each report is one more try.
+            if self._reminder.is_due(reason):
+                text = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
+                log.error(text, self._folder, reason)

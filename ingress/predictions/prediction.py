@@ -1,30 +1,34 @@
-"""A prediction over HTTP in TorchServe's shapes: reads the request, asks, makes the answer."""
+"""Answers predictions by calls on the event loop, and passes everything else on to Flask.
+
+A thread for each waiting request costs most, and a task for each a good part (docs/adr/0006, 0023).
+"""
 
 import asyncio
 import logging
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, NamedTuple
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
 from batching.protocol import BatchTiming, Reply, Request, fresh_request_id
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
-from batching.store.background_tasks import BackgroundTasks
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
-from ingress.http1.exchange import Answer, Body, Content, Header
-from ingress.jobs.job_answers import JobAnswers
+from ingress.access.authorizer import Authorizer
+from ingress.health import LIVE_TEXT
+from ingress.http1.exchange import Answer, Application, ConnectionEnded, Content, Exchange, Header
+from ingress.http1.heads import WITHOUT_BODY
+from ingress.jobs.job_answers import JOB_PATH, JobAnswers
 from ingress.jobs.job_service import Preferences, preferences_of
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
-from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import (
     error_answer,
     how_to_get_a_worker,
     reply_answer,
+    status_answer,
     stream_head,
     with_error_key,
 )
@@ -38,12 +42,15 @@ from ingress.torchserve.payload import (
     read_undecoded,
     speaks_of_binary,
 )
-from ingress.torchserve.routes import Target
+from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
 
 log = logging.getLogger(__name__)
 
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 LARGE_FORM_BYTES = 256 * 1024
+
+# As nginx logs it; no client receives it.
+CLIENT_CLOSED_REQUEST = 499
 
 _SCALE_UP = (
     ". Please use scale workers API to add workers. If this is a sequence inference, please check "
@@ -51,162 +58,161 @@ _SCALE_UP = (
 )
 
 
-class HttpPredictions:
-    """Holds what all predictions over HTTP share. Lives on the service's event loop."""
+class StreamedAnswer(NamedTuple):
+    """An answer that is sent in pieces while its handler runs; whoever takes it closes `pieces`."""
 
-    def __init__(
-        self,
-        service: PredictionService,
-        jobs: JobAnswers,
-        settings: Settings,
-        large_form_bytes: int = LARGE_FORM_BYTES,
-    ) -> None:
+    status: int
+    headers: list[Header]
+    pieces: AsyncGenerator[bytes]
+
+
+class HttpPredictions:
+    """Holds what all predictions over HTTP share, whichever door they come by."""
+
+    def __init__(self, service: PredictionService, jobs: JobAnswers, settings: Settings) -> None:
         self.service = service
         self.jobs = jobs
         self.settings = settings
-        self.proxies = TrustedProxies.of(settings.trusted_proxies)
-        self.large_form_bytes = large_form_bytes
-        self.background = BackgroundTasks()
-        # Whether clients may be told why a model could not be loaded, in its handler's words.
-        self.tells_errors = False
+        self._proxies = TrustedProxies.of(settings.trusted_proxies)
+
+    def base_url(self, exchange: Exchange) -> str:
+        """Returns the URL of the server as this client sees it, without a slash at the end."""
+        peer = exchange.connection.client.rpartition(":")[0].strip("[]")
+        scheme = exchange.connection.scheme
+        return self._proxies.base_url(exchange.fields, scheme=scheme, peer=peer)
+
+    async def answer_job(self, exchange: Exchange) -> Answer:
+        """Returns the answer to a request about one job."""
+        url = self.base_url(exchange)
+        return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
 
 
 class Prediction(PendingRequest):
-    """One prediction, from its whole request to its one answer.
+    """One prediction, from its whole request to its one answer; errors are answers, too.
 
-    `respond` sends the answer; errors are answers too. `spec` and `metrics` are None until its
-    version is found. `headers`, with names in lower case, belong to it.
+    `spec` and `metrics` are None until its version is found.
     """
 
     spec: ModelSpec | None = None
     metrics: VersionMetrics | None = None
-    respond: Callable[[int, list[Header], Body], None]
     _is_tensors = False
 
-    def __init__(
-        self, shared: HttpPredictions, target: Target, headers: dict[str, str], query: str
-    ) -> None:
+    def __init__(self, shared: HttpPredictions, target: Target, exchange: Exchange) -> None:
         super().__init__(fresh_request_id())
         self.started_s = time.perf_counter()
-        self.shared = shared
+        self.exchange = exchange
+        self._shared = shared
         self._target = target
-        self._headers = headers
-        self._query = query
 
-    @abstractmethod
-    def base_url(self) -> str:
-        """Returns the URL of the server as this client sees it, without a slash at the end."""
+    def submit_received(self) -> None:
+        """Submits the request when its body has come, or refuses it when it will not come."""
+        try:
+            self.submit(self.exchange.received())
+        except ServeError as error:
+            self.exchange.respond(*error_answer(error))
 
-    def sent_headers(self) -> dict[str, str]:
-        """Returns the headers for the handler, as the client spelled them where that is known."""
-        return self._headers
-
-    @abstractmethod
-    async def send_stream(self, answer: StreamedAnswer) -> None:
-        """Sends an answer in pieces, and closes it.
-
-        Raises:
-            ServeError: nothing was sent.
-        """
+    async def submit_read(self, limit_bytes: int, timeout_s: float) -> None:
+        """Submits a request whose body comes in chunks, or may have to be refused."""
+        try:
+            # Without a name here, which would keep the body while its client waits.
+            self.submit(await self.exchange.read_body(limit_bytes, timeout_s))
+        except ServeError as error:
+            self.exchange.respond(*error_answer(error))
 
     def continue_with(self, step: Coroutine[Any, Any, None]) -> None:
-        """Goes on with what has to wait for something; a fault in it is answered, too."""
-        self.shared.background.start(self._answering_faults(step))
+        """Goes on with what has to wait for something; an error in it is answered, too."""
+
+        async def answering_errors() -> None:
+            try:
+                await step
+            except Exception as error:
+                self._refuse(error)
+
+        self._shared.service.background.start(answering_errors())
 
     def submit(self, body: Content) -> None:
         """Submits the request with this whole body, at once if nothing has to be waited for."""
-        shared, target, headers = self.shared, self._target, self._headers
+        shared, target, headers = self._shared, self._target, self.exchange.fields
         try:
             self._is_tensors = target.is_v2 and (
                 shared.settings.open_inference_rows or speaks_of_binary(headers, body)
             )
-            is_long_form = len(body) > shared.large_form_bytes and is_form(
-                headers.get("content-type", "")
-            )
+            is_long_form = len(body) > LARGE_FORM_BYTES and is_form(headers.get("content-type", ""))
             spec = shared.service.known(target.model_name, target.model_version)
             if spec is None or target.takes_query or is_long_form:
-                self.continue_with(self._submit_when_read(body, is_long_form=is_long_form))
+                self.continue_with(self._submit_later(body, is_long_form=is_long_form))
             else:
                 self._accept(spec)
                 self._send(spec, self._read(body))
-        except ServeError as error:
-            self._refuse(error)
         except Exception as error:
-            self._answer_fault(error)
+            self._refuse(error)
 
-    async def _submit_when_read(self, body: Content, *, is_long_form: bool) -> None:
-        read, service = partial(self._read, body), self.shared.service
-        del body
-        request = None
+    async def _submit_later(self, body: Content, *, is_long_form: bool) -> None:
+        async def read() -> Request:
+            return await asyncio.to_thread(self._read, body) if is_long_form else self._read(body)
+
+        request, service = None, self._shared.service
         if self._target.takes_query:
-            request = await asyncio.to_thread(read) if is_long_form else read()
+            request = await read()
             if not self._target.model_name:
                 self._target = self._target._replace(model_name=await self._model_name(request))
         name, version = self._target.model_name, self._target.model_version
         spec = service.known(name, version) or await service.resolve(name, version)
         self._accept(spec)
         if request is None or spec.decodes_itself:
-            request = await asyncio.to_thread(read) if is_long_form else read()
-        del read
+            request = await read()
         self._send(spec, request)
 
     def _accept(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.metrics = self.shared.service.metrics.version(spec.key, self._target.model_version)
+        self.metrics = self._shared.service.metrics.version(spec.key, self._target.model_version)
         self.metrics.totals.count_arrival()
-        self.timeout_s = read_timeout_s(self._headers) or 0.0
+        self.timeout_s = read_timeout_s(self.exchange.fields)
 
     def _send(self, spec: ModelSpec, request: Request) -> None:
-        if spec.async_after_s or "prefer" in self._headers:
-            preferences = preferences_of(self._headers, spec.async_after_s)
+        if spec.async_after_s or "prefer" in self.exchange.fields:
+            preferences = preferences_of(self.exchange.fields, spec.async_after_s)
             if preferences.is_async:
                 self.continue_with(self._send_job(spec, request, preferences))
                 return
         if not self.is_over:
             self.wire = request.to_wire()
-            self.shared.service.broker.submit(spec, self)
+            self._shared.service.broker.submit(spec, self)
 
     async def _send_job(self, spec: ModelSpec, request: Request, preferences: Preferences) -> None:
-        submitting = self.shared.jobs.take(
+        submitting = self._shared.jobs.take(
             spec,
             request,
-            self._headers,
+            self.exchange.fields,
             preferences,
             timeout_s=self.timeout_s or None,
-            base_url=self.base_url(),
+            base_url=self._shared.base_url(self.exchange),
             is_open_inference=self._is_tensors,
         )
-        del request
+        del request  # while its client waits
         try:
             answer = await submitting
         except VersionNotFound as error:
-            raise await self.shared.service.why_unknown(spec, error) from error
-        if not self.is_over:
-            self.is_over = True
-            self.count(answer.status)
-            self.respond(*answer)
-
-    async def _answering_faults(self, step: Coroutine[Any, Any, None]) -> None:
-        try:
-            await step
-        except ServeError as error:
-            self._refuse(error)
-        except Exception as error:
-            self._answer_fault(error)
+            await self._explain(spec, error)
+        else:
+            if not self.is_over:
+                self.is_over = True
+                self.count(answer.status)
+                self.exchange.respond(*answer)
 
     def _read(self, body: Content) -> Request:
-        target, headers = self._target, self._headers
-        most_parts = self.shared.settings.max_form_parts
+        target, headers, query = self._target, self.exchange.fields, self.exchange.query
+        most_parts = self._shared.settings.max_form_parts
+        sent = dict(self.exchange.headers)  # as the client spelled them
         decodes_itself = self.spec is not None and self.spec.decodes_itself
         self._is_tensors = self._is_tensors or (decodes_itself and target.is_v2)
         if self._is_tensors:
             request = read_tensors(target, headers, body)
         elif decodes_itself:
-            request = read_undecoded(target, headers, body, self._query, most_parts)
+            request = read_undecoded(target, headers, body, query, most_parts)
         else:
-            query = self._query if target.takes_query else ""
+            query = query if target.takes_query else ""
             request = read_request(target, headers, body, query, most_parts)
-        sent = self.sent_headers()
         for name in OWN_HEADERS:
             if name in request.headers:
                 sent[name] = request.headers[name]
@@ -218,8 +224,9 @@ class Prediction(PendingRequest):
         Raises:
             BadRequest: the request names no model.
         """
-        name = first_in_query(self._query, "model_name", self.shared.settings.max_form_parts)
-        name = name or await self.shared.service.only_startup_model()
+        most_parts = self._shared.settings.max_form_parts
+        name = first_in_query(self.exchange.query, "model_name", most_parts)
+        name = name or await self._shared.service.only_startup_model()
         if not name:
             parts = {part.name: part.content for part in request.parts}
             name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
@@ -239,23 +246,22 @@ class Prediction(PendingRequest):
             self.count(answer.status, reply.timing, reply.reason)
             if self._is_tensors and reply.error_type:
                 answer = with_error_key(answer)
-            self.respond(*answer)
+            self.exchange.respond(*answer)
         except Exception as error:
-            self._answer_fault(error)
+            self._refuse(error)
 
     def on_error(self, error: Exception) -> None:
         """Answers with the reason."""
-        if isinstance(error, VersionNotFound) and self.spec is not None:
+        if isinstance(error, ClientLeft):
+            self.exchange.respond(CLIENT_CLOSED_REQUEST, [], b"")
+        elif isinstance(error, VersionNotFound) and self.spec is not None:
             self.continue_with(self._explain(self.spec, error))
-        elif isinstance(error, ServeError):
-            self._refuse(error)
         else:
-            assert isinstance(error, ClientLeft)
-            self.respond(CLIENT_CLOSED_REQUEST, [], b"")
+            self._refuse(error)
 
     def count(self, status: int, timing: BatchTiming | None = None, reason: str = "") -> None:
         """Counts the answer, and logs a failure; `reason` is the word for what went wrong."""
-        spec, service = self.spec, self.shared.service
+        spec, service = self.spec, self._shared.service
         if status >= LOWEST_STATUS:
             name, version = spec.key if spec else ("unknown", "unknown")
             asked = {"model": name, "version": version}
@@ -267,42 +273,45 @@ class Prediction(PendingRequest):
         full_size = spec.batch_size
         self.metrics.count_answer(status, seconds, timing, reason=reason, full_size=full_size)
 
-    def _refuse(self, error: ServeError) -> None:
-        if not isinstance(error, NoWorker):
-            self._answer_error(error)
-        elif self.spec is None:
-            error.message = _no_worker(self._target)
+    def _refuse(self, error: Exception) -> None:
+        """Answers with this error, although this program may have a fault; the log says which."""
+        if isinstance(error, NoWorker):
+            self.continue_with(self._refuse_without_worker(error))
+        elif isinstance(error, ServeError):
             self._answer_error(error)
         else:
-            self.continue_with(self._refuse_without_worker(error, self.spec))
+            line = "prediction failed model=%r request=%s"
+            log.error(line, self._target.model_name, self.request_id, exc_info=error)
+            internal = InternalError("Internal server error.")
+            self.exchange.respond(*error_answer(internal, self.request_id))
 
-    async def _refuse_without_worker(self, error: NoWorker, spec: ModelSpec) -> None:
-        why = await self.shared.service.why_no_worker(spec)
-        is_told = bool(spec.load_error) or self.shared.tells_errors
-        error.message = _no_worker(self._target)
-        if why:
-            reason = why.rstrip(".") if is_told else "The management API has the error"
-            error.message = _no_worker(self._target, f": it could not be loaded. {reason}")
-        if not spec.load_error:
-            version = self._target.model_version
-            error.message += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
-        if spec.min_worker == 0:
-            error.retry_after_s = None  # nobody has asked for one
+    async def _refuse_without_worker(self, error: NoWorker) -> None:
+        spec, version, reason = self.spec, self._target.model_version, _SCALE_UP
+        if spec is not None:
+            why = await self._shared.service.why_no_worker(spec)
+            if why:
+                is_told = bool(spec.load_error) or self._shared.service.tells_errors
+                why = why.rstrip(".") if is_told else "The management API has the error"
+                reason = f": it could not be loaded. {why}"
+            if not spec.load_error:
+                reason += f". {how_to_get_a_worker(spec, version, has_failed=bool(why))}"
+            if spec.min_worker == 0:
+                error.retry_after_s = None  # nobody has asked for one
+        # Word for word, unbalanced quote included: TorchServe 0.12.
+        asked = f'Model "{self._target.model_name}"'
+        asked += "" if version is None else f' Version {version}"'
+        error.message = f"{asked} has no worker to serve inference request{reason}"
         self._answer_error(error)
 
     def _answer_error(self, error: ServeError) -> None:
         answer = error_answer(error, self.request_id)
         self.count(answer.status, None, error.reason)
-        self.respond(*(with_error_key(answer) if self._is_tensors else answer))
-
-    def _answer_fault(self, error: Exception) -> None:
-        """Answers although this program has a fault; the log says which."""
-        line = "prediction failed model=%r request=%s"
-        log.error(line, self._target.model_name, self.request_id, exc_info=error)
-        self.respond(*error_answer(InternalError("Internal server error."), self.request_id))
+        self.exchange.respond(*(with_error_key(answer) if self._is_tensors else answer))
 
     async def _explain(self, spec: ModelSpec, error: VersionNotFound) -> None:
-        raise await self.shared.service.why_unknown(spec, error)
+        self._refuse(await self._shared.service.why_unknown(spec, error))
+
+    # --- an answer in pieces
 
     async def _stream(self, stream: ReplyStream) -> None:
         try:
@@ -310,51 +319,113 @@ class Prediction(PendingRequest):
         except BaseException:
             await stream.close()
             raise
+        if self.exchange.method == "HEAD" or status in WITHOUT_BODY:
+            self.count(status)
+            self.exchange.respond(status, headers, b"")
+            await stream.close()
+            return
+        pieces = self._pieces(status, stream)
+        await anext(pieces)
+        await self.send_stream(StreamedAnswer(status, headers, pieces))
+
+    async def _pieces(self, status: int, stream: ReplyStream) -> AsyncGenerator[bytes]:
+        """Yields the pieces; counts the answer, and tells a handler that still runs to stop."""
+        outcome, reason = CLIENT_CLOSED_REQUEST, "client_left"
         try:
-            await self.send_stream(StreamedAnswer(status, headers, stream, self.count))
+            yield b""  # begun, or closing it would not run the end
+            async for piece in stream:
+                if piece:
+                    yield piece
+            outcome, reason = status, ""
         except ServeError as error:
-            self.respond(*error_answer(error))
-
-
-class AwaitedPrediction(Prediction):
-    """A prediction whose door waits for the answer and sends it: under other WSGI servers."""
-
-    def __init__(
-        self,
-        shared: HttpPredictions,
-        target: Target,
-        headers: dict[str, str],
-        query: str = "",
-        base_url: str = "",
-    ) -> None:
-        super().__init__(shared, target, headers, query)
-        self._base_url = base_url
-        self._answered: asyncio.Future[Answer | StreamedAnswer]
-        self._answered = asyncio.get_running_loop().create_future()
-        self.respond = self._keep
-
-    async def answer(self, body: Content) -> Answer | StreamedAnswer:
-        """Returns the one answer, to a request with this body."""
-        self.submit(body)
-        del body
-        try:
-            return await self._answered
-        except asyncio.CancelledError:
-            self.leave()
+            outcome, reason = error.status, error.reason
             raise
-
-    def base_url(self) -> str:
-        return self._base_url
-
-    def _keep(self, status: int, headers: list[Header], body: Body) -> None:
-        if not self._answered.done():
-            self._answered.set_result(Answer(status, headers, body))
+        finally:
+            self.count(outcome, stream.timing, reason)
+            await stream.close()
 
     async def send_stream(self, answer: StreamedAnswer) -> None:
-        self._answered.set_result(answer)
+        """Sends the pieces no faster than the client reads; HTTP/1.0 gets one answer of all."""
+        exchange, (status, headers, pieces) = self.exchange, answer
+        async with aclosing(pieces):
+            if exchange.http_version < "1.1":
+                await self._send_at_once(answer)
+                return
+            exchange.respond_in_pieces(status, headers)
+            try:
+                async for piece in pieces:
+                    await exchange.send(piece)
+                exchange.end()
+            except ServeError as error:
+                log.warning("stream broken off: %s", error.message)
+            except ConnectionEnded:
+                pass  # the client has left, or does not read
+            finally:
+                if not exchange.is_ended:
+                    exchange.cut_off()
+
+    async def _send_at_once(self, answer: StreamedAnswer) -> None:
+        body = bytearray()
+        try:
+            async for piece in answer.pieces:
+                body += piece
+                if len(body) > self._shared.settings.max_response_size_bytes:
+                    raise InternalError("The answer is too large for this connection.")
+        except ServeError as error:
+            self.exchange.respond(*error_answer(error))
+        else:
+            self.exchange.respond(answer.status, answer.headers, bytes(body))
 
 
-def _no_worker(target: Target, more: str = _SCALE_UP) -> str:
-    # Word for word, unbalanced quote included: TorchServe 0.12.
-    version = "" if target.model_version is None else f' Version {target.model_version}"'
-    return f'Model "{target.model_name}"{version} has no worker to serve inference request{more}'
+class InferenceRouter:
+    """Answers what comes to the inference port; `others` answers what is no prediction."""
+
+    def __init__(
+        self, shared: HttpPredictions, others: Application, authorizer: Authorizer
+    ) -> None:
+        self._shared = shared
+        self._others = others
+        settings = shared.settings
+        self._aliases = settings.aliases()
+        self._limits = settings.max_request_size_bytes, settings.body_timeout_s
+        self._authorizer = authorizer
+
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answers the request, if not by a call later: a prediction is one."""
+        if self._aliases:
+            exchange.path = self._aliases.get(exchange.path.rstrip("/"), exchange.path)
+        target = parse_prediction_path(exchange.path)
+        if target is None or exchange.method == "OPTIONS":
+            return self._answer_other(exchange)
+        if self._authorizer.is_closed and not self._is_admitted(exchange):
+            return None
+        prediction = Prediction(self._shared, target, exchange)
+        exchange.on_left = prediction.leave
+        if not exchange.when_received(prediction.submit_received, *self._limits):
+            prediction.continue_with(prediction.submit_read(*self._limits))
+        return None
+
+    def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path == LIVE_PATH:
+            # Not through Flask: its threads may all wait for Redis. Nor may they wait with clients
+            # of jobs.
+            exchange.respond(*status_answer(LIVE_TEXT))
+        elif not exchange.path.startswith("/jobs/") or not JOB_PATH.fullmatch(exchange.path):
+            return self._others(exchange)
+        elif not self._authorizer.is_closed or self._is_admitted(exchange):
+            return self._answer_job(exchange)
+        return None
+
+    async def _answer_job(self, exchange: Exchange) -> None:
+        exchange.respond(*await self._shared.answer_job(exchange))
+
+    def _is_admitted(self, exchange: Exchange) -> bool:
+        # Neither Redis nor a handler needs the key.
+        authorization = exchange.fields.pop("authorization", "")
+        exchange.headers = [pair for pair in exchange.headers if pair[0].lower() != "authorization"]
+        try:
+            self._authorizer.admit(exchange.method, exchange.path, authorization)
+        except ServeError as error:
+            exchange.respond(*error_answer(error))
+            return False
+        return True

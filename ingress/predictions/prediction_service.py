@@ -1,7 +1,4 @@
-"""Predictions as every door sees them: a version, a request and a deadline in, a reply out.
-
-Knows no transport: a door reads the request from its own, and writes the reply into it.
-"""
+"""Predictions as every door sees them: a version, and why one cannot serve. Knows no transport."""
 
 import asyncio
 import logging
@@ -12,6 +9,7 @@ from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFo
 from batching.models.entry import check_names
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request, fresh_request_id
+from batching.store.background_tasks import BackgroundTasks
 from batching.store.broker import Broker
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics
@@ -38,18 +36,14 @@ class FailedRequests:
         self._failed = 0  # in this period
 
     def note(self, request_id: str, status: int, reason: str, asked: Mapping[str, str]) -> None:
-        """Logs this failure; `reason` is empty where a handler has chosen the status.
-
-        What was `asked` for has no blanks or line breaks.
-        """
+        """Logs this failure; `reason` is empty where a handler has chosen the status."""
         if self._failed == 0:
             asyncio.get_running_loop().call_later(self._period_s, self._end_period)
         self._failed += 1
-        if self._failed > MAX_LINES:
-            return
-        wanted = " ".join(f"{name}={value}" for name, value in asked.items())
-        line = "failed request=%s status=%d reason=%s %s"
-        log.warning(line, request_id, status, reason or "handler", wanted)
+        if self._failed <= MAX_LINES:
+            wanted = " ".join(f"{name}={value}" for name, value in asked.items())
+            line = "failed request=%s status=%d reason=%s %s"
+            log.warning(line, request_id, status, reason or "handler", wanted)
 
     def _end_period(self) -> None:
         left_out, self._failed = self._failed - MAX_LINES, 0
@@ -58,16 +52,21 @@ class FailedRequests:
 
 
 class PredictionService:
-    """Finds versions, and why one cannot serve. Lives on the broker's event loop."""
+    """Finds versions, and why one cannot serve. Lives on the broker's event loop.
+
+    `tells_errors`: clients may be told why a model could not be loaded, in its handler's words.
+    """
 
     def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
         self._catalog = catalog
         self.broker = broker
         self.metrics = metrics
+        self.tells_errors = False
         self.failed = FailedRequests()
-        self._load_error = (VersionKey("", ""), 0.0, "")
+        self.background = BackgroundTasks()
         # What `resolve` would return, if that needs no question to Redis.
         self.known = catalog.known
+        self._load_error = (VersionKey("", ""), 0.0, "")
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version of this name, or the model's default version.

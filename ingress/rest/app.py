@@ -2,11 +2,11 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
@@ -20,12 +20,12 @@ from batching.errors import (
 )
 from ingress.access.authorizer import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
-from ingress.predictions.prediction_service import LOWEST_STATUS, FailedRequests
+from ingress.predictions.prediction_service import LOWEST_STATUS
 from ingress.rest.inference_api import InferenceView, OpenInferenceView
 from ingress.rest.management_api import ManagementView, TokenView
 from ingress.rest.metrics_api import MetricsView
 from ingress.rest.page_api import PageView
-from ingress.rest.responses import PlainResponse, answer_job, to_response
+from ingress.rest.responses import PlainResponse, flask_exchange
 from ingress.role import Role, has_page
 from ingress.services import Services
 from ingress.torchserve.answers import (
@@ -73,27 +73,60 @@ class _App(Flask):
         self._roles = roles
         self._is_private = is_private
         self._authorizer = Authorizer(services.keys, roles)
-        self._failed = FailedRequests()
+        self._aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
         self._routes: dict[str, Route] = {}
-        self.before_request(self._admit)
+        self.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
+        self.config["PROPAGATE_EXCEPTIONS"] = False
+        self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+        # TorchServe splits paths at each slash and never redirects.
+        self.url_map.merge_slashes = False
+        self.url_map.strict_slashes = True
         self.after_request(self._note)
-        handlers: dict[type[Exception], Any] = {
-            ServeError: self._answer_refused,
-            HTTPException: self._answer_http,
-            Exception: self._answer_unforeseen,
-        }
-        for kind, handler in handlers.items():
-            self.register_error_handler(kind, handler)
+        self.register_error_handler(Exception, self._answer_error)
+        self.before_request(self._admit)
+        views = self._views()
+        if Role.INFERENCE in roles:
+            # Before any rule, since both HTTP doors share one parser of these paths.
+            self.before_request(views["inference"].predict)
+            for rule in _NO_PREDICTIONS:
+                self.add_url_rule(rule, f"no {rule}", _refuse_path, methods=_ANY_METHOD)
+        self.before_request(self._refuse_web_pages)
+        self._add_routes(views)
+
+    def wsgi_app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        # `/models/M/` means `/models/M`, and an alias its route.
+        path = environ.get("PATH_INFO", "").rstrip("/")
+        environ["PATH_INFO"] = self._aliases.get(path, path) or "/"
+        return super().wsgi_app(environ, start_response)
 
     def make_response(self, rv: Any) -> Response:
-        return to_response(rv) if isinstance(rv, Answer) else super().make_response(rv)
+        if isinstance(rv, Answer):
+            return PlainResponse(bytes(rv.body), status=rv.status, headers=rv.headers)
+        return super().make_response(rv)
 
-    def add_routes(self, views: Mapping[str, Any]) -> None:
-        """Makes the methods that the rows name answer their requests, as far as there are views.
+    def _views(self) -> dict[str, Any]:
+        """Returns the views that these roles, the settings and the keys ask for, by their name."""
+        services, roles = self._services, self._roles
+        document = api_document(roles)
+        shared = SimpleNamespace(
+            describe_api=lambda: json_answer(document), answer_job=self._answer_job
+        )
+        views: dict[str, Any] = {"shared": shared}
+        if Role.INFERENCE in roles:
+            views["inference"] = InferenceView(services)
+            views["open_inference"] = OpenInferenceView(services)
+            if has_page(services.settings):
+                views["page"] = PageView(services, document)
+        if Role.MANAGEMENT in roles:
+            views["management"] = ManagementView(services)
+            if services.keys is not None:
+                views["token"] = TokenView(services.keys)
+        if Role.METRICS in roles:
+            views["metrics"] = MetricsView(services)
+        return views
 
-        Raises:
-            AttributeError: a view has no such method.
-        """
+    def _add_routes(self, views: dict[str, Any]) -> None:
+        """Makes the methods that the rows name answer their requests, as far as there are views."""
         for route in ROUTES:
             view, _, method_name = route.view.partition(".")
             endpoint = f"{route.method} {route.path}"
@@ -105,12 +138,16 @@ class _App(Flask):
                 self.add_url_rule(rule, endpoint, function, methods=methods)
                 self._routes[endpoint] = route
 
-    def refuse_web_pages(self) -> None:
-        """Keeps web pages from changing what only operators may.
+    def _answer_job(self, **_: str) -> Answer:
+        return self._services.on_loop(self._services.http_predictions.answer_job(flask_exchange()))
 
-        Raises:
-            CrossOrigin: the request is such a page's.
-        """
+    def _admit(self) -> None:
+        authorization = request.headers.get("Authorization", "")
+        self._authorizer.admit(request.method, request.path, authorization)
+        refuse_encoded(request.headers.get("Content-Encoding", ""))
+
+    def _refuse_web_pages(self) -> None:
+        """Keeps web pages from changing what only operators may."""
         # Loopback needs no token, but any page in a browser on this machine can post to it (and,
         # with a name that resolves to 127.0.0.1, look like this server's own). Registering a model
         # runs its code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin
@@ -123,17 +160,8 @@ class _App(Flask):
     @property
     def _port(self) -> Role | None:
         """Returns the port whose route is asked."""
-        route = self._route
+        route = self._routes.get(request.endpoint or "")
         return route.port_on(self._roles) if route else None
-
-    @property
-    def _route(self) -> Route | None:
-        return self._routes.get(request.endpoint or "")
-
-    def _admit(self) -> None:
-        authorization = request.headers.get("Authorization", "")
-        self._authorizer.admit(request.method, request.path, authorization)
-        refuse_encoded(request.headers.get("Content-Encoding", ""))
 
     def _note(self, response: Response) -> Response:
         """Logs that the management API is answered again, and what has failed."""
@@ -145,94 +173,44 @@ class _App(Flask):
         if reason and status >= LOWEST_STATUS and "is_prediction" not in g:
             asked = {"method": request.method, "path": quote(request.path)}
             noted = response.headers["x-request-id"], status, reason, asked
-            self._services.loop.call_soon_threadsafe(self._failed.note, *noted)
+            self._services.loop.call_soon_threadsafe(self._services.predictor.failed.note, *noted)
         return response
 
-    def _answer_refused(self, error: ServeError) -> Answer:
-        if self._route and self._route.view.startswith("open_inference."):
-            return with_error_key(error_answer(error))
-        if isinstance(error, StoreUnavailable):
-            self._services.outage.note(_VERB, error)
-        elif self._is_private and error.operators_text:
-            error.message += f"\n{error.operators_text}"
-        return error_answer(error)
+    def _answer_error(self, error: Exception) -> Response:
+        route = self._routes.get(request.endpoint or "")
+        refusal = _refusal(error)
+        if isinstance(refusal, StoreUnavailable):
+            self._services.outage.note(_VERB, refusal)
+        elif self._is_private and refusal.operators_text:
+            refusal.message += f"\n{refusal.operators_text}"
+        answer = error_answer(refusal)
+        is_open_inference = route is not None and route.view.startswith("open_inference.")
+        return self.make_response(with_error_key(answer) if is_open_inference else answer)
 
-    def _answer_http(self, error: HTTPException) -> Answer:
+
+def _refusal(error: Exception) -> ServeError:
+    if isinstance(error, ServeError):
+        return error
+    if isinstance(error, HTTPException):
         refusals: dict[int | None, ServeError] = {
             400: BadRequest("Invalid HTTP message."),
             405: wrong_method(),
             413: PayloadTooLarge(""),
         }
         # All others are not found, Flask's redirects, too: TorchServe has none.
-        return error_answer(refusals.get(error.code, not_found()))
-
-    def _answer_unforeseen(self, error: Exception) -> Answer:
-        log.error("request failed", exc_info=error)
-        return error_answer(InternalError("Internal server error."))
+        return refusals.get(error.code, not_found())
+    log.error("request failed", exc_info=error)
+    return InternalError("Internal server error.")
 
 
 def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:
     """Returns the application that serves these roles on one address.
 
-    Args:
-        services: what it answers with.
-        roles: of the address.
-        is_private: only this machine's own users can connect to it. They are operators, who see
-            what their handlers raised.
+    `is_private`: only this machine's own users can connect to it. They are operators, who see what
+    their handlers raised.
     """
-    app = _App(services, roles, is_private=is_private)
-    app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
-    app.config["PROPAGATE_EXCEPTIONS"] = False
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    # TorchServe splits paths at each slash and never redirects.
-    app.url_map.merge_slashes = False
-    app.url_map.strict_slashes = True
-    views = _views(services, roles)
-    if Role.INFERENCE in roles:
-        # Before any rule, since both HTTP doors share one parser of these paths.
-        app.before_request(views["inference"].predict)
-        for rule in _NO_PREDICTIONS:
-            app.add_url_rule(rule, f"no {rule}", _refuse_path, methods=_ANY_METHOD)
-    app.before_request(app.refuse_web_pages)
-    app.add_routes(views)
-    aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
-    app.wsgi_app = _PlainPaths(app.wsgi_app, aliases)  # type: ignore[method-assign]
-    return app
-
-
-def _views(services: Services, roles: Collection[Role]) -> dict[str, Any]:
-    """Returns the views that these roles, the settings and the keys ask for, by their name."""
-    document = api_document(roles)
-    shared = SimpleNamespace(
-        describe_api=lambda: json_answer(document), answer_job=lambda **_: answer_job(services)
-    )
-    views: dict[str, Any] = {"shared": shared}
-    if Role.INFERENCE in roles:
-        views["inference"] = InferenceView(services)
-        views["open_inference"] = OpenInferenceView(services)
-        if has_page(services.settings):
-            views["page"] = PageView(services, document)
-    if Role.MANAGEMENT in roles:
-        views["management"] = ManagementView(services)
-        if services.keys is not None:
-            views["token"] = TokenView(services.keys)
-    if Role.METRICS in roles:
-        views["metrics"] = MetricsView(services)
-    return views
+    return _App(services, roles, is_private=is_private)
 
 
 def _refuse_path(_: str) -> Response:
     raise not_found()
-
-
-class _PlainPaths:
-    """Makes `/models/M/` mean `/models/M`, as Flask alone does not, and an alias its route."""
-
-    def __init__(self, app: WSGIApplication, aliases: Mapping[str, str]) -> None:
-        self._app = app
-        self._aliases = aliases
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "").rstrip("/")
-        environ["PATH_INFO"] = self._aliases.get(path, path) or "/"
-        return self._app(environ, start_response)

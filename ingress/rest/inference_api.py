@@ -4,6 +4,8 @@ Source: TorchServe 0.12 inference API, `OpenInferenceProtocolRequestHandler`; KS
 Protocol v2, REST.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 from flask import Response, g, request
 
@@ -13,9 +15,8 @@ from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer
 from ingress.page.served_models import interface_of
-from ingress.predictions.prediction import AwaitedPrediction
-from ingress.predictions.streamed_answer import StreamedAnswer
-from ingress.rest.responses import base_url, lower_case_headers, stream_response
+from ingress.predictions.prediction import Prediction, StreamedAnswer
+from ingress.rest.responses import AwaitedExchange, PlainResponse, flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
 from ingress.torchserve.openapi import VERSION, model_prediction_document
@@ -30,6 +31,15 @@ class WorkflowNotFound(NotFound):
 
     type = "WorkflowNotFoundException"
     reason = "workflow_not_found"
+
+
+class AwaitedPrediction(Prediction):
+    """A prediction whose door sends the pieces of its answer."""
+
+    exchange: AwaitedExchange
+
+    async def send_stream(self, answer: StreamedAnswer) -> None:
+        self.exchange.take(answer)
 
 
 class InferenceView:
@@ -48,21 +58,33 @@ class InferenceView:
             return None
         g.is_prediction = True
         # As in the router, the body is read, or refused as too large, before anything else.
-        body = request.get_data(cache=False)
-        services, headers = self._services, lower_case_headers()
-        if services.keys is not None:
-            headers.pop("authorization", None)
-        query = request.query_string.decode("utf-8", "replace")
-        url = base_url(services)
+        body, exchange = request.get_data(cache=False), flask_exchange()
+        if self._services.keys is not None:
+            exchange.headers = [item for item in exchange.headers if item[0] != "authorization"]
+            exchange.fields.pop("authorization", None)
+        prediction = AwaitedPrediction(self._services.http_predictions, target, exchange)
+        self._services.loop.call_soon_threadsafe(prediction.submit, body)
+        del body
+        answer = exchange.answered.result()
+        return self._stream(answer) if isinstance(answer, StreamedAnswer) else answer
 
-        async def answered() -> Answer | StreamedAnswer:
-            shared = services.http_predictions
-            return await AwaitedPrediction(shared, target, headers, query, url).answer(body)
+    def _stream(self, answer: StreamedAnswer) -> Response:
+        """Sends the pieces. An exception ends them and closes the connection."""
+        on_loop, pieces = self._services.on_loop, answer.pieces
 
-        answer = services.on_loop(answered())
-        if isinstance(answer, StreamedAnswer):
-            return stream_response(answer, services.on_loop)
-        return answer
+        async def next_piece() -> bytes | None:
+            return await anext(pieces, None)
+
+        async def close() -> None:
+            await pieces.aclose()
+
+        def all_pieces() -> Iterator[bytes]:
+            while (piece := on_loop(next_piece())) is not None:
+                yield piece
+
+        response = PlainResponse(all_pieces(), status=answer.status, headers=answer.headers)
+        response.call_on_close(lambda: on_loop(close()))
+        return response
 
     def predict_workflow(self, tail: str) -> Answer:
         raise WorkflowNotFound(f"Workflow not found: {tail}")

@@ -22,7 +22,7 @@ from ingress.access.key_file import RENEWABLE, KeyFile
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import base_url
+from ingress.rest.responses import flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import (
     JSON_CONTENT_TYPE,
@@ -131,7 +131,7 @@ class ManagementView:
         return json_answer(self._job(job), 202)
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return job_document(job, base_url(self._services))
+        return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Answer:
         """Does this to all jobs of the asked model and status; answers with their number."""

@@ -141,15 +141,15 @@ def is_form(content_type: str) -> bool:
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 
-def read_timeout_s(headers: Mapping[str, str]) -> float | None:
-    """Returns how many seconds the client will wait, or None when it does not say.
+def read_timeout_s(headers: Mapping[str, str]) -> float:
+    """Returns how many seconds the client will wait; 0 when it does not say.
 
     Raises:
         BadRequest: not a number of milliseconds.
     """
     milliseconds = headers.get(TIMEOUT_HEADER)
     if milliseconds is None:
-        return None
+        return 0.0
     if not _WHOLE_NUMBER.fullmatch(milliseconds) or int(milliseconds) == 0:
         raise BadRequest("X-Request-Timeout-Ms must be a whole number of milliseconds, 1 or more.")
     return int(milliseconds) / 1000

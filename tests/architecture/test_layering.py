@@ -176,7 +176,7 @@ def test_the_layering_test_looks_at_every_package(package):
     ("place", "source", "expected"),
     [
         (
-            "ingress/predictions/router.py",
+            "ingress/predictions/prediction.py",
             "import workers.handling.runner",
             "ingress must not import workers",
         ),
@@ -229,7 +229,7 @@ def test_the_layering_test_looks_at_every_package(package):
         ("ferry/commands/status.py", "import flask", "flask may be imported only in"),
         ("batching/spec.py", "import torch", "torch may be imported only in"),
         (
-            "ingress/predictions/router.py",
+            "ingress/predictions/prediction.py",
             "def f():\n    import torch",
             "torch may be imported only in",
         ),

@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "a failed batch's bodies are read again",
         "workers/handling/runner.py",
-        "again = self._read_again(items)",
+        "again = self.read_again(items)",
         "again = items",
         "tests/unit/workers/handling/test_runner.py"
         "::test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed",
@@ -302,7 +302,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client that left is noticed",
-        "ingress/predictions/router.py",
+        "ingress/predictions/prediction.py",
         "        exchange.on_left = prediction.leave\n",
         "",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
@@ -425,7 +425,7 @@ MUTANTS = (
     Mutant(
         "a worker gives back what it has answered and Redis has forgotten, jobs too",
         "workers/handling/worker.py",
-        "            self._queue.recover()\n",
+        "            self.queue.recover()\n",
         "",
         STORM_OVER_JOBS,
     ),

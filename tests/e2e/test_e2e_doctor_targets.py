@@ -64,7 +64,6 @@ ARCHIVES = {
     ),
     "pt2": (lambda d: nets.save_pt2(d / "net.pt2"), PT2, True),
     "pt2 of one": (lambda d: nets.save_pt2(d / "net.pt2", 1, is_dynamic=False), PT2, True),
-    "pt2 of three": (lambda d: nets.save_pt2(d / "net.pt2", is_dynamic=False), PT2, False),
     "no pt2": (lambda d: (d / "net.pt2").write_bytes(b"none"), PT2, False),
     "torchscript": (script, PT, True),
     "state dict": (state_dict, PT, False),

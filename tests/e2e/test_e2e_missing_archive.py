@@ -46,5 +46,5 @@ def test_client_of_another_machine_hears_nothing_of_the_store(tmp_path: Path) ->
     # Then
     assert answer.json()["message"] == "Model not found at: absent.mar"
     # But who started the server does
-    said = f"Model not found at: absent.mar. It was looked for in {tmp_path}, which has no archives"
+    said = f"Model not found at: absent.mar. It was looked for in {tmp_path}"
     assert f"not loaded: absent.mar: {said}" in process.log()

@@ -344,7 +344,6 @@ def test_model_with_a_life_of_its_own(ask, zoo):
     [
         ("slow", f"{ZOO}:slow", "slow must not be async"),
         ("absent", f"{ZOO}:absent", "no function and no ferry.Model called 'absent'"),
-        ("two", f"{ZOO}:two", "predict takes one batch"),
         ("nowhere", "/nowhere.py:x", "There is no file /nowhere.py"),
     ],
 )

@@ -1,30 +1,28 @@
-"""Walks archives from any source: every entry is checked before a byte of it is used.
+"""Unpacks archives from any source: every entry is checked before a byte of it is used.
 
 .mar → zip · anything else → tar, gzipped or not
 """
 
+import errno
 import gzip
 import re
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 from batching.errors import InternalError, InvalidModel
 
 MAX_ENTRIES = 10_000
 MAX_UNPACKED_BYTES = 64 * 1024**3  # language models fill tens of them
-CHUNK_BYTES = 1024**2
+_CHUNK_BYTES = 1024**2
 # What zip tools and torch-model-archiver write. zipfile inflates only these piece by piece: of
 # bzip2 and LZMA one read may come to gigabytes.
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
 _BROKEN = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -35,56 +33,40 @@ _BROKEN = (
     RuntimeError,  # zipfile: an encrypted entry
     ValueError,  # tarfile: a length of 5000 digits; UnicodeError, too
 )
+# What a file system says of a name that it has already, or cannot hold.
+_NO_NAME = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file or folder; `path` is relative and stays inside. `open` may be called once."""
+class _Entry(NamedTuple):
+    """A file or folder as the archive states it; not `is_plain`: a link, device or the like."""
 
-    path: PurePosixPath
+    name: str
     is_folder: bool
+    is_plain: bool
     size_bytes: int
-    open: Callable[[], IO[bytes]]
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yields the content, whose length must be the one in the archive's header."""
-        left_bytes = self.size_bytes
-        with self.open() as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                left_bytes -= len(chunk)
-                if left_bytes < 0:
-                    raise InvalidModel(f"Archive entry {self.path} is larger than it claims to be.")
-                yield chunk
-        if left_bytes:
-            raise InvalidModel(f"Archive entry {self.path} is cut short.")
+    open: Callable[[], IO[bytes] | None]
 
 
-# An entry as the archive states it, and whether it is a plain file or folder.
-_Stated = tuple[str, Entry, bool]
+def unpack_entries(
+    path: Path, folder: Path, *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
+) -> None:
+    """Writes all entries of an archive below an empty folder.
 
-
-@contextmanager
-def read_entries(
-    path: Path, *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
-) -> Iterator[Iterator[Entry]]:
-    """Yields the entries of an archive in their order.
-
-    Each must be read before the next is asked for.
-
-    Raises (here or while the entries are walked or read):
+    Raises:
         InvalidModel: not an archive, damaged, or over a limit.
-        InternalError: an entry would land outside of the model's folder.
+        InternalError: an entry would land outside of the folder.
+        OSError: the disk fails.
     """
     is_mar = path.suffix == ".mar"
     try:
         if is_mar:
             with zipfile.ZipFile(path) as bundle:
-                yield _checked(_zip_entries(bundle), path.name, max_unpacked_bytes)
+                _write_all(_zip_entries(bundle), path.name, folder, max_unpacked_bytes)
         else:
             with path.open("rb") as stream:
                 is_gzip = stream.read(2) == b"\x1f\x8b"
             with tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
-                yield _checked(_tar_entries(tar), path.name, max_unpacked_bytes)
+                _write_all(_tar_entries(tar), path.name, folder, max_unpacked_bytes)
     except _BROKEN as error:
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
         why = str(error).partition("\n")[0]
@@ -93,68 +75,72 @@ def read_entries(
         ) from error
 
 
-def _checked(
-    stated_entries: Iterator[_Stated], archive_name: str, max_unpacked_bytes: int
-) -> Iterator[Entry]:
-    seen: dict[PurePosixPath, bool] = {}
-    total_bytes = 0
-    for count, (name, entry, is_plain) in enumerate(stated_entries, start=1):
-        if count > MAX_ENTRIES:
-            raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
-        # A tool of Windows may have written backslashes, where they lead out.
-        if entry.path.is_absolute() or ".." in re.split(r"[/\\]", name) or "\0" in name:
-            raise InternalError(f"Failed to save model: {archive_name}")
-        if not is_plain:
-            raise InvalidModel(
-                f"{archive_name} holds a link, device or other special file: {name!r}."
-            )
-        if not entry.path.parts:  # "./", the root itself
-            continue
-        _refuse_clash(entry, seen)
-        if entry.size_bytes < 0:  # it would make room for others in the total
-            raise InvalidModel(f"Archive entry {entry.path} claims a negative size.")
-        total_bytes += entry.size_bytes
-        if total_bytes > max_unpacked_bytes:
-            limit = f"{max_unpacked_bytes // 1024**3} GiB"
-            raise InvalidModel(f"{archive_name} unpacks to more than {limit}.")
-        yield entry
-
-
-def _refuse_clash(entry: Entry, seen: dict[PurePosixPath, bool]) -> None:
-    """Refuses a path that is there twice, or is a file and a folder.
-
-    Adds the path and the folders around it to `seen`. Whether names that differ in case are one is
-    seen when they are unpacked.
-    """
-    if not entry.is_folder and seen.get(entry.path) is False:
-        raise InvalidModel(f"Archive entry {entry.path} is there twice.")
-    parents = ((parent, True) for parent in entry.path.parents)
-    for path, is_folder in ((entry.path, entry.is_folder), *parents):
-        if seen.setdefault(path, is_folder) != is_folder:
-            raise InvalidModel(f"Archive entry {path} clashes with another entry's name.")
-
-
-def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Stated]:
+def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Entry]:
     for info in bundle.infolist():
-        name = info.filename
         if info.compress_type not in _ZIP_METHODS:
-            raise InvalidModel(f"Archive entry {name!r} is packed by another method than deflate.")
+            raise InvalidModel(
+                f"Archive entry {info.filename!r} is packed by another method than deflate."
+            )
         # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
-        file_type = stat.S_IFMT(info.external_attr >> 16)
-        is_plain = file_type in (0, stat.S_IFREG, stat.S_IFDIR)
+        is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
         opening = partial(bundle.open, info)
-        yield name, Entry(PurePosixPath(name), info.is_dir(), info.file_size, opening), is_plain
+        yield _Entry(info.filename, info.is_dir(), is_plain, info.file_size, opening)
 
 
-def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Stated]:
+def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Entry]:
     for member in tar:
         # A sparse file is regular to tarfile, yet unpacks to any size that it likes.
         is_plain = (member.isreg() and not member.issparse()) or member.isdir()
-        path, opening = PurePosixPath(member.name), partial(_open_member, tar, member)
-        yield member.name, Entry(path, member.isdir(), member.size, opening), is_plain
+        opening = partial(tar.extractfile, member)
+        yield _Entry(member.name, member.isdir(), is_plain, member.size, opening)
 
 
-def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    stream = tar.extractfile(member)
-    assert stream is not None  # only of what is neither file nor link, which _checked refuses
-    return stream
+def _write_all(
+    entries: Iterable[_Entry], archive_name: str, folder: Path, max_unpacked_bytes: int
+) -> None:
+    left_bytes = max_unpacked_bytes
+    for count, entry in enumerate(entries, start=1):
+        if count > MAX_ENTRIES:
+            raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
+        path = PurePosixPath(entry.name)
+        # A tool of Windows may have written backslashes, where they lead out.
+        if path.is_absolute() or ".." in re.split(r"[/\\]", entry.name) or "\0" in entry.name:
+            raise InternalError(f"Failed to save model: {archive_name}")
+        if not entry.is_plain:
+            raise InvalidModel(
+                f"{archive_name} holds a link, device or other special file: {entry.name!r}."
+            )
+        if entry.size_bytes < 0:  # it would make room for others in the total
+            raise InvalidModel(f"Archive entry {entry.name!r} claims a negative size.")
+        left_bytes -= entry.size_bytes
+        if left_bytes < 0:
+            limit = f"{max_unpacked_bytes // 1024**3} GiB"
+            raise InvalidModel(f"{archive_name} unpacks to more than {limit}.")
+        _write(entry, folder / path)
+
+
+def _write(entry: _Entry, target: Path) -> None:
+    """Writes an entry where none is yet; its length must be the one in the archive's header."""
+    left_bytes = entry.size_bytes
+    try:
+        (target if entry.is_folder else target.parent).mkdir(parents=True, exist_ok=True)
+        if entry.is_folder:
+            return
+        source = entry.open()
+        assert source is not None  # only of what is neither file nor link
+        with source, target.open("xb") as stream:
+            while chunk := source.read(_CHUNK_BYTES):
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise InvalidModel(f"Archive entry {entry.name!r} is larger than it claims.")
+                stream.write(chunk)
+    except OSError as error:
+        if error.errno not in _NO_NAME:
+            raise
+        # To this file system two names may be one, as model.py and Model.py.
+        raise InvalidModel(
+            f"Archive entry {entry.name!r} clashes with another one, or cannot be a file here: "
+            f"{error.strerror}."
+        ) from error
+    if left_bytes:
+        raise InvalidModel(f"Archive entry {entry.name!r} is cut short.")

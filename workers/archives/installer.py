@@ -25,7 +25,7 @@ import sysconfig
 import time
 import venv
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -54,9 +54,8 @@ _HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary",
 # Of one requirement, on its line.
 _REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
 _OPTION = re.compile(r"(?:^|\s)(-\S+)")
-_QUOTES = re.compile(r"[\"'\\]")
-# pip would read the file in that encoding.
-_CODING = re.compile(r"#.*?coding[:=]\s*([-\w.]+)")
+# In a line of such, pip may see options that we do not.
+_UNCERTAIN = re.compile(r"\\$|(?:^|\s)-.*[\"'\\]")
 # pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
 _COMMENT = re.compile(r"(^|\s)#.*$")
 # A file of the archive: in another archive the same text may mean another file.
@@ -105,23 +104,19 @@ class Installer:
                 then; the log has pip's own words.
         """
         file_name = spec.requirements_file
-        if not file_name:
-            return Path(sys.executable)
-        if not self._is_allowed:
-            log.warning(
-                "model=%s version=%s: %s is not installed, install_py_dep_per_model is off",
-                *spec.key,
-                file_name,
-            )
+        if file_name and not self._is_allowed:
+            text = "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
+            log.warning(text, *spec.key, file_name)
+        if not file_name or not self._is_allowed:
             return Path(sys.executable)
         try:
             requirements = read_requirements(model_dir, file_name)
-            name = environment_name(requirements, spec.archive_sha256)
-            lock = self._locks.setdefault(name, asyncio.Lock())
-            async with lock:
-                return await self._prepared(
-                    spec, name, requirements, (model_dir / file_name).parent
-                )
+            folder = self._folder / environment_name(requirements, spec.archive_sha256)
+            async with self._locks.setdefault(folder.name, asyncio.Lock()):
+                if not (_is_ready(folder) and mark_used(folder)):
+                    cwd = (model_dir / file_name).parent
+                    await self._make_environment(spec, folder, requirements, cwd)
+                return _python_in(folder)
         except DependenciesFailed as error:
             raise DependenciesFailed(
                 f"Custom pip package installation failed for model {spec.model_name}: "
@@ -143,44 +138,36 @@ class Installer:
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
-    async def _prepared(self, spec: ModelSpec, name: str, requirements: str, cwd: Path) -> Path:
-        folder = self._folder / name
-        python = _python_in(folder)
-
-        def is_ready() -> bool:
-            return (folder / READY).exists() and python.exists()
-
-        if is_ready() and mark_used(folder):
-            return python
-        failed_s, failure = self._failures.get(name, (0.0, None))
+    async def _make_environment(
+        self, spec: ModelSpec, folder: Path, requirements: str, cwd: Path
+    ) -> None:
+        failed_s, failure = self._failures.get(folder.name, (0.0, None))
         if failure is not None and time.monotonic() - failed_s < FAILURE_LASTS_S:
-            raise DependenciesFailed(failure.message) from failure.__cause__
+            raise failure
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.timeout(self._timeout_s), _locked(folder.with_suffix(".lock")):
-                if not is_ready():  # otherwise another node made it meanwhile
-                    log.info("installing model=%s version=%s into=%s", *spec.key, folder)
-                    await in_daemon_thread(partial(_make, folder))
-                    # With a BOM, or pip would take it to be in the locale's encoding.
-                    (folder / REQUIREMENTS).write_text(requirements, encoding="utf-8-sig")
-                    await self._install(spec, python, folder / REQUIREMENTS, cwd)
-                    (folder / READY).touch()
-                    log.info("installed model=%s version=%s", *spec.key)
-        except TimeoutError:
-            failure = DependenciesFailed(f"not done within {self._timeout_s:.0f} s.")
-            self._failures[name] = time.monotonic(), failure
-            raise failure from None
-        except DependenciesFailed as error:
-            self._failures[name] = time.monotonic(), error
-            raise
-        return python
+                if _is_ready(folder):  # another node made it meanwhile
+                    return
+                log.info("installing model=%s version=%s into=%s", *spec.key, folder)
+                await in_daemon_thread(partial(_make, folder))
+                # With a BOM, or pip would take it to be in the locale's encoding.
+                (folder / REQUIREMENTS).write_text(requirements, encoding="utf-8-sig")
+                await self._install(spec, folder, cwd)
+                (folder / READY).touch()
+                log.info("installed model=%s version=%s", *spec.key)
+        except (TimeoutError, DependenciesFailed) as error:
+            if isinstance(error, TimeoutError):
+                error = DependenciesFailed(f"not done within {self._timeout_s:.0f} s.")
+            self._failures[folder.name] = time.monotonic(), error
+            raise error from error.__cause__
 
-    async def _install(self, spec: ModelSpec, python: Path, requirements: Path, cwd: Path) -> None:
+    async def _install(self, spec: ModelSpec, folder: Path, cwd: Path) -> None:
         argv = [
             # -P: a tokenize.py of the model must not run instead of Python's.
-            *(str(python), "-P", "-m", "pip", "install"),
+            *(str(_python_in(folder)), "-P", "-m", "pip", "install"),
             *("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"),
-            *("--requirement", str(requirements)),
+            *("--requirement", str(folder / REQUIREMENTS)),
         ]
         reason = ""
 
@@ -213,6 +200,10 @@ class Installer:
 
 def _python_in(folder: Path) -> Path:
     return folder / "bin" / "python"
+
+
+def _is_ready(folder: Path) -> bool:
+    return (folder / READY).exists() and _python_in(folder).exists()
 
 
 def _no_room(reason: str) -> OSError | None:
@@ -254,7 +245,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 def read_requirements(model_dir: Path, file_name: str) -> str:
-    """Returns the requirements for pip, written anew from the parsed lines.
+    """Returns the requirements for pip, written anew from the lines that were understood.
 
     Not the file itself: if pip joins lines in another way, it may find an option that we do not.
 
@@ -266,12 +257,16 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
     if not is_inside or not path.is_file() or path.stat().st_size > MAX_REQUIREMENTS_BYTES:
         raise DependenciesFailed(f"{file_name} is missing in the archive, or too large.")
     try:
-        lines = list(_logical_lines(path.read_text(encoding="utf-8-sig")))
-    except ValueError as error:  # UnicodeDecodeError among them
-        raise DependenciesFailed(
-            f"{file_name} is not UTF-8, or cannot be read: {error}."
-        ) from error
-    for line in lines:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DependenciesFailed(f"{file_name} is not UTF-8: {error}.") from error
+    joined = "".join(_COMMENT.sub("", line) + "\n" for line in lines).replace("\\\n", "")
+    requirements = [line.strip() for line in joined.split("\n") if line.strip()]
+    for line in requirements:
+        if _UNCERTAIN.search(line):
+            raise DependenciesFailed(
+                f"{file_name} has quotes or backslashes among options, in {line!r}."
+            )
         allowed = _HARMLESS_OPTIONS + (() if line.startswith("-") else _REQUIREMENT_OPTIONS)
         for word in _OPTION.findall(line):
             option = word.partition("=")[0] if word.startswith("--") else word[:2]
@@ -281,7 +276,7 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
                     "node (pip's configuration, PIP_INDEX_URL and the like); list all packages in "
                     "one file."
                 )
-    return "\n".join(lines)
+    return "\n".join(requirements)
 
 
 def environment_name(requirements: str, archive_sha256: str) -> str:
@@ -293,29 +288,3 @@ def environment_name(requirements: str, archive_sha256: str) -> str:
     if _LOCAL_FILE.search(requirements):
         parts.append(archive_sha256)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yields the lines without comments, unless empty. A backslash continues all but comments.
-
-    Raises:
-        ValueError: the file says that it is in another encoding, or a quoted word may be an option
-            to pip and none to us.
-    """
-    for line in text.split("\n")[:2]:
-        coding = _CODING.match(line)
-        if coding and coding[1].lower() not in ("utf-8", "utf8"):
-            raise ValueError(f"it says that it is {coding[1]}")
-    begun = ""
-    for line in (*text.splitlines(), ""):
-        is_comment = line.lstrip().startswith("#")
-        if line.endswith("\\") and not is_comment:
-            begun += line.strip("\\")
-            continue
-        whole = _COMMENT.sub("", begun + (f" {line}" if is_comment else line)).strip()
-        begun = ""
-        option = _OPTION.search(whole)
-        if whole.endswith("\\") or (option and _QUOTES.search(whole, option.start())):
-            raise ValueError(f"quotes or backslashes among options, in {whole!r}")
-        if whole:
-            yield whole

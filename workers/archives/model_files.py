@@ -4,29 +4,31 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
-import stat
-import tempfile
 import weakref
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from batching.errors import ServeError
 from batching.models.spec import ModelSpec
 from batching.process.daemon_thread import in_daemon_thread
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import Settings
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.installer import Installer
-from workers.archives.staging import mark_used, remove_abandoned, remove_unused, unmarked_s
+from workers.archives.staging import (
+    mark_used,
+    remove_abandoned,
+    remove_unused,
+    unmarked_s,
+    work_dir_of,
+)
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     model_dir: Path
     python: Path
 
@@ -66,8 +68,7 @@ class ModelFiles:
         model_dir = await in_daemon_thread(partial(self._find_unpacked, spec, is_exact=is_exact))
         if model_dir is None:
             name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
-            lock = self._unpacking.setdefault(name, asyncio.Lock())
-            async with lock:
+            async with self._unpacking.setdefault(name, asyncio.Lock()):
                 model_dir = await in_daemon_thread(partial(self._unpack, spec, is_exact=is_exact))
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
@@ -126,22 +127,12 @@ class ModelFiles:
     def _unpack(self, spec: ModelSpec, *, is_exact: bool) -> Path:
         if (unpacked := self._find_unpacked(spec, is_exact=is_exact)) is not None:
             return unpacked
-        return archive.unpack_archive(
-            self._locate(spec),
-            spec.archive_sha256,
-            self._work_dir,
-            self._owner(spec),
-            is_exact=is_exact,
-        )
+        path, sha256 = self._locate(spec), spec.archive_sha256
+        owner = self._owner(spec)
+        return archive.unpack_archive(path, sha256, self._work_dir, owner, is_exact=is_exact)
 
     def _locate(self, spec: ModelSpec) -> Path:
-        return fetch.locate_archive(
-            spec.model_url,
-            self._model_store,
-            allowed_urls=self._settings.allowed_urls,
-            startup_models=self._settings.load_models,
-            is_registered=True,
-        )
+        return fetch.locate_archive(spec.model_url, self._settings, is_registered=True)
 
     def _owner(self, spec: ModelSpec) -> str:
         """Returns a word for whose the unpacked files are: a version's, or a folder's in the store.
@@ -164,38 +155,3 @@ class ModelFiles:
 
 def _is_meant(url: str, others: Collection[str]) -> bool:
     return any(fetch.may_share_a_file(url, other) for other in others)
-
-
-def work_dir_of(settings: Settings) -> Path:
-    """Returns the folder in which a node unpacks archives; by default the first writable one."""
-    named = settings.work_dir
-    folders = [*_default_work_dirs()] if named is None else [named]
-    if (folder := next(filter(is_writable, folders), None)) is not None:
-        return folder
-    tried = " or ".join(map(str, folders)) or tempfile.gettempdir()
-    raise SettingsError(f"archives cannot be unpacked in {tried}: set work_dir to another folder")
-
-
-def home_cache() -> Path | None:
-    """Returns the user's folder of caches; None where the system does not know the user."""
-    with contextlib.suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return None
-
-
-def _default_work_dirs() -> Iterator[Path]:
-    if (home := home_cache()) is not None:
-        yield home / "torchferry" / "models"
-    # A container may run as a user that its system does not know, whose home is / then. What others
-    # can write may hold other models.
-    with contextlib.suppress(OSError):
-        own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
-        with contextlib.suppress(FileExistsError):
-            own.mkdir(mode=0o700)
-        if (status := own.lstat()).st_uid == os.getuid() and status.st_mode == stat.S_IFDIR | 0o700:
-            yield own / "models"
-
-
-def is_writable(folder: Path) -> bool:
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from batching.settings.settings import Settings, SettingsError
+
 log = logging.getLogger(__name__)
 
 DOWNLOAD_PREFIX = ".download-"
@@ -36,6 +38,40 @@ _CONTENT_HASH = re.compile(r"[0-9a-f]{64}(\.\w+\.\d+)?")
 _BYTECODE = "__pycache__"
 
 
+def work_dir_of(settings: Settings) -> Path:
+    """Returns the folder in which a node unpacks archives; by default the first writable one."""
+    named = settings.work_dir
+    folders = [*_default_work_dirs()] if named is None else [named]
+    if (folder := next(filter(is_writable, folders), None)) is not None:
+        return folder
+    tried = " or ".join(map(str, folders)) or tempfile.gettempdir()
+    raise SettingsError(f"archives cannot be unpacked in {tried}: set work_dir to another folder")
+
+
+def home_cache() -> Path | None:
+    """Returns the user's folder of caches; None where the system does not know the user."""
+    with contextlib.suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return None
+
+
+def _default_work_dirs() -> Iterator[Path]:
+    if (home := home_cache()) is not None:
+        yield home / "torchferry" / "models"
+    # A container may run as a user that its system does not know, whose home is / then. What others
+    # can write may hold other models.
+    with contextlib.suppress(OSError):
+        own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
+        own.mkdir(mode=0o700, exist_ok=True)
+        if (status := own.lstat()).st_uid == os.getuid() and status.st_mode == stat.S_IFDIR | 0o700:
+            yield own / "models"
+
+
+def is_writable(folder: Path) -> bool:
+    parent = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    return parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+
+
 @contextlib.contextmanager
 def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
     """Yields a new staging folder and removes it afterwards.
@@ -44,6 +80,7 @@ def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
     work then would take the rest of its folder for a whole model. That folder stays, until the
     `remove_abandoned` of some node.
     """
+    work_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))
     try:
         yield folder
@@ -124,15 +161,14 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
 
     A worker that needs one at this very moment fails to start; its next try makes it anew.
     """
+
+    def is_young(path: Path) -> bool:
+        return unmarked_s(path) <= older_than_s
+
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not _CONTENT_HASH.fullmatch(path.name):
-            continue
-
-        def is_young(path: Path = path) -> bool:
-            return unmarked_s(path) <= older_than_s
-
         with contextlib.suppress(OSError):  # another node was faster
-            if not is_young() and _remove_unheld(path, work_dir, is_young):
+            is_old = _CONTENT_HASH.fullmatch(path.name) and not is_young(path)
+            if is_old and _remove_unheld(path, work_dir, partial(is_young, path)):
                 log.info("removed unused folder=%s", path)
 
 
@@ -141,22 +177,13 @@ def _remove_unheld(path: Path, work_dir: Path, is_needed: Callable[[], bool]) ->
 
     It stays where a worker holds it, or where it is needed after all.
     """
-    try:
-        with contextlib.ExitStack() as cleanup:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                stamp = cleanup.enter_context((path / _STAMP).open("r+b"))
-                fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.lexists(path):
-                return True
-            if is_needed():
-                return False
-            staging = tempfile.TemporaryDirectory(
-                prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
-            )
+    with contextlib.suppress(OSError), contextlib.ExitStack() as cleanup:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            stamp = cleanup.enter_context((path / _STAMP).open("r+b"))
+            fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.lexists(path) and not is_needed():
             # Of a link, only the link goes.
-            path.rename(Path(cleanup.enter_context(staging)) / path.name)
-    except OSError:
-        pass
+            path.rename(cleanup.enter_context(folder_to_unpack_in(work_dir)) / path.name)
     return not os.path.lexists(path)
 
 

@@ -1,4 +1,4 @@
-"""Streaming: pieces of answers that a handler sends while it still runs.
+"""What a handler sends while it runs: pieces of answers, and how far jobs are.
 
 A piece is split if it is larger than one entry of the queue may be. A client that is too slow makes
 the handler wait for a while; then its answer ends broken, and the rest of its batch goes on.
@@ -9,16 +9,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ts.context import Context
+from msgspec.structs import replace
 
-from batching.protocol import Claimed, Owned, ReplyChunk
+from batching.errors import InternalError
+from batching.protocol import Claimed, Owned, Reply, ReplyChunk
+from batching.store.jobs.job_records import Progress
+from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
-from workers.handling.job_reporter import JobReporter
-from workers.handling.rows import encode_output, header_texts
+from workers.handling.handler_call import HandlerCall, encode_output, header_texts
 from workers.slots.deadline import Deadline
 
 log = logging.getLogger(__name__)
@@ -26,61 +29,50 @@ log = logging.getLogger(__name__)
 # Beyond `unread_timeout`, after which the ingress gives up a client that reads nothing.
 STALL_MARGIN_S = 5.0
 POLL_S = 0.02
-
-Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
+PROGRESS_PAUSE_S = 0.5
+BROKEN = error_reply(InternalError("The client did not take its answer in time."))
 
 
 class StreamAbandoned(Exception):
     """No client waits for an answer of this batch any more: the handler need not go on."""
 
 
+@dataclass
 class BatchStream:
-    """Sends the pieces of one batch at a time.
+    """Sends the pieces of one batch at a time, and keeps those of jobs until the end."""
 
-    `counts` has the number of pieces of each request's answer; `broken` the ids of requests whose
-    answer lacks a piece, or whose client has left. Those of jobs are `kept` until the end.
-    """
+    call: HandlerCall
+    take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
+    deadline: Deadline
+    outage: OutageLog
+    stall_s: float
+    counts: dict[str, int] = field(default_factory=dict)  # pieces that were sent, by request
+    kept: dict[str, bytearray] = field(default_factory=dict)
+    # Requests that lack a piece, or whose client has left.
+    broken: set[str] = field(default_factory=set)
 
-    def __init__(
-        self,
-        context: Context,
-        send: Send | None,
-        deadline: Deadline,
-        outage: OutageLog | None = None,
-        reporter: JobReporter | None = None,
-        *,
-        stall_s: float,
-    ) -> None:
-        self.counts: dict[str, int] = {}
-        self.kept: dict[str, bytearray] = {}
-        self.broken: set[str] = set()
-        self._context = context
-        self._send = send
-        self._deadline = deadline
-        self._outage = outage or OutageLog(log)
-        self._stall_s = stall_s
-        self._reporter = reporter or JobReporter(None)
-        self._items: Sequence[Claimed] = ()
+    def __post_init__(self) -> None:
         self._sending = threading.Lock()
         self._pid = os.getpid()
-        if send is not None:
-            context.send_pieces = self.send
-        if reporter is not None:
-            context.keep_progress = reporter.note_progress
+        self.call.context.send_pieces = self.send
 
-    def begin(self, items: Sequence[Claimed]) -> None:
-        """Takes pieces for these requests from now on."""
-        self._items = items
-        self._reporter.begin(items)
+    def drop(self, items: Sequence[Claimed]) -> None:
+        """Drops what is kept of a run that failed."""
         for item in items:
-            self.kept.pop(item.request_id, None)  # of a run that failed
+            self.kept.pop(item.request_id, None)
 
-    def forget(self) -> None:
-        self._items = ()
+    def ends(self, items: Sequence[Claimed], replies: Sequence[Reply]) -> list[Reply]:
+        """Returns the replies as the ends of answers that were sent in pieces; forgets these."""
+        ends = []
+        for item, reply in zip(items, replies, strict=True):
+            end = BROKEN if item.request_id in self.broken else reply
+            if not end.error_type and (pieces := self.kept.get(item.request_id)):
+                end = replace(end, body=b"".join((pieces, end.body)))
+            ends.append(replace(end, chunks=self.counts.get(item.request_id, 0)))
         self.counts.clear()
         self.kept.clear()
         self.broken.clear()
-        self._reporter.forget()
+        return ends
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
         """Sends these clients the next piece of their answers; blocks while one cannot take it.
@@ -104,27 +96,27 @@ class BatchStream:
             )
         with self._sending:
             # Kept: a thread that outlives its batch must not send to clients of the next one.
-            items = self._items
+            items = self.call.items
             if not items:
                 raise RuntimeError("The batch has been answered: no piece can follow.")
             self._send_all(items, _by_row(items, outputs, request_ids))
 
     def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
+        waiting: dict[int, deque[bytes]] = {}
         for row, output in outputs.items():
+            name, body = items[row].request_id, encode_output(output)
             if items[row].owned.is_of_job:
-                self._keep(items[row], encode_output(output))
-        waiting = {
-            row: pieces
-            for row, output in outputs.items()
-            if items[row].request_id not in self.broken
-            and not items[row].owned.is_of_job
-            and (pieces := self._pieces(items[row], encode_output(output)))
-        }
+                self.kept.setdefault(name, bytearray()).extend(body)
+                self.deadline.resume()  # as after a piece that is sent
+            # The first one goes even if it is empty: it brings status and headers.
+            elif name not in self.broken and (body or not self.counts.get(name)):
+                starts = range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
+                waiting[row] = deque(body[start : start + CHUNK_LIMIT_BYTES] for start in starts)
         last_progress_s = time.monotonic()
         while waiting:
             if self._advance(items, waiting):
                 last_progress_s = time.monotonic()
-            elif time.monotonic() - last_progress_s > self._stall_s:
+            elif time.monotonic() - last_progress_s > self.stall_s:
                 log.warning("clients too slow, or Redis away, answers broken: %d", len(waiting))
                 self.broken |= {items[row].request_id for row in waiting}
                 break
@@ -133,30 +125,19 @@ class BatchStream:
         if all(item.request_id in self.broken for item in items):
             raise StreamAbandoned
 
-    def _keep(self, item: Claimed, body: bytes) -> None:
-        self.kept.setdefault(item.request_id, bytearray()).extend(body)
-        self._deadline.resume()  # anew, as after a piece that is sent
-
-    def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":
-        if not body and self.counts.get(item.request_id):
-            return deque()
-        # The first one goes even if it is empty: it brings status and headers.
-        return deque(_split(body))
-
     def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
         """Sends the next piece of each row; returns whether one was taken or will never be."""
         rows = list(waiting)
         chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
-        self._deadline.pause()
+        self.deadline.pause()
         try:
-            assert self._send is not None
-            codes = self._send([items[row].owned for row in rows], chunks)
+            codes = self.take([items[row].owned for row in rows], chunks)
         except AWAY as error:
-            self._outage.note("send", error)
+            self.outage.note("send", error)
             return False
         finally:
-            self._deadline.resume()
-        self._outage.over("send")
+            self.deadline.resume()
+        self.outage.over("send")
         for row, code in zip(rows, codes, strict=True):
             request_id = items[row].request_id
             if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
@@ -170,17 +151,11 @@ class BatchStream:
         return any(code is not ChunkCode.FULL for code in codes)
 
     def _chunk(self, row: int, item: Claimed, body: bytes) -> ReplyChunk:
-        index = self.counts.get(item.request_id, 0)
-        if index:
+        if index := self.counts.get(item.request_id, 0):
             return ReplyChunk(index, body)
-        status, _ = self._context.get_response_status(row)
-        headers = header_texts(self._context.get_response_headers(row))
-        return ReplyChunk(0, body, int(status), headers)
-
-
-def _split(body: bytes) -> list[bytes]:
-    size = CHUNK_LIMIT_BYTES
-    return [body[start : start + size] for start in range(0, len(body) or 1, size)]
+        context = self.call.context
+        status, _ = context.get_response_status(row)
+        return ReplyChunk(0, body, int(status), header_texts(context.get_response_headers(row)))
 
 
 def _by_row(
@@ -190,9 +165,62 @@ def _by_row(
     try:
         # Indexing would take a text apart into its letters.
         pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
-        return {rows[one]: pieces[number] for number, one in request_ids.items()}
+        return {rows[name]: pieces[number] for number, name in request_ids.items()}
     except (LookupError, TypeError) as error:
         raise ValueError(
             f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
             "number, and only requests of this batch have one."
         ) from error
+
+
+@dataclass
+class JobReporter:
+    """Writes the latest progress of each job, at once and then now and then.
+
+    A thread writes it: no handler waits for Redis, or fails for it. What comes late is of no job
+    that runs, and Redis does not keep it.
+    """
+
+    call: HandlerCall
+    write: Callable[[Sequence[tuple[Owned, bytes]]], object]
+    outage: OutageLog
+    pause_s: float = PROGRESS_PAUSE_S
+    _unwritten: dict[str, tuple[Owned, bytes]] = field(default_factory=dict, init=False)  # by id
+    _thread: threading.Thread | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._has_news = threading.Condition()
+        self._pid = os.getpid()
+        self.call.context.keep_progress = self.note
+
+    def note(self, share: float, text: str, request_ids: Collection[str]) -> None:
+        """Notes how far these requests are, if they are jobs of the batch."""
+        jobs = [
+            item.owned
+            for item in self.call.items
+            if item.owned.is_of_job and item.request_id in request_ids
+        ]
+        # The thread is not in a process that the handler has forked, but maybe its lock is.
+        if not jobs or os.getpid() != self._pid:
+            return
+        value = Progress(share, text).encode()
+        with self._has_news:
+            self._unwritten |= {job.request_id: (job, value) for job in jobs}
+            self._has_news.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="job progress", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._has_news:
+                self._has_news.wait_for(lambda: self._unwritten)
+                progress, self._unwritten = self._unwritten, {}
+            try:
+                self.write([*progress.values()])
+                self.outage.over("progress")
+            except AWAY as error:
+                self.outage.note("progress", error)
+                with self._has_news:
+                    self._unwritten = progress | self._unwritten
+            time.sleep(self.pause_s)

@@ -45,8 +45,6 @@ class _Loader(SourceFileLoader):
 
 
 class _LateCompiler(ModuleType):
-    """Has the one function; for any other name it lets the compiler's module be imported."""
-
     def is_compile_supported(self, device: Any) -> Any:
         return importlib.import_module(_COMPILER).is_compile_supported(device)
 

@@ -6,14 +6,13 @@ sees the model's own files and lines.
 
 import linecache
 import logging
+import math
 import os
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from traceback import FrameSummary, StackSummary, TracebackException
+from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 
 from batching.process.logs import text_of
 from batching.protocol import Claimed
@@ -26,10 +25,9 @@ MAX_IDS = 8
 
 MAX_TEXT_CHARS = 4000
 MAX_LINE_CHARS = 300
-MAX_CALLS = 1000  # the innermost, that are looked at
-# Of the exceptions that led to the last one; each with its innermost frames.
-MAX_CAUSES = 2
-CAUSE_LINES = 5
+LOOKED_AT = 1000  # the innermost calls
+# Calls of the last exception, and of those that led to it; the innermost again.
+MOST_CALLS, CAUSE_CALLS, MAX_CAUSES = 7, 2, 2
 
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
@@ -38,14 +36,6 @@ _PACKAGES = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("batching", "ferry", "ingress", "workers"))
 _COMPATIBLE = f"{ts_folder()}{os.sep}"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
-
-_Raised = tuple[str, str, int]  # the exception's class, and the file and line that raised it
-
-
-@dataclass(slots=True)
-class _Written:
-    at_s: float
-    left_out: int = 0
 
 
 class FailureLog:
@@ -62,22 +52,21 @@ class FailureLog:
         self._log = log
         self._shown_dir = shown_dir
         self._clock = clock
-        self._written: dict[_Raised, _Written] = {}
+        # By the exception's class, and the file and line that raised it.
+        self._written_at_s: dict[tuple[str, str, int], float] = {}
 
     def write(self, message: str, error: Exception) -> None:
         """Logs the message, and the traceback unless the same one was logged lately."""
-        kind, file_name, line = raised = _innermost(error)
+        raised = (type(error).__name__, "?", 0)
+        for frame, line in walk_tb(error.__traceback__):
+            raised = (raised[0], frame.f_code.co_filename, line)
         now_s = self._clock()
-        last = self._written.get(raised)
-        if last is not None and now_s - last.at_s < QUIET_S:
-            last.left_out += 1
-            self._log.error("%s error=%s at=%s:%d", message, kind, file_name, line)
+        if now_s - self._written_at_s.get(raised, -math.inf) < QUIET_S:
+            self._log.error("%s error=%s at=%s:%d", message, *raised)
             return
-        if len(self._written) >= MAX_RAISED:
-            self._written.clear()
-        self._written[raised] = _Written(now_s)
-        if last is not None and last.left_out:
-            message = f"{message} left_out={last.left_out}"
+        if len(self._written_at_s) >= MAX_RAISED:
+            self._written_at_s.clear()
+        self._written_at_s[raised] = now_s
         if self._shown_dir is not None:
             self._log.error("%s\n%s", message, user_traceback(error, self._shown_dir))
         else:
@@ -93,43 +82,30 @@ def sentence(error: BaseException, most_chars: int) -> str:
     return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
 
 
-def _innermost(error: Exception) -> _Raised:
-    calls = error.__traceback__
-    while calls is not None and calls.tb_next is not None:
-        calls = calls.tb_next
-    where = (calls.tb_frame.f_code.co_filename, calls.tb_lineno) if calls else ("?", 0)
-    return type(error).__name__, *where
-
-
 # --- for the author
 
 
-def user_traceback(error: BaseException, root: Path, *, most_lines: int = 20) -> str:
-    """Returns the last lines of the traceback, of files below `root` only, named relative to it.
+def user_traceback(error: BaseException, root: Path) -> str:
+    """Returns the traceback's calls in files below `root` only, named relative to it.
 
-    Frames of installed packages and of this server are left out. If none is left, the innermost
-    frame of a library stays. The exception's own text is cut to MAX_TEXT_CHARS.
+    Calls of installed packages and of this server are left out. If none is left, the innermost
+    one of a library stays. Exceptions that led to this one come first, as Python has it.
     """
     files = _Files(root)
-    last = TracebackException(
-        type(error), error, error.__traceback__, limit=-MAX_CALLS, lookup_lines=False, compact=True
+    shown = TracebackException(
+        type(error), error, error.__traceback__, limit=-LOOKED_AT, lookup_lines=False, compact=True
     )
-    own_calls = [frame for frame in last.stack if files.own_name(frame.filename)]
-    lines = _call_lines(own_calls or _library_calls(last.stack), files, most_lines)
-    if lines:
-        lines = ["Traceback (most recent call last):", *lines]
-    following = last
+    calls = files.own_calls(shown.stack) or _library_calls(shown.stack)
+    text = _formatted(shown, calls[-MOST_CALLS:], files)
     for _ in range(MAX_CAUSES):
-        led_to_it = following.__cause__ or following.__context__
+        led_to_it = shown.__cause__ or shown.__context__
         if led_to_it is None:
             break
-        link = _DIRECT if following.__cause__ else _DURING
-        calls = [frame for frame in led_to_it.stack if files.own_name(frame.filename)]
-        above = [*_call_lines(calls, files, CAUSE_LINES), *_text_lines(led_to_it, files)]
-        lines = [*above, "", link, "", *lines]
-        following = led_to_it
-    lines = [_cut(line, MAX_LINE_CHARS) for line in lines[max(0, len(lines) - most_lines) :]]
-    return "\n".join([*lines, *_text_lines(last, files)])
+        link = _DIRECT if shown.__cause__ else _DURING
+        calls = files.own_calls(led_to_it.stack)[-CAUSE_CALLS:]
+        text = f"{_formatted(led_to_it, calls, files)}\n\n{link}\n\n{text}"
+        shown = led_to_it
+    return text
 
 
 class _Files:
@@ -139,25 +115,25 @@ class _Files:
         # Handlers are imported from the folder as it was named, or with its links resolved.
         self._roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
 
-    def own_name(self, path: str) -> str:
+    def own_calls(self, stack: StackSummary) -> list[FrameSummary]:
+        return [call for call in stack if self._own_name(call.filename)]
+
+    def name(self, path: str) -> str:
+        """Returns a name without folders of this machine."""
+        return self._own_name(path) or "/".join(Path(path).parts[-2:])
+
+    def with_names(self, text: str) -> str:
+        for root in self._roots:
+            text = text.replace(root, "")
+        return text
+
+    def _own_name(self, path: str) -> str:
         root = next(filter(path.startswith, self._roots), "")
         name = path[len(root) :]
         is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
         if not root or is_other or _LIBRARY_FOLDERS.intersection(Path(name).parts):
             return ""
         return name
-
-    def any_name(self, path: str) -> str:
-        """Returns a name without folders of this machine."""
-        prefixes = [f"{folder}{os.sep}" for folder in sys.path if folder]
-        fitting = [prefix for prefix in (*prefixes, _STANDARD) if path.startswith(prefix)]
-        shortened = path[len(max(fitting, key=len)) :] if fitting else Path(path).name
-        return self.own_name(path) or shortened
-
-    def with_names(self, text: str) -> str:
-        for root in self._roots:
-            text = text.replace(root, "")
-        return text
 
 
 def _library_calls(stack: StackSummary) -> list[FrameSummary]:
@@ -167,21 +143,16 @@ def _library_calls(stack: StackSummary) -> list[FrameSummary]:
     return []
 
 
-def _call_lines(calls: Sequence[FrameSummary], files: _Files, most_lines: int) -> list[str]:
+def _formatted(error: TracebackException, calls: Sequence[FrameSummary], files: _Files) -> str:
     named = []
-    for call in calls[-max(1, (most_lines - 1) // 2) :]:  # two lines each, and one above
-        source = linecache.getline(call.filename, call.lineno or 0)
-        named.append(
-            FrameSummary(files.any_name(call.filename), call.lineno, call.name, line=source)
-        )
-    return "".join(StackSummary.from_list(named).format()).splitlines()
-
-
-def _text_lines(error: TracebackException, files: _Files) -> list[str]:
+    for call in calls:
+        source = _cut(linecache.getline(call.filename, call.lineno or 0), MAX_LINE_CHARS)
+        named.append(FrameSummary(files.name(call.filename), call.lineno, call.name, line=source))
+    head = ["Traceback (most recent call last):\n"] if calls else []
     if getattr(error, "filename", None):  # of a syntax error
-        error.filename = files.any_name(error.filename)
-    lines = "".join(error.format_exception_only()).rstrip("\n")
-    return _cut(files.with_names(lines), MAX_TEXT_CHARS).split("\n")
+        error.filename = files.name(error.filename)
+    text = files.with_names("".join(error.format_exception_only()).rstrip("\n"))
+    return "".join([*head, *StackSummary.from_list(named).format(), _cut(text, MAX_TEXT_CHARS)])
 
 
 def _cut(text: str, most_chars: int) -> str:

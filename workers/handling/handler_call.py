@@ -1,13 +1,18 @@
-"""One call of a model's handler, and everything that has to happen around it."""
+"""One call of a model's handler: what it is given, what it returns, and everything around that.
 
+Source: TorchServe 0.12 docs/batch_inference_with_ts.md and its worker protocol, as an interface.
+"""
+
+import io
+import json
 import logging
 import mmap
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from ts.context import RequestProcessor
@@ -15,11 +20,11 @@ from ts.metrics.caching_metric import labels_of
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.request_envelope import ENVELOPES
 
-from batching.protocol import Claimed
+from batching.errors import PredictionFailed
+from batching.models.spec import DEFAULT_VERSION
+from batching.protocol import OPEN_INFERENCE_TYPE, Claimed, Part
 from batching.settings.settings import Settings
-from workers.handling.batch_stream import BatchStream
 from workers.handling.handlers import LoadedModel
-from workers.handling.rows import decode_row, request_headers
 from workers.python_models.open_inference import Inference
 
 # PredictionTime is one number, and what is measured for a batch is sent with its replies. A worker
@@ -66,20 +71,20 @@ class ForkGuard:
 class HandlerCall:
     """Calls the handler with the requests of a batch, one batch at a time.
 
-    `__call__` has the steps, in order. `questions` are the requests of the last call that came in
-    the Open Inference Protocol, by their numbers in the batch.
+    `__call__` has the steps, in order. `items` are the requests while the handler runs.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings, stream: BatchStream) -> None:
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self.context = context = model.context
-        self.questions: dict[int, Inference] = {}
+        self.items: Sequence[Claimed] = ()
+        # Those that came in the Open Inference Protocol, by their numbers in the batch.
+        self._inferences: dict[int, Inference] = {}
         self._decodes_itself = model.decodes_itself
         envelope = None if model.decodes_itself else ENVELOPES.get(settings.service_envelope)
         self._handle = envelope(model.entry).handle if envelope else model.entry
         self._is_decoding = settings.decode_input_request
         # This envelope takes the handler's rows apart itself.
         self._is_open_inference = settings.service_envelope == "kservev2"
-        self._stream = stream
         self._guard = ForkGuard()
         self._on_sigterm: Any = None
         self._measure_at_s = 0.0
@@ -95,7 +100,7 @@ class HandlerCall:
         rows = items if self._decodes_itself else self._rows(items)
         ids = {index: item.request_id for index, item in enumerate(items)}
         context.begin_batch(ids, partial(_processors, items))
-        self._stream.begin(items)
+        self.items = items
         self._on_sigterm = self._on_sigterm or signal.getsignal(signal.SIGTERM)
         try:
             # As in TorchServe 0.12 ts/service.py, Service.predict.
@@ -109,22 +114,111 @@ class HandlerCall:
             return outputs
         finally:
             self._guard.end_fork()
+            self.items = ()
             # SIGTERM stops this worker again: libraries take the signal over at their first call,
             # and nothing else would end this process.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
+    def encode(self, index: int, output: Any) -> bytes:
+        """Returns the body of the answer to one request of the last batch.
+
+        Raises:
+            PredictionFailed: there is none.
+        """
+        if not self._inferences or (inference := self._inferences.get(index)) is None:
+            return encode_output(output)
+        model = (self.context.manifest or {}).get("model", {})
+        version = str(model.get("modelVersion", DEFAULT_VERSION))
+        body, headers = inference.answer(output, self.context.model_name, version)
+        for name, value in headers.items():
+            self.context.set_response_header(index, name, value)
+        return body
+
     def _rows(self, items: Sequence[Claimed]) -> list[dict[str, Any]]:
-        rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
-        self.questions = {
+        """Returns one value per part of each request; the last of equal names wins.
+
+        Raises:
+            BadRequest: a body is no inference request, though its type says so.
+        """
+        rows: list[dict[str, Any]] = []
+        for item in items:
+            row = {}
+            for part in item.request.parts:
+                read = _reader(part.content_type, self._is_decoding)
+                row[part.name] = part.content if read is None else read(part)
+            rows.append(row)
+        self._inferences = {
             index: row["body"]
             for index, row in enumerate(rows)
             if type(row.get("body")) is Inference
         }
-        for index, question in self.questions.items():
+        for index, inference in self._inferences.items():
             is_kept = self._is_open_inference
-            rows[index] = {"body": question.with_data()} if is_kept else question.row()
+            rows[index] = {"body": inference.with_data()} if is_kept else inference.row()
         return rows
 
 
 def _processors(items: Sequence[Claimed]) -> list[RequestProcessor]:
-    return [RequestProcessor(request_headers(item.request)) for item in items]
+    """Returns the headers of each request: each part's own under the part's name, and its own."""
+    return [
+        RequestProcessor(
+            {part.name: {"content-type": part.content_type} for part in item.request.parts}
+            | dict(item.request.headers)
+        )
+        for item in items
+    ]
+
+
+@lru_cache(maxsize=256)
+def _reader(content_type: str, is_decoding: bool) -> Callable[[Part], Any] | None:
+    """Returns what reads contents of this type; None if the handler gets the bytes."""
+    kind, _, parameters = content_type.partition(";")
+    kind = kind.strip().lower()
+    if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
+        json_bytes = int(parameters.removeprefix("json="))
+        return lambda part: Inference.read(part.content, json_bytes)
+    if not is_decoding:
+        return None
+    if kind == "application/json":
+        return partial(_decoded, json.loads, kind)
+    return partial(_decoded, bytearray.decode, kind) if kind.startswith("text") else None
+
+
+def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
+    try:
+        return decode(part.content)
+    except (ValueError, RecursionError) as error:
+        template = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
+        log.warning(template, part.name, kind, error)
+        return part.content
+
+
+def encode_output(output: Any) -> bytes:
+    """Returns an answer's body: bytes as such, text as UTF-8, tensors saved, the rest as JSON."""
+    if isinstance(output, bytes | bytearray):
+        return bytes(output)
+    try:
+        if isinstance(output, str):
+            return output.encode()
+        # A handler that returns a tensor has imported torch; an echo handler need not wait for it.
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(output, torch.Tensor):
+            buffer = io.BytesIO()
+            # From the CPU, so that a client without this GPU can load it.
+            torch.save(output.detach().cpu(), buffer)
+            return buffer.getvalue()
+        return json.dumps(output, indent=2).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PredictionFailed("Unsupported model output data type.") from error
+
+
+def header_texts(headers: Mapping[str, Any]) -> dict[str, str]:
+    return {line_text(name): line_text(value) for name, value in headers.items()}
+
+
+def line_text(value: Any) -> str:
+    """Returns the value as text; refuses text that would begin another line of an HTTP head."""
+    text = str(value)
+    if not text.isprintable():
+        raise ValueError(f"not a response header or reason phrase: {text!r}")
+    return text

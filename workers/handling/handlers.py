@@ -17,6 +17,7 @@ from typing import Any
 
 from ts import __version__ as ts_version
 from ts.context import Context
+from ts.metrics.metric_type_enum import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics import read_metrics_config
@@ -29,9 +30,8 @@ from workers.archives.model_archive import (
     split_handler,
 )
 from workers.handling.deferred_compiler import defer_compiler
-from workers.handling.metrics_reporter import declare
 from workers.machine import Device, require_safe_torch
-from workers.python_models.target_handler import LoadedTarget, target_of
+from workers.python_models.python_model import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -46,23 +46,14 @@ Entry = Callable[[Any, Context], Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A handler that is ready: `entry(rows, context)` answers with one element per row.
-
-    Attributes:
-        entry: is given the claimed requests themselves where it `decodes_itself`.
-        context: of the worker.
-        decodes_itself: whether it does.
-        interface: what the model takes and gives, if that is known.
-        close: gives back what the model took.
-        code_dir: the folder of the model's own code.
-    """
+    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
 
     entry: Entry
     context: Context
-    decodes_itself: bool = False
+    decodes_itself: bool = False  # it is given the claimed requests themselves
     interface: Mapping[str, Any] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None
-    code_dir: Path = Path()
+    code_dir: Path = Path()  # of the model's own code
 
 
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
@@ -87,9 +78,16 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
-    declare(context.metrics, read_metrics_config(settings.metrics_config))
+    for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
+        kind = MetricTypes(metric.kind.value)
+        context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
     if spec.decodes_itself:
-        return _load_target(spec, context, model_dir, device)
+        folder = code_dir_of(spec, model_dir)
+        _enter_folder(folder, "")
+        name = str(context.model_yaml_config.get("device") or device)
+        loaded = LoadedTarget(spec, context, model_dir, name)
+        _choose_gpu(device)
+        return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
     module_name, function_name = split_handler(spec.handler)
     module = _import_handler(module_name)
     _choose_gpu(device)
@@ -99,7 +97,10 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         _require_plain(entry)
         entry(None, context)
     else:
-        entry = _initialise_class(module, context)
+        service = _class_of(module)()
+        service.initialize(context)
+        # Looked up only now: `initialize` may have replaced it (MicroBatching).
+        entry = service.handle
         _require_plain(entry)
     return LoadedModel(entry, context, code_dir=model_dir)
 
@@ -108,18 +109,9 @@ def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
     """Returns the folder of the model's own code, which may be served where it lies."""
     if spec.decodes_itself:
         with contextlib.suppress(ValueError):  # the manifest names nothing, as loading will say
-            return target_of(spec, model_dir).folder or model_dir
+            path = target_of(spec, model_dir).path
+            return model_dir if path is None else path.parent
     return model_dir
-
-
-def _load_target(spec: ModelSpec, context: Context, model_dir: Path, device: Device) -> LoadedModel:
-    target = target_of(spec, model_dir)
-    folder = code_dir_of(spec, model_dir)
-    _enter_folder(folder, "")
-    name = str(context.model_yaml_config.get("device") or device)
-    loaded = LoadedTarget(target, spec, context, model_dir, name)
-    _choose_gpu(device)
-    return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:
@@ -155,24 +147,17 @@ def _choose_gpu(device: Device) -> None:
     Only if the handler has loaded torch: this takes some memory of the GPU.
     """
     torch = sys.modules.get("torch")
-    if device.kind == "cuda" and torch is not None and torch.cuda.is_available():
-        torch.cuda.set_device(device.index)
-        if BASE_HANDLER in sys.modules:
-            _use_tensor_cores(torch)
-
-
-def _use_tensor_cores(torch: ModuleType) -> None:
-    """Multiplies float32 in TF32 where the GPU has it, unless the handler's module has chosen.
-
-    Not when the base handler is imported, as in TorchServe: the worker's GPU is not known then, and
-    to ask would take memory of the first one.
-
-    Source: TorchServe 0.12 ts/torch_handler/base_handler.py.
-    """
+    if device.kind != "cuda" or torch is None or not torch.cuda.is_available():
+        return
+    torch.cuda.set_device(device.index)
+    # TF32 where the GPU has it, unless the handler's module has chosen. Not when the base handler
+    # is imported, as in TorchServe 0.12 ts/torch_handler/base_handler.py: the worker's GPU is not
+    # known then, and to ask would take memory of the first one.
     # Torch refuses this name after a choice by its newer ones.
     with contextlib.suppress(RuntimeError):
         is_default = torch.get_float32_matmul_precision() == "highest"
-        if is_default and torch.cuda.get_device_capability() >= TF32_CAPABILITY:
+        is_base = BASE_HANDLER in sys.modules
+        if is_base and is_default and torch.cuda.get_device_capability() >= TF32_CAPABILITY:
             torch.set_float32_matmul_precision("high")
 
 
@@ -204,7 +189,7 @@ def _require_plain(entry: Any) -> None:
         )
 
 
-def _initialise_class(module: ModuleType, context: Context) -> Entry:
+def _class_of(module: ModuleType) -> type[Any]:
     classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
     if len(classes) != 1:
         names = ", ".join(kind.__name__ for kind in classes) or "none"
@@ -212,8 +197,5 @@ def _initialise_class(module: ModuleType, context: Context) -> Entry:
             f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
             f"or exactly one class; its classes: {names}."
         )
-    service = classes[0]()
-    service.initialize(context)
-    # Looked up only now: `initialize` may have replaced it (MicroBatching).
-    entry: Entry = service.handle
-    return entry
+    only: type[Any] = classes[0]
+    return only

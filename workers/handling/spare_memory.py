@@ -2,9 +2,9 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +29,6 @@ def taken_bytes() -> int:
 
 
 def free_gpu_memory() -> None:
-    """Empties torch's cache of GPUs."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -43,39 +42,37 @@ def give_back_memory() -> None:
 
 
 class SpareMemory:
-    """Looks now and then at what a worker has taken, and has it give back what is too much."""
+    """Looks now and then at what a worker has taken, and has it give back what is too much.
+
+    Its worker calls `look` at `look_at_s`, by the monotonic clock, and notes that it `has_run`.
+    """
 
     def __init__(
         self,
         spare_bytes: int,
         taken: Callable[[], int] = taken_bytes,
         give_back: Callable[[], None] = give_back_memory,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spare_bytes = spare_bytes  # beyond what batches need; 0: all of it may be kept
+        """Makes one that keeps so much beyond what batches need; with 0 it keeps everything."""
+        self.look_at_s = 0.0 if spare_bytes else math.inf
+        self.has_run = False  # a batch, since memory was given back
+        self._spare_bytes = spare_bytes
         self._taken = taken
         self._give_back = give_back
-        self._clock = clock
-        self._look_at_s = self._again_at_s = 0.0
+        self._again_at_s = 0.0
         self._pause_s = LOOK_S
         self._least = 0  # bytes, after the last time
-        self._has_run = False  # since then
         self._usual: int | None = 0  # bytes with what batches need; None: not seen since then
 
-    def look(self, *, has_run: bool) -> None:
-        """Gives memory back if it is time, and there is enough; `has_run` after a batch."""
-        now_s = self._clock()
-        self._has_run |= has_run
-        if not self._spare_bytes or now_s < self._look_at_s:
-            return
-        self._look_at_s = now_s + LOOK_S
+    def look(self, now_s: float) -> None:
+        self.look_at_s = now_s + LOOK_S
         taken = self._taken()
-        if self._usual is None and self._has_run:
+        if self._usual is None and self.has_run:
             self._usual = taken
         usual = self._least if self._usual is None else self._usual
         is_beyond = taken > usual + self._spare_bytes
         if is_beyond or (now_s >= self._again_at_s and taken > self._least + self._spare_bytes):
             self._give_back()
-            self._least, self._usual, self._has_run = self._taken(), None, False
+            self._least, self._usual, self.has_run = self._taken(), None, False
             self._pause_s = LOOK_S if is_beyond else min(2 * self._pause_s, MOST_PAUSE_S)
             self._again_at_s = now_s + self._pause_s

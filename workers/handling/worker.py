@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -34,11 +35,10 @@ from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
-from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream
+from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream, JobReporter
 from workers.handling.failures import sentence, user_traceback
 from workers.handling.handler_call import ForkGuard, HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
-from workers.handling.job_reporter import JobReporter
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
@@ -67,41 +67,27 @@ def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
     return contextlib.nullcontext(())
 
 
+@dataclass
 class Worker:
-    def __init__(
-        self,
-        batcher: Batcher,
-        queue: WorkerQueue,
-        run: Callable[[Batch], list[Reply]],
-        is_broken: Callable[[], bool] = lambda: False,
-        *,
-        unsent: Callable[[], AbstractContextManager[Sequence[Measurement]]] = _nothing_measured,
-        idle_s: float = BLOCK_S,
-        look_s: float = LOOK_S,
-        reply_patience_s: float = REPLY_PATIENCE_S,
-        memory: SpareMemory | None = None,
-        outage: OutageLog,
-        deadline: Deadline | None = None,
-    ) -> None:
-        self._batcher = batcher
-        self._queue = queue
-        self._run = run
-        self._is_broken = is_broken
-        self._unsent = unsent
-        self._idle_s = idle_s
-        self._look_s = look_s
-        self._reply_patience_s = reply_patience_s
-        self._memory = memory or SpareMemory(0)
-        self._outage = outage
-        self._deadline = deadline or Deadline()
-        self._should_stop = False
-        self._unsure_until = 0.0
-        self._look_at = 0.0
+    batcher: Batcher
+    queue: WorkerQueue
+    run: Callable[[Batch], list[Reply]]
+    outage: OutageLog
+    is_broken: Callable[[], bool] = lambda: False
+    unsent: Callable[[], AbstractContextManager[Sequence[Measurement]]] = _nothing_measured
+    deadline: Deadline = field(default_factory=Deadline)
+    memory: SpareMemory = field(default_factory=partial(SpareMemory, 0))
+    idle_s: float = BLOCK_S
+    look_s: float = LOOK_S
+    reply_patience_s: float = REPLY_PATIENCE_S
+    _should_stop: bool = field(default=False, init=False)
+    _unsure_until: float = field(default=0.0, init=False)
+    _look_at: float = field(default=0.0, init=False)
 
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """Stops claiming; `serve` finishes the running batch. Safe as a signal handler."""
         self._should_stop = True
-        self._queue.interrupt()
+        self.queue.interrupt()
 
     def serve(self) -> None:
         """Runs and answers batches until it is stopped.
@@ -109,82 +95,89 @@ class Worker:
         Raises:
             DeviceBroken: the last batch has no answers; its requests are tried again, one by one.
         """
-        while not self._should_stop and not self._is_broken():
+        while not self._should_stop and not self.is_broken():
             try:
                 batch = self._gather()
-                self._outage.over("claim")
+                self.outage.over("claim")
                 if batch is not None:
                     self._serve_batch(batch)
-                self._memory.look(has_run=batch is not None)
+                if (now_s := time.monotonic()) >= self.memory.look_at_s:
+                    self.memory.look(now_s)
             except AWAY as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
                 # Or the batch has failed and could not be read again: it is given back, too.
-                self._outage.note("claim", error)
+                self.outage.note("claim", error)
                 time.sleep(RETRY_S)
-
-    def _serve_batch(self, batch: Batch) -> None:
-        self._deadline.run()
-        started_s = time.monotonic()
-        replies = self._run(batch)
-        run_ms = (time.monotonic() - started_s) * 1000
-        self._reply([item.owned for item in batch.items], replies)
-        now_s = time.monotonic()
-        self._batcher.observe(batch, now_s - started_s, now_s)
-        log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
-
-    def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
-        """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
-        end = time.monotonic() + self._reply_patience_s
-        while True:
-            self._deadline.wait()
-            try:
-                with self._unsent() as measured:
-                    self._queue.reply(items, replies, measured)
-            except AWAY as error:
-                # Requests that cannot be answered are given back before the next claim.
-                self._unsure_until = time.monotonic() + UNSURE_S
-                self._outage.note("reply", error)
-                if time.monotonic() > end:
-                    limit_s = self._reply_patience_s
-                    log.error("reply failed for %.0f s, giving up: %s", limit_s, error)
-                    self._reply_singly(items, replies)
-                    return
-                time.sleep(RETRY_S)
-            else:
-                self._outage.over("reply")
-                return
-
-    def _reply_singly(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
-        """Publishes the replies that Redis takes, and an error for one that may be too large.
-
-        To run that request again would bring the same. While Redis takes nothing, nothing changes.
-        """
-        with contextlib.suppress(*AWAY):
-            for item, reply in zip(items, replies, strict=True):
-                self._deadline.wait()
-                try:
-                    self._queue.reply([item], [reply])
-                except AWAY:
-                    if len(reply.body) <= INLINE_LIMIT_BYTES:
-                        raise
-                    self._queue.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
         now_s = time.monotonic()
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
-            self._queue.recover()
-            self._outage.over("recover", is_for_all=True)
-            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
+            self.queue.recover()
+            self.outage.over("recover", is_for_all=True)
+            self.record_measured()
+            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self.look_s)
         end = min(self._look_at, now_s + LOOK_AT_MEMORY_S)
-        idle_s = BLOCK_S if is_unsure else self._idle_s
 
         def should_stop() -> bool:
-            self._deadline.look_for_work()
+            self.deadline.look_for_work()
             return self._should_stop or time.monotonic() > end
 
-        return self._batcher.gather(should_stop, idle_s)
+        return self.batcher.gather(should_stop, BLOCK_S if is_unsure else self.idle_s)
+
+    def record_measured(self) -> None:
+        """Records what handlers have measured, and no reply has taken along."""
+        with self.unsent() as measured:
+            if measured:
+                self.queue.measurements.record(measured)
+
+    def _serve_batch(self, batch: Batch) -> None:
+        self.deadline.run()
+        started_s = time.monotonic()
+        replies = self.run(batch)
+        run_ms = (time.monotonic() - started_s) * 1000
+        self.memory.has_run = True
+        self._reply([item.owned for item in batch.items], replies)
+        now_s = time.monotonic()
+        self.batcher.observe(batch, now_s - started_s, now_s)
+        log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
+
+    def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
+        """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
+        end = time.monotonic() + self.reply_patience_s
+        while True:
+            self.deadline.wait()
+            try:
+                with self.unsent() as measured:
+                    self.queue.reply(items, replies, measured)
+                self.outage.over("reply")
+                return
+            except AWAY as error:
+                # Requests that cannot be answered are given back before the next claim.
+                self._unsure_until = time.monotonic() + UNSURE_S
+                self.outage.note("reply", error)
+                if time.monotonic() > end:
+                    limit_s = self.reply_patience_s
+                    log.error("reply failed for %.0f s, giving up: %s", limit_s, error)
+                    break
+                time.sleep(RETRY_S)
+        with contextlib.suppress(*AWAY):  # while Redis takes nothing, nothing changes
+            for item, reply in zip(items, replies, strict=True):
+                self._reply_singly(item, reply)
+
+    def _reply_singly(self, item: Owned, reply: Reply) -> None:
+        """Publishes the reply if Redis takes it, or an error for one that may be too large.
+
+        To run that request again would bring the same.
+        """
+        self.deadline.wait()
+        try:
+            self.queue.reply([item], [reply])
+        except AWAY:
+            if len(reply.body) <= INLINE_LIMIT_BYTES:
+                raise
+            self.queue.reply([item], [error_reply(NOT_TAKEN)])
 
 
 def main(assignment: Assignment, deadline: Deadline) -> int:
@@ -208,6 +201,7 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
         finally:
             guard.end_fork()
     except BaseException as error:  # a handler may raise anything, SystemExit too
+        text = text_of(error)
         # Where tracebacks are shown, whoever waits for the model shows this one.
         level = logging.INFO if settings.show_tracebacks else logging.ERROR
         log.log(level, "model=%s version=%s failed to load", *spec.key, exc_info=True)
@@ -217,7 +211,9 @@ def main(assignment: Assignment, deadline: Deadline) -> int:
             # The log has all of it; descriptions of the model have this.
             error=sentence(error, MAX_ERROR_CHARS),
             traceback=user_traceback(error, code_dir_of(spec, assignment.model_dir)),
-            is_out_of_memory=is_out_of_memory(error),
+            # Source: TorchServe 0.12 model_service_worker.
+            is_out_of_memory=isinstance(error, MemoryError)
+            or (isinstance(error, RuntimeError) and "CUDA" in text and "memory" in text),
         )
         return EXIT_LOAD_FAILED
     # The objects of loading stay: a collection that walks all of torch holds up a batch.
@@ -235,23 +231,17 @@ def _serve(
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
         model.context.own_metrics,
-        queue.measurements,
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect or spec.decodes_itself,
         is_logging=settings.is_logging_metrics,
     )
     if settings.log_files:
         model_metric_log.addHandler(MetricsFile(settings))
+    call = HandlerCall(model, settings)
     send = partial(queue.send, patience_s=spec.response_timeout_s)
-    stream = BatchStream(
-        model.context,
-        send,
-        deadline,
-        outage,
-        JobReporter(queue.note_progress, outage),
-        stall_s=settings.unread_timeout_s + STALL_MARGIN_S,
-    )
-    call = HandlerCall(model, settings, stream)
+    stall_s = settings.unread_timeout_s + STALL_MARGIN_S
+    stream = BatchStream(call, send, deadline, outage, stall_s)
+    JobReporter(call, queue.note_progress, outage)
     runner = Runner(
         call,
         stream,
@@ -264,22 +254,25 @@ def _serve(
         Batcher(queue, policy_of(spec)),
         queue,
         runner.run,
+        outage,
         lambda: runner.is_device_broken,
-        unsent=reporter.unsent,
-        idle_s=idle_s(client),
-        memory=SpareMemory(settings.spare_memory_bytes),
-        outage=outage,
-        deadline=deadline,
+        reporter.unsent,
+        deadline,
+        SpareMemory(settings.spare_memory_bytes),
+        idle_s(client),
     )
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
-    reporter.start()
+    with contextlib.suppress(*AWAY):
+        queue.measurements.prepare()
+        worker.record_measured()
     deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
     with contextlib.suppress(DeviceBroken):
         worker.serve()
     deadline.wait()
-    reporter.stop()
+    with contextlib.suppress(*AWAY):
+        worker.record_measured()
     model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
@@ -301,13 +294,6 @@ def _keep_from_forks() -> None:
     block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
     unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    # Source: TorchServe 0.12 model_service_worker.
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "CUDA" in text_of(error) and "memory" in text_of(error)
-    )
 
 
 def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:

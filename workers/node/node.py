@@ -39,7 +39,8 @@ from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_server
-from workers.archives.model_files import ModelFiles, work_dir_of
+from workers.archives.model_files import ModelFiles
+from workers.archives.staging import work_dir_of
 from workers.machine import list_gpus
 from workers.node.control_process import ControlProcesses
 from workers.node.heartbeat import BEAT_S, Heartbeat

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import contextlib
 import datetime
-import email.utils
 import logging
 import random
 import socket
@@ -47,8 +46,6 @@ MOST_PER_HOST, MOST_PER_SLOW_HOST = 40, 4
 SLOW_S = 1.0
 MOST_HOSTS = 1000  # that are remembered as slow
 MOST_RESULT_BYTES = 16_384
-_MOST_ANSWER_BYTES = 65_536
-_REST_S = 2.0  # for the body of an answer
 # Waits after the tries: 5 s, 5 and 30 min, 2, 5, 10, 14, 20 and 24 h. The job may be forgotten
 # before the last one, and then nobody is told.
 WAITS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
@@ -124,18 +121,9 @@ class ReceiverAnswer(NamedTuple):
         if tries >= len(WAITS_S):
             return WebhookOutcome.FAILED, 0.0
         wait_s = WAITS_S[tries] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
-        return WebhookOutcome.PENDING, max(wait_s, min(_asked_s(self.retry_after), WAITS_S[-1]))
-
-
-def _asked_s(retry_after: str) -> float:
-    """Returns the seconds that `Retry-After` asks for; 0 if it is none."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after[:9])
-    try:
-        until = email.utils.parsedate_to_datetime(retry_after)
-        return max(0.0, (until - datetime.datetime.now(datetime.UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+        is_number = self.retry_after.isascii() and self.retry_after.isdigit()
+        asked_s = float(self.retry_after[:9]) if is_number else 0.0
+        return WebhookOutcome.PENDING, max(wait_s, min(asked_s, WAITS_S[-1]))
 
 
 class WebhookSender:
@@ -359,23 +347,6 @@ class Delivery:
             except httpx.ConnectError as error:
                 failure = error
                 continue
-            try:
-                await _read_some(answer)
-            finally:
-                await answer.aclose()
+            await answer.aclose()  # of its body nothing is wanted
             return ReceiverAnswer(answer.status_code, answer.headers.get("retry-after", ""))
         raise failure
-
-
-async def _read_some(answer: httpx.Response) -> None:
-    """Reads the answer's body up to a bound, so that an honest receiver can finish writing.
-
-    Its status is known: what goes wrong from here on does not matter.
-    """
-    size_bytes = 0
-    with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):
-        async with asyncio.timeout(_REST_S):
-            async for chunk in answer.aiter_raw():
-                size_bytes += len(chunk)
-                if size_bytes > _MOST_ANSWER_BYTES:
-                    return

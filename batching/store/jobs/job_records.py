@@ -101,23 +101,6 @@ class Webhook(msgspec.Struct, frozen=True):
     tries: int = 0
     last_error: str = ""
 
-    @classmethod
-    def of(cls, fields: Mapping[str, bytes]) -> Self | None:
-        """Reads the fields of a job's hash; None if nobody is to be told.
-
-        Raises:
-            ValueError: they are not a webhook's.
-        """
-        value = fields.get("webhook")
-        if value is None:
-            return None
-        return cls(
-            receiver=msgspec.json.decode(value, type=Receiver),
-            status=fields.get("webhook_status", b"pending").decode(),
-            tries=int(fields.get("webhook_tries", 0)),
-            last_error=fields.get("webhook_error", b"").decode(errors="replace"),
-        )
-
 
 class Job(msgspec.Struct, frozen=True):
     """One job at one moment; times are Redis' clock in milliseconds, None while not known.
@@ -153,8 +136,8 @@ class Job(msgspec.Struct, frozen=True):
             ValueError: they are not a job's.
         """
         try:
-            created_ms, queued_ms = int(fields["created_ms"]), int(fields["queued_ms"])
-            ttl_ms, keep_ms = int(fields["ttl_ms"]), int(fields["keep_ms"])
+            numbers = (fields[f"{name}_ms"] for name in ("created", "queued", "ttl", "keep"))
+            created_ms, queued_ms, ttl_ms, keep_ms = map(int, numbers)
         except KeyError as error:
             raise ValueError(f"no job: {job_id}") from error
         deadline_ms = queued_ms + ttl_ms
@@ -167,6 +150,14 @@ class Job(msgspec.Struct, frozen=True):
             # Nobody may have come to find that its time is over.
             state = JobStatus.QUEUED if now_ms < deadline_ms else JobStatus.EXPIRED
         ended_ms = deadline_ms if finished is None else int(finished)
+        webhook = None
+        if (receiver := fields.get("webhook")) is not None:
+            webhook = Webhook(
+                receiver=msgspec.json.decode(receiver, type=Receiver),
+                status=fields.get("webhook_status", b"pending").decode(),
+                tries=int(fields.get("webhook_tries", 0)),
+                last_error=fields.get("webhook_error", b"").decode(errors="replace"),
+            )
         return cls(
             job_id=job_id,
             key=key,
@@ -179,10 +170,20 @@ class Job(msgspec.Struct, frozen=True):
             result=fields.get("result", b""),
             is_urgent=fields.get("priority") == b"high",
             is_open_inference=fields.get("protocol") == OPEN_INFERENCE,
-            webhook=Webhook.of(fields),
+            webhook=webhook,
             worker_id=fields.get("worker", b"").decode(errors="replace"),
             progress=Progress.of(fields.get("progress")),
         )
+
+
+def small_reply(job: Job) -> Reply | None:
+    """Returns the result, if it is there and not large; an expired job's is its error."""
+    if job.status is JobStatus.EXPIRED:
+        return error_reply(queue_error("deadline_exceeded"))
+    try:
+        return decode_reply(job.job_id, job.result) if job.result else None
+    except (LargeReply, ProtocolError):
+        return None
 
 
 def job_document(job: Job, base_url: str) -> dict[str, Any]:
@@ -193,8 +194,23 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         base_url: of the server as this client sees it, without a slash at the end.
     """
     url = f"{base_url}/jobs/{job.job_id}"
-    reply = small_reply(job)
-    progress = job.progress
+    reply, progress, webhook = small_reply(job), job.progress, job.webhook
+    timing = reply.timing if reply is not None else None
+    batch = {
+        "worker": job.worker_id or None,
+        "size": timing and timing.batch_size,
+        "closed_by": timing and timing.closed_by.value,
+        "queue_ms": timing and timing.queue_us // 1000,
+        "run_ms": timing and timing.handler_us // 1000,
+    }
+    error = None
+    if job.status in {JobStatus.FAILED, JobStatus.EXPIRED} and reply is not None:
+        message = bytes(reply.body).decode("utf-8", "replace")
+        error = {
+            "code": reply.status,
+            "type": reply.error_type or "PredictionException",
+            "message": message if reply.error_type else "The handler answered with this status.",
+        }
     document = {
         "id": job.job_id,
         "model": job.key.model_name,
@@ -207,64 +223,26 @@ def job_document(job: Job, base_url: str) -> dict[str, Any]:
         "attempts": job.attempts,
         "position": job.position if job.status is JobStatus.QUEUED else None,
         "durable": None if job.is_durable else False,
-        "batch": _batch(job, reply) or None,
-        "error": _error(job, reply),
-        "progress": progress and _progress(progress),
+        "batch": _known(batch) or None,
+        "error": error,
+        "progress": progress and _known({"share": progress.share, "text": progress.text or None}),
         "result_url": f"{url}/result",
         "cancel_url": url,
-        "webhook": job.webhook and _webhook(job.webhook),
+        "webhook": webhook
+        and _known(
+            {
+                "url": webhook.receiver.url,
+                "status": webhook.status,
+                "attempts": webhook.tries,
+                "last_error": webhook.last_error or None,
+            }
+        ),
     }
+    return _known(document)
+
+
+def _known(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
-
-
-def _progress(progress: Progress) -> dict[str, Any]:
-    return {"share": progress.share} | ({"text": progress.text} if progress.text else {})
-
-
-def small_reply(job: Job) -> Reply | None:
-    """Returns the result, if it is there and not large; an expired job's is its error."""
-    if job.status is JobStatus.EXPIRED:
-        return error_reply(queue_error("deadline_exceeded"))
-    if not job.result:
-        return None
-    try:
-        return decode_reply(job.job_id, job.result)
-    except (LargeReply, ProtocolError):
-        return None
-
-
-def _batch(job: Job, reply: Reply | None) -> dict[str, Any]:
-    timing = reply.timing if reply is not None else None
-    batch: dict[str, Any] = {"worker": job.worker_id} if job.worker_id else {}
-    if timing is not None:
-        batch |= {
-            "size": timing.batch_size,
-            "closed_by": timing.closed_by.value,
-            "queue_ms": timing.queue_us // 1000,
-            "run_ms": timing.handler_us // 1000,
-        }
-    return batch
-
-
-def _webhook(webhook: Webhook) -> dict[str, Any]:
-    document = {
-        "url": webhook.receiver.url,
-        "status": webhook.status,
-        "attempts": webhook.tries,
-        "last_error": webhook.last_error,
-    }
-    return {name: value for name, value in document.items() if value != ""}
-
-
-def _error(job: Job, reply: Reply | None) -> dict[str, Any] | None:
-    if job.status not in {JobStatus.FAILED, JobStatus.EXPIRED} or reply is None:
-        return None
-    message = bytes(reply.body).decode("utf-8", "replace")
-    return {
-        "code": reply.status,
-        "type": reply.error_type or "PredictionException",
-        "message": message if reply.error_type else "The handler answered with this status.",
-    }
 
 
 def _rfc3339(time_ms: int) -> str:

@@ -25,7 +25,7 @@ from batching.store.jobs.job_records import (
     Receiver,
     Webhook,
 )
-from batching.store.jobs.webhook_store import note_version
+from batching.store.jobs.webhook_store import note_version, read_version
 from batching.store.keys import VersionKeys, tag_of
 from batching.store.records import rest_of_record
 from batching.store.redis_errors import AWAY
@@ -100,7 +100,6 @@ class _Server(NamedTuple):
 
 
 _NO_MEMORY = _Answer(SubmitCode.NO_MEMORY)
-_Pending = tuple[JobRequest, "asyncio.Future[_Answer]"]
 
 
 class JobStore:
@@ -133,7 +132,7 @@ class JobStore:
             for verb in ("submit_jobs", "retry_job", "cancel_job")
         }
         self._connection = AsyncHeldConnection(client)
-        self._pending: dict[VersionKey, list[_Pending]] = {}
+        self._pending: dict[VersionKey, list[tuple[JobRequest, asyncio.Future[_Answer]]]] = {}
         self._writing: asyncio.Task[None] | None = None
         self._servers: dict[str, _Server] = {}  # by hash tag
         self._looking = asyncio.Lock()
@@ -162,14 +161,15 @@ class JobStore:
         server = await self._server(VersionKeys.of(key).tag)
         if not server.has_room:
             return SubmitCode.NO_MEMORY
-        if self._is_writing_file and not server.is_durable:
-            self._start_file()
+        is_due = self._file is None and self._write_file_at_s <= time.monotonic()
+        if self._is_writing_file and not server.is_durable and is_due:
+            # A server that refuses is not asked for each job.
+            self._write_file_at_s = time.monotonic() + REFUSED_S
+            self._file = asyncio.create_task(self._write_file())
         answer = await self._write_one(key, job)
-        if answer.code is SubmitCode.KNOWN:
-            known = await self.find(job.job_id)
-            if known is not None:
-                await self._keep_name(known)
-            return known or answer.code
+        if answer.code is SubmitCode.KNOWN and (known := await self.find(job.job_id)) is not None:
+            await self._keep_name(known)
+            return known
         if answer.code is not SubmitCode.QUEUED:
             return answer.code
         return Job(
@@ -197,14 +197,13 @@ class JobStore:
         if job.receiver is not None:
             # Before there is something to tell of.
             await note_version(self._client, key, job.whole_ms)
-        pending = job, asyncio.get_running_loop().create_future()
-        self._pending.setdefault(key, []).append(pending)
+        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(key, []).append((job, future))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
-        answer: _Answer = await pending[1]
+        answer = await future
         if answer.code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
-            name = keys.job_version(job.job_id)
-            client = at(self._client, tag_of(name))
+            client, name = self._name_of(job.job_id)
             await (client.pexpire(name, KEY_MS) if job.is_keyed else client.unlink(name))
         return answer
 
@@ -214,16 +213,16 @@ class JobStore:
             while self._pending:
                 await asyncio.sleep(0)  # jobs that arrive in the same turn of the loop go along
                 key, waiting = next(iter(self._pending.items()))
-                some = waiting[:SUBMIT_AT_ONCE]
+                batch = waiting[:SUBMIT_AT_ONCE]
                 del waiting[:SUBMIT_AT_ONCE]
                 if not waiting:
                     del self._pending[key]
                 answers: Sequence[_Answer | Exception]
                 try:
-                    answers = await self._write(key, [job for job, _ in some])
+                    answers = await self._write(key, [job for job, _ in batch])
                 except Exception as error:
-                    answers = [error] * len(some)
-                for (_, future), answer in zip(some, answers, strict=True):
+                    answers = [error] * len(batch)
+                for (_, future), answer in zip(batch, answers, strict=True):
                     if future.done():  # its caller may have left
                         continue
                     if isinstance(answer, Exception):
@@ -239,19 +238,15 @@ class JobStore:
         names: list[Command] = [
             ("SET", keys.job_version(job.job_id), version, "PX", job.whole_ms) for job in jobs
         ]
-        arguments: list[str | int | bytes] = [self._most_waiting]
-        for job in jobs:
-            arguments += job.to_arguments()
-        *named, answer = await self._exchange(key, names, arguments)
+        arguments = [argument for job in jobs for argument in job.to_arguments()]
+        *named, answer = await self._exchange(key, names, [self._most_waiting, *arguments])
         if isinstance(answer, OutOfMemoryError):
             return [_NO_MEMORY] * len(jobs)
         if isinstance(answer, Exception):
             raise answer
         now_ms, *codes = answer
-        outcomes = [
-            _Answer(_CODES[code], now_ms, before)
-            for code, before in zip(codes[::2], codes[1::2], strict=True)
-        ]
+        pairs = zip(codes[::2], codes[1::2], strict=True)
+        outcomes = [_Answer(_CODES[code], now_ms, before) for code, before in pairs]
         for number, failure in enumerate(named):
             if isinstance(failure, Exception) and outcomes[number].code is SubmitCode.QUEUED:
                 # Nobody would find it: memory was full, and then was not.
@@ -266,7 +261,13 @@ class JobStore:
     ) -> list[Any]:
         """Returns the answers to these commands and the script's, errors among them."""
         if is_cluster(self._client):  # they are on several servers
-            answers = [await self._set(name) for name in names]
+            answers: list[Any] = []
+            for name in names:
+                client: Any = at(self._client, tag_of(str(name[1])))
+                try:
+                    answers.append(await client.execute_command(*name))
+                except OutOfMemoryError as error:
+                    answers.append(error)
             return [*answers, await self._run("submit_jobs", key, arguments)]
         script_keys = scripts.ordered_keys("submit_jobs", VersionKeys.of(key))
         submit = scripts.command("submit_jobs", script_keys, arguments)
@@ -276,13 +277,6 @@ class JobStore:
             load = ("SCRIPT", "LOAD", scripts.source("submit_jobs"))
             answers[-1] = (await self._connection.call(load, submit))[1]
         return answers
-
-    async def _set(self, command: Command) -> Any:
-        try:
-            client: Any = at(self._client, tag_of(str(command[1])))
-            return await client.execute_command(*command)
-        except OutOfMemoryError as error:
-            return error
 
     async def take_key(self, digest: str, value: str) -> str | None:
         """Has an idempotency key stand for this value, for some minutes, unless it stands for one.
@@ -304,16 +298,14 @@ class JobStore:
 
     async def find(self, job_id: str) -> Job | None:
         """Returns the job; None if there is none of this id any more."""
-        key = await self._version_of(job_id)
-        if key is None:
-            return None
-        [job] = await self._read(key, [job_id])
-        return job
+        client, name = self._name_of(job_id)
+        value = await client.get(name)
+        key = None if value is None else read_version(value)
+        return None if key is None else (await self._read(key, [job_id]))[0]
 
     async def look_again(self, job: Job) -> Job | None:
         """Returns the job as it is now, which is one round trip; None if it has gone."""
-        [again] = await self._read(job.key, [job.job_id])
-        return again
+        return (await self._read(job.key, [job.job_id]))[0]
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
@@ -323,17 +315,16 @@ class JobStore:
 
     async def cancel(self, job_id: str) -> Job | None:
         """Cancels a job that has not finished, and lets the result of one that has go."""
-        key = await self._version_of(job_id)
-        if key is None:
+        if (job := await self.find(job_id)) is None:
             return None
-        await self._run("cancel_job", key, [job_id])
-        return await self.find(job_id)
+        await self._run("cancel_job", job.key, [job_id])
+        return await self.look_again(job)
 
     async def retry(self, job: Job) -> SubmitCode:
         """Has a job that did not succeed wait again, if its input is kept."""
         arguments = [job.job_id, self._most_waiting]
         code = SubmitCode(await self._run("retry_job", job.key, arguments))
-        if code is SubmitCode.QUEUED and (again := await self.find(job.job_id)) is not None:
+        if code is SubmitCode.QUEUED and (again := await self.look_again(job)) is not None:
             await self._keep_name(again)
         return code
 
@@ -348,26 +339,22 @@ class JobStore:
             jobs = await self._read(key, ids)
             gone = [name for (name, _), job in zip(newest, jobs, strict=True) if job is None]
             if not gone:
-                scores = [int(score) for _, score in newest]
-                return [(at_us, job) for at_us, job in zip(scores, jobs, strict=True) if job]
+                times_us = [int(score) for _, score in newest]
+                return [(at_us, job) for at_us, job in zip(times_us, jobs, strict=True) if job]
             await client.zrem(version_keys.job_index, *gone)
 
     async def _read(self, key: VersionKey, job_ids: Sequence[str]) -> list[Job | None]:
-        if not job_ids:
-            return []
         client, version_keys = self._of(key)
         async with client.pipeline(transaction=False) as pipe:
             pipe.time()
             for job_id in job_ids:
                 pipe.hmget(version_keys.job_prefix + job_id, FIELDS)
-            for job_id in job_ids:
                 pipe.lpos(version_keys.job_queue, job_id, maxlen=FARTHEST)
             (seconds, micros), *answers = await pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
         is_durable = (await self._server(version_keys.tag)).is_durable
-        hashes, positions = answers[: len(job_ids)], answers[len(job_ids) :]
         jobs: list[Job | None] = []
-        for job_id, values, position in zip(job_ids, hashes, positions, strict=True):
+        for job_id, values, position in zip(job_ids, answers[::2], answers[1::2], strict=True):
             pairs = zip(FIELDS, values, strict=True)
             fields = {name: value for name, value in pairs if value is not None}
             try:
@@ -380,22 +367,14 @@ class JobStore:
                 jobs.append(None)
         return jobs
 
-    async def _version_of(self, job_id: str) -> VersionKey | None:
-        name = keys.job_version(job_id)
-        value = await at(self._client, tag_of(name)).get(name)
-        if value is None:
-            return None
-        try:
-            model_name, model_version = json.loads(value)
-        except (ValueError, TypeError, RecursionError) as error:
-            log.error("unreadable version of job=%s: %r", job_id, error)
-            return None
-        return VersionKey(str(model_name), str(model_version))
-
     async def _keep_name(self, job: Job) -> None:
         """Has the job be found as long as it is there."""
-        name = keys.job_version(job.job_id)
-        await at(self._client, tag_of(name)).pexpireat(name, job.expires_ms + SLACK_MS)
+        client, name = self._name_of(job.job_id)
+        await client.pexpireat(name, job.expires_ms + SLACK_MS)
+
+    def _name_of(self, job_id: str) -> tuple[AsyncClient, str]:
+        name = keys.job_version(job_id)
+        return at(self._client, tag_of(name)), name
 
     async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
         client, version_keys = self._of(key)
@@ -410,30 +389,20 @@ class JobStore:
 
     async def _server(self, tag: str) -> _Server:
         """Returns how the server of this tag is, as of the last second."""
-        server = self._servers.get(tag)
-        if server is None or server.looked_s + LOOK_S < time.monotonic():
-            # Not each of the many that come at the same time asks.
-            async with self._looking:
-                server = self._servers.get(tag)
-                if server is None or server.looked_s + LOOK_S < time.monotonic():
-                    server = self._servers[tag] = await self._ask(tag)
+        # Not each of the many that come at the same time asks.
+        async with self._looking:
+            server = self._servers.get(tag)
+            if server is not None and server.looked_s + LOOK_S >= time.monotonic():
+                return server
+            info = await at(self._client, tag).info("memory", "persistence")
+            limit_bytes = info.get("maxmemory", 0) * self._memory_share
+            server = self._servers[tag] = _Server(
+                looked_s=time.monotonic(),
+                has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
+                # While the file is begun, it does not have all jobs.
+                is_durable=info.get("aof_enabled") == 1 and self._file is None,
+            )
         return server
-
-    async def _ask(self, tag: str) -> _Server:
-        info = await at(self._client, tag).info("memory", "persistence")
-        limit_bytes = info.get("maxmemory", 0) * self._memory_share
-        return _Server(
-            looked_s=time.monotonic(),
-            has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
-            # While the file is begun, it does not have all jobs.
-            is_durable=info.get("aof_enabled") == 1 and self._file is None,
-        )
-
-    def _start_file(self) -> None:
-        if self._file is None and self._write_file_at_s <= time.monotonic():
-            # A server that refuses is not asked for each job.
-            self._write_file_at_s = time.monotonic() + REFUSED_S
-            self._file = asyncio.create_task(self._write_file())
 
     async def _write_file(self) -> None:
         """Turns the append-only file on, beside the submits, and waits until it is whole."""

@@ -48,53 +48,52 @@ class WebhookStore:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._claim = script(client, "claim_webhooks")
-        self._end = script(client, "end_webhook")
+        self._scripts = {verb: script(client, verb) for verb in ("claim_webhooks", "end_webhook")}
 
     async def claim(self, count: int, lease_ms: int) -> list[Event]:
         """Returns up to so many events that are due; for `lease_ms` they are this sender's."""
-        found: list[Event] = []
+        events: list[Event] = []
         versions = await self._versions()
         random.shuffle(versions)  # many events of one are not to hide those of the others
         for key in versions:
-            if len(found) == count:
+            if len(events) == count:
                 break
-            arguments = [count - len(found), lease_ms]
-            answer = await self._run(self._claim, key, "claim_webhooks", arguments)
+            answer = await self._run("claim_webhooks", key, [count - len(events), lease_ms])
             texts = iter([str(value, "utf-8", "replace") for value in answer])
             for job_id, name, tries, submitted_ms in zip(texts, texts, texts, texts, strict=True):
-                found.append(Event(key, job_id, name, int(tries), int(submitted_ms)))
-        return found
+                events.append(Event(key, job_id, name, int(tries), int(submitted_ms)))
+        return events
 
     async def end(
         self, event: Event, outcome: WebhookOutcome, again_ms: int = 0, error: str = ""
     ) -> None:
         """Notes how a try ended; if it is to be made again, after how long."""
         arguments = [event.job_id, event.name, outcome, again_ms, error[:MOST_ERROR_CHARS]]
-        await self._run(self._end, event.key, "end_webhook", arguments)
+        await self._run("end_webhook", event.key, arguments)
 
     async def _versions(self) -> list[VersionKey]:
         """Returns the versions that have jobs with webhooks, unregistered ones among them."""
         home = at(self._client, keys.HOME)
-        seconds, micros = await home.time()
-        now_ms = seconds * 1000 + micros // 1000
-        names: list[Any] = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, now_ms, "+inf")
-        if not names:
-            return []
-        await home.zremrangebyscore(keys.WEBHOOK_VERSIONS, "-inf", f"({now_ms}")
-        versions = []
-        for name in names:
-            try:
-                model_name, model_version = json.loads(name)
-                versions.append(VersionKey(str(model_name), str(model_version)))
-            except (ValueError, TypeError, RecursionError):
-                log.error("unreadable version of webhooks: %r", name[:200])
-        return versions
+        seconds, _ = await home.time()
+        names: list[Any] = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, seconds * 1000, "+inf")
+        if names:
+            await home.zremrangebyscore(keys.WEBHOOK_VERSIONS, "-inf", f"({seconds * 1000}")
+        return [key for name in names if (key := read_version(name)) is not None]
 
-    async def _run(self, verb: Any, key: VersionKey, name: str, arguments: list[Any]) -> Any:
+    async def _run(self, verb: str, key: VersionKey, arguments: list[Any]) -> Any:
         version_keys = VersionKeys.of(key)
         client = at(self._client, version_keys.tag)
-        return await verb(ordered_keys(name, version_keys), arguments, client=client)
+        return await self._scripts[verb](ordered_keys(verb, version_keys), arguments, client=client)
+
+
+def read_version(value: bytes | str) -> VersionKey | None:
+    """Returns model and version of what was written as JSON; None if it is garbage."""
+    try:
+        model_name, model_version = json.loads(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        log.error("unreadable version=%r: %r", value[:200], error)
+        return None
+    return VersionKey(str(model_name), str(model_version))
 
 
 async def note_version(client: AsyncClient, key: VersionKey, whole_ms: int) -> None:

@@ -19,11 +19,6 @@ class TextIteratorStreamerBatch:
         timeout: float | None = None,
         **decode_kwargs: Any,
     ) -> None:
-        """Makes one streamer of transformers per row.
-
-        Raises:
-            ImportError: the package transformers is not installed.
-        """
         transformers = importlib.import_module("transformers")
         self.batch_size = batch_size
         self._rows = [
@@ -32,16 +27,11 @@ class TextIteratorStreamerBatch:
         ]
 
     def put(self, value: Any) -> None:
-        """Takes tokens of the prompt, int [batch_size, n], or of one step, int [batch_size].
-
-        Raises:
-            ValueError: another number of rows.
-        """
+        """Takes tokens of the prompt, int [batch_size, n], or of one step, int [batch_size]."""
         for row, tokens in zip(self._rows, value, strict=True):
             row.put(tokens.reshape(-1))
 
     def end(self) -> None:
-        """Ends the iteration after the pieces put so far."""
         for row in self._rows:
             row.end()
 

@@ -1,7 +1,6 @@
 """Splits a batch so that preprocessing of one part overlaps with inference of another."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -76,30 +75,22 @@ class MicroBatching:
     def handle(self, data: list[dict[str, Any]]) -> list[Any]:
         """Returns one output per row, in their order; raises the error of the first failing part.
 
-        Waits for all steps first: the status or header that a late step sets would go to a request
-        of the next batch.
+        Each step of a part waits in a thread of its own for the step before it. This cannot lock
+        up: every pool works first in, first out, and waits for an earlier pool. All steps end
+        first: the status or header that a late step sets would go to a request of the next batch.
         """
         run, size = with_own_state(self._run), self.micro_batch_size
-        parts = [data[start : start + size] for start in range(0, len(data), size)]
-        last_steps = [self._start(run, index, part) for index, part in enumerate(parts)]
+        last_steps: list[Future[Any]] = []
+        for index, start in enumerate(range(0, len(data), size)):
+            previous: Future[Any] = Future()
+            previous.set_result(data[start : start + size])
+            for step in STEPS:
+                previous = self._pools[step].submit(run, step, index, previous)
+            last_steps.append(previous)
         wait(last_steps)
         return [output for step in last_steps for output in step.result()]
 
-    def _start(
-        self, run: Callable[..., Any], index: int, part: list[dict[str, Any]]
-    ) -> Future[Any]:
-        """Queues all steps of one part; each waits in its own thread for the step before it.
-
-        This cannot lock up: every pool works first in, first out, and waits for an earlier pool.
-        """
-        previous: Future[Any] | None = None
-        for step in STEPS:
-            previous = self._pools[step].submit(run, step, index, part, previous)
-        return previous  # type: ignore[return-value]
-
-    def _run(
-        self, step: str, index: int, part: list[dict[str, Any]], previous: Future[Any] | None
-    ) -> Any:
-        value = part if previous is None else previous.result()
+    def _run(self, step: str, index: int, previous: Future[Any]) -> Any:
+        rows = previous.result()
         self._local.index = index
-        return getattr(self.handler, step)(value)
+        return getattr(self.handler, step)(rows)

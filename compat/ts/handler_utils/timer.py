@@ -16,19 +16,18 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (config_of(self).get("handler") or {}).get("profile", False):
             return method(self, *args, **kwargs)
-        _wait_for_gpu()
-        started_s = time.perf_counter()
+        started_s = _time_of_gpu_s()
         result = method(self, *args, **kwargs)
-        _wait_for_gpu()
-        elapsed_ms = (time.perf_counter() - started_s) * 1000
+        elapsed_ms = (_time_of_gpu_s() - started_s) * 1000
         self.context.metrics.add_time(f"ts_handler_{method.__name__}", elapsed_ms)
         return result
 
     return measure
 
 
-def _wait_for_gpu() -> None:
-    """Waits for the GPU, so that its work counts for the step that gave it."""
+def _time_of_gpu_s() -> float:
+    """Waits for the GPU, so that its work counts for the step that gave it; returns the time."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    return time.perf_counter()

@@ -33,7 +33,7 @@ class Change:
     """
 
     value: float = 0.0
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
 
 
 class CachingMetric:
@@ -65,16 +65,12 @@ class CachingMetric:
 
         A value that cannot count is logged and dropped: no prediction fails because of it.
         """
-        dimension_values = dimension_values or ()
-        if len(dimension_values) != len(self.dimension_names):
-            logger.error(
-                "metric %s has the dimensions %s, but was given the values %s",
-                self.metric_name,
-                self.dimension_names,
-                list(dimension_values),
-            )
-            return
-        self.count(value, labels_of(zip(self.dimension_names, dimension_values, strict=True)))
+        names, values = self.dimension_names, list(dimension_values or ())
+        if len(values) == len(names):
+            self.count(value, labels_of(zip(names, values, strict=True)))
+        else:
+            message = "metric %s has the dimensions %s, but was given the values %s"
+            logger.error(message, self.metric_name, names, values)
 
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
@@ -107,7 +103,6 @@ class CachingMetric:
                 return
             change.value += value
             if self.metric_type is MetricTypes.HISTOGRAM:
-                change.counts = change.counts or [0] * (len(BUCKETS) + 1)
                 change.counts[bisect.bisect_left(BUCKETS, value)] += 1
 
 

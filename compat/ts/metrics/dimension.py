@@ -12,5 +12,4 @@ class Dimension:
         return f"{self.name}:{self.value}"
 
     def to_dict(self) -> dict[str, str]:
-        """Returns the dimension as TorchServe writes it in JSON."""
         return {"Name": self.name, "Value": self.value}

@@ -34,7 +34,6 @@ class Metric:
         return f"{self.name}.{self.unit}:{self.value}|#{labels}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the measurement as TorchServe writes it in JSON."""
         return {
             "MetricName": self.name,
             "Value": self.value,

@@ -11,9 +11,4 @@ class MetricEncoder(json.JSONEncoder):
     """For `json.dumps(metric, cls=MetricEncoder)`."""
 
     def default(self, o: Any) -> Any:
-        """Writes metrics and dimensions as TorchServe does.
-
-        Raises:
-            TypeError: another type that JSON does not know.
-        """
         return o.to_dict() if isinstance(o, Metric | Dimension) else super().default(o)

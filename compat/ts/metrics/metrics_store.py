@@ -16,7 +16,8 @@ from ts.metrics.metric_cache_errors import (
 from ts.metrics.metric_type_enum import MetricTypes
 
 _TIMES, _SIZES = ("ms", "s"), ("MB", "kB", "GB", "B")
-_ERROR_LEVEL = Dimension("Level", "Error")
+
+_Dimensions = Sequence[Dimension] | None
 
 
 class MetricsStore:
@@ -43,26 +44,16 @@ class MetricsStore:
             MetricsCacheTypeError: a name or unit is not text.
             ValueError: MetricTypes does not have the type.
         """
-        metric = self._found_or_made(metric_name, unit, dimension_names, metric_type)
-        metric.redefine(unit, dimension_names)
-        return metric
-
-    def _found_or_made(
-        self,
-        metric_name: str,
-        unit: str,
-        dimension_names: Sequence[str] | None,
-        metric_type: MetricTypes = MetricTypes.COUNTER,
-    ) -> CachingMetric:
         if not isinstance(metric_name, str) or not isinstance(unit, str):
             raise MetricsCacheTypeError(
                 f"name and unit of a metric are text, not {metric_name!r}, {unit!r}"
             )
-        metric_type = MetricTypes(metric_type)
-        key = (metric_name, metric_type)
+        key = metric_name, MetricTypes(metric_type)
         if key not in self.cache:
-            self.cache[key] = CachingMetric(metric_name, unit, dimension_names, metric_type)
-        return self.cache[key]
+            self.cache[key] = CachingMetric(metric_name, unit, dimension_names, key[1])
+        metric = self.cache[key]
+        metric.redefine(unit, dimension_names)
+        return metric
 
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
@@ -75,48 +66,44 @@ class MetricsStore:
                 "call add_metric_to_cache first"
             ) from None
 
-    def add_metric(  # noqa: PLR0917 - TorchServe's order
+    def add_metric(  # noqa: PLR0917 - TorchServe's order, here and below
         self,
         name: str,
         value: float,
         unit: str,
         idx: int | None = None,
-        dimensions: Sequence[Dimension] | None = None,
+        dimensions: _Dimensions = None,
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         """Records a value of a metric, which is made when it is new. `idx` has no effect."""
-        defaults = [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
+        own = {"ModelName": self.model_name, "Level": "Model"}
         if self.request_ids is None:
-            defaults = [_ERROR_LEVEL]
-        self._record(name, value, unit, dimensions, defaults, metric_type)
+            own = {"Level": "Error"}
+        self._record(name, value, unit, dimensions, own, metric_type)
 
     def add_counter(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        dimensions: Sequence[Dimension] | None = None,
+        self, name: str, value: float, idx: int | None = None, dimensions: _Dimensions = None
     ) -> None:
-        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
+        self.add_metric(name, value, "count", idx, dimensions)
 
-    def add_time(  # noqa: PLR0917 - TorchServe's order
+    def add_time(  # noqa: PLR0917
         self,
         name: str,
         value: float,
         idx: int | None = None,
         unit: str = "ms",
-        dimensions: Sequence[Dimension] | None = None,
+        dimensions: _Dimensions = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         self.add_metric(name, value, _checked(unit, _TIMES), idx, dimensions, metric_type)
 
-    def add_size(  # noqa: PLR0917 - TorchServe's order
+    def add_size(  # noqa: PLR0917
         self,
         name: str,
         value: float,
         idx: int | None = None,
         unit: str = "MB",
-        dimensions: Sequence[Dimension] | None = None,
+        dimensions: _Dimensions = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         self.add_metric(name, value, _checked(unit, _SIZES), idx, dimensions, metric_type)
@@ -126,30 +113,27 @@ class MetricsStore:
         name: str,
         value: float,
         idx: int | None = None,
-        dimensions: Sequence[Dimension] | None = None,
+        dimensions: _Dimensions = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
-    def add_error(
-        self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
-    ) -> None:
+    def add_error(self, name: str, value: float = 1, dimensions: _Dimensions = None) -> None:
         """Counts errors outside of a request."""
-        self._record(name, value, "", dimensions, [_ERROR_LEVEL], MetricTypes.COUNTER)
+        self._record(name, value, "", dimensions, {"Level": "Error"}, MetricTypes.COUNTER)
 
     def _record(  # noqa: PLR0917
         self,
         name: str,
         value: float,
         unit: str,
-        dimensions: Sequence[Dimension] | None,
-        defaults: Sequence[Dimension],
+        dimensions: _Dimensions,
+        own: dict[str, str],
         metric_type: MetricTypes,
     ) -> None:
-        own = {dimension.name: dimension.value for dimension in defaults}
         given = [(dimension.name, dimension.value) for dimension in dimensions or ()]
         labels = [*given, *((label, own[label]) for label in own if label not in dict(given))]
-        metric = self._found_or_made(name, unit, [label for label, _ in labels], metric_type)
+        metric = self.add_metric_to_cache(name, unit, [label for label, _ in labels], metric_type)
         metric.count(value, labels_of(labels))
 
 

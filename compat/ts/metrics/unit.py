@@ -22,5 +22,4 @@ class Units:
 
 
 def full_name(unit: str | None) -> str:
-    """Returns the unit in full; an unknown unit stays as it is."""
     return NAMES.get(unit, str(unit))

@@ -18,7 +18,6 @@ from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import answer_batch
 from ts.torch_handler.weights import (
     give_back_memory,
-    load_aot_library,
     load_onnx,
     load_pt2,
     load_state,
@@ -106,15 +105,13 @@ class BaseHandler:
         return load_torchscript(model_pt_path, self.device)
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
-        if model_so_path.endswith(".so"):
-            return load_aot_library(model_so_path, self.device)
-        return load_pt2(model_so_path, self.device)
+        if not model_so_path.endswith(".so"):
+            return load_pt2(model_so_path, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # the loader knows no device number
+        return torch._export.aot_load(model_so_path, self.device.type)  # noqa: SLF001
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: Any) -> Any:
-        """Returns a model of the only class in the model file, with the state dict if there is one.
-
-        Weights are data: a checkpoint that wants to run code when it is loaded is refused.
-        """
         if not (Path(model_dir) / model_file).is_file():
             raise RuntimeError("Missing the model.py file")
         module = importlib.import_module(Path(model_file).stem)
@@ -144,22 +141,18 @@ class BaseHandler:
     def _compile_options(self) -> dict[str, Any] | None:
         """Returns torch.compile's arguments from `pt2` in model-config.yaml; None: no compiling."""
         pt2 = self.model_yaml_config.get("pt2")
-        if isinstance(pt2, str):
-            pt2 = {"backend": pt2}
-        if not isinstance(pt2, dict) or "export" in pt2:
+        options = {"backend": pt2} if isinstance(pt2, str) else pt2
+        if not isinstance(options, dict) or "export" in options:
             return None
-        if "compile" in pt2:
-            options = dict(pt2["compile"] or {})
+        if "compile" in options:
+            options = dict(options["compile"] or {})
             if options.pop("enable", False) is not True:
                 return None
-        else:
-            options = dict(pt2)
         backend = options.get("backend")
         return None if backend and not check_valid_pt2_backend(backend) else options
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Turns rows into one tensor on the device."""
         return torch.as_tensor(data, device=self.device)
 
     @timed
@@ -208,12 +201,8 @@ class BaseHandler:
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
         """Explains the batch for the class number under `target` of row 0."""
-        row = raw_data[0] if raw_data else {}
-        inputs = None
-        target: Any = 0
-        if isinstance(row, dict):
-            inputs = row.get("data") or row.get("body")
-            target = row.get("target") or 0
+        row = raw_data[0] if raw_data and isinstance(raw_data[0], dict) else {}
+        inputs, target = row.get("data") or row.get("body"), row.get("target") or 0
         if isinstance(target, bytes | bytearray | str):
             target = int(target)  # a form field arrives as bytes
         return self.get_insights(data_preprocess, inputs, target)  # type: ignore[no-any-return]
@@ -228,20 +217,18 @@ class BaseHandler:
 
     def describe_handle(self) -> Any:
         """Returns what `GET /models/M?customized=true` shows; handlers override it."""
-        return None
 
     def _is_explain(self) -> bool:
-        if self.context and self.context.get_request_header(0, "explain") == "True":
-            self.explain = True
-            return True
-        return False
+        is_asked = bool(self.context) and self.context.get_request_header(0, "explain") == "True"
+        if is_asked:
+            self.explain = True  # as in TorchServe, it stays
+        return is_asked
 
     def _is_describe(self) -> bool:
         return bool(self.context) and self.context.get_request_header(0, "describe") == "True"
 
 
 def _pick_device(gpu_id: Any) -> torch.device:
-    """Returns the GPU of this worker if there is one, else the CPU."""
     if gpu_id is None:
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -259,11 +246,7 @@ def _pick_device(gpu_id: Any) -> torch.device:
 
 
 def captum_attributions() -> ModuleType:
-    """Returns the module `captum.attr`, which explains predictions.
-
-    Raises:
-        PredictionException: status 501, the package captum is not installed.
-    """
+    """Imports what explains predictions, or answers with status 501."""
     try:
         return importlib.import_module("captum.attr")
     except ImportError as error:

@@ -20,17 +20,11 @@ def short_side_after(processing: Any) -> int | None:
     for step in getattr(processing, "transforms", [processing]):
         name = type(step).__name__
         if name == "Resize":
-            return _only_side(step)
+            size = step.size if isinstance(step.size, Sequence) else [step.size]
+            return size[0] if len(size) == 1 and step.max_size is None else None
         if name not in _CONVERSIONS | _COLOURS:
             return None
     return None
-
-
-def _only_side(resize: Any) -> int | None:
-    size = getattr(resize, "size", None)
-    sides = size if isinstance(size, Sequence) else [size]
-    is_only = len(sides) == 1 and getattr(resize, "max_size", None) is None
-    return sides[0] if is_only and isinstance(sides[0], int) else None
 
 
 def keeps_grey(handler: Any) -> bool:
@@ -39,17 +33,14 @@ def keeps_grey(handler: Any) -> bool:
     They become RGB where they would fail: in the built-in transforms, before a Normalize of three
     means, and before a model whose first convolution takes three channels.
     """
-    if _is_built_in(handler):
-        return False
+    if "image_processing" not in vars(handler):
+        owner = next(cls for cls in type(handler).__mro__ if "image_processing" in vars(cls))
+        if owner.__module__.startswith("ts."):
+            return False
     model = getattr(handler, "model", None)  # its constructor may not call ours
-    return _RGB_CHANNELS not in {*_means(handler.image_processing), *_inputs(model)}
-
-
-def _is_built_in(handler: Any) -> bool:
-    if "image_processing" in vars(handler):
-        return False
-    owner = next(cls for cls in type(handler).__mro__ if "image_processing" in vars(cls))
-    return owner.__module__.startswith("ts.")
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    channels = next((w.shape[1] for w in weights if w.ndim == _CONVOLUTION_DIMENSIONS), None)
+    return _RGB_CHANNELS not in {channels, *_means(handler.image_processing)}
 
 
 def _means(processing: Any) -> Iterator[int]:
@@ -61,13 +52,3 @@ def _means(processing: Any) -> Iterator[int]:
         yield from _means(step)
         if hasattr(step, "mean"):
             yield torch.as_tensor(step.mean).numel()
-
-
-def _inputs(model: Any) -> Iterator[int]:
-    """Yields how many channels the first convolution takes, if the model shows one."""
-    if not isinstance(model, torch.nn.Module):
-        return
-    for weight in model.parameters():
-        if weight.ndim == _CONVOLUTION_DIMENSIONS:
-            yield weight.shape[1]
-            return

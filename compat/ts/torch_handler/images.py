@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 import struct
 import threading
@@ -93,7 +94,7 @@ def open_image(
                 raise _unreadable("it has too many scans")
             if image.format == "TIFF" and image.mode in _OPEN_SCALES:
                 raise _unreadable(f"a TIFF of pixels in {image.mode}, whose white is not known")
-            if not _is_large(image.size):
+            if math.prod(image.size) <= LARGE_PIXELS:
                 return _converted(image, keep_grey=keep_grey)
             with _ONE_LARGE_IMAGE:
                 return _shrunk(image, short_side, keep_grey=keep_grey)
@@ -116,22 +117,30 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
         return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
-            is_refused = _is_too_thin(image.size, short_side) or _is_large(image.size)
             return (
                 image.mode in ("RGB", "L")
-                and not is_refused
+                and math.prod(image.size) <= LARGE_PIXELS
+                and not _is_too_thin(image.size, short_side)
                 and not _has_too_many_scans(value, image.size)
             )
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
         return False
 
 
-def _is_large(size: tuple[int, int]) -> bool:
-    return size[0] * size[1] > LARGE_PIXELS
-
-
 def _converted(image: Image.Image, *, keep_grey: bool) -> Image.Image:
-    return _to_grey(image) if keep_grey and _is_grey(image) else _to_rgb(image)
+    mode = "RGB"
+    if image.mode.startswith("I"):
+        # Pillow would clip 16 bits of grey at 255, which is white.
+        image.info.pop("transparency", None)
+        image = image.convert("I") if image.mode == "I;16B" else image
+        image = image.point(lambda value: value * (1 / 256)).convert("L")
+    if keep_grey and image.mode in ("1", "L", "LA"):
+        mode = "L"
+    elif "transparency" in image.info:
+        image = image.convert("RGBA")
+    # Converting copies the pixels in any case.
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _shrunk(image: Image.Image, short_side: int | None, *, keep_grey: bool) -> Image.Image:
@@ -194,7 +203,7 @@ def _has_too_many_scans(jpeg: bytes | bytearray, size: tuple[int, int]) -> bool:
     Scans of thumbnails, and those behind the end, do not count.
     """
     # Counts at least all scans, and is quick.
-    most = min(MOST_SCANS, MOST_SCANS * LARGE_PIXELS // (size[0] * size[1]))
+    most = min(MOST_SCANS, MOST_SCANS * LARGE_PIXELS // math.prod(size))
     if jpeg.count(_START_OF_SCAN) <= most:
         return False
     scans, start = 0, 0
@@ -206,33 +215,6 @@ def _has_too_many_scans(jpeg: bytes | bytearray, size: tuple[int, int]) -> bool:
         length_bytes = int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
         start = marker.end() + max(length_bytes, 2)
     return scans > most
-
-
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode in ("1", "L", "LA") or _is_deep(image)
-
-
-def _is_deep(image: Image.Image) -> bool:
-    return image.mode.startswith("I")
-
-
-def _to_grey(image: Image.Image) -> Image.Image:
-    if _is_deep(image):
-        # Pillow would clip 16 bits of grey at 255, which is white.
-        image = image.convert("I") if image.mode == "I;16B" else image
-        image = image.point(lambda value: value * (1 / 256))
-    image.load()
-    return image if image.mode == "L" else image.convert("L")
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if _is_deep(image):
-        return _to_grey(image).convert("RGB")
-    if "transparency" in image.info:
-        image = image.convert("RGBA")
-    # Converting copies the pixels in any case.
-    image.load()
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _unreadable(reason: str) -> PredictionException:

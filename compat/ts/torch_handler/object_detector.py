@@ -22,7 +22,7 @@ class ObjectDetector(VisionHandler):
 
         torchvision's detectors take both; TorchServe fails on images of different sizes.
         """
-        images = self._finished(self._images(data))
+        images = [image.to(self.device) for image in self._images(data)]
         is_uniform = len({image.shape for image in images}) == 1
         return torch.stack(images) if is_uniform else images
 

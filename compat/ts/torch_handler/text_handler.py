@@ -66,12 +66,7 @@ class TextHandler(BaseHandler):
 
     @functools.cached_property
     def lig(self) -> Any:
-        """Captum's integrated gradients of the model's layer `embedding`.
-
-        Raises:
-            AttributeError: the model has no such layer.
-            PredictionException: status 501, the package captum is not installed.
-        """
+        """Captum's integrated gradients of the model's layer `embedding`."""
         gradients = captum_attributions().LayerIntegratedGradients
         return gradients(self.model, self.model.embedding)
 
@@ -113,9 +108,8 @@ class TextHandler(BaseHandler):
 
 
 def _without_markup(match: re.Match[str]) -> str:
-    found = match[0]
-    is_whole = found.startswith("&") or found.endswith(">")
-    return "" if is_whole else _ENTITIES.sub("", found)
+    is_whole = match[0].startswith("&") or match[0].endswith(">")
+    return "" if is_whole else _ENTITIES.sub("", match[0])
 
 
 def _expanded(match: re.Match[str]) -> str:

@@ -9,8 +9,7 @@ from PIL import Image
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import config_of
 from ts.torch_handler import acceleration
-from ts.torch_handler.acceleration.gpu_jpegs import DECODERS
-from ts.torch_handler.acceleration.image_batches import ImageBatches
+from ts.torch_handler.acceleration.image_batches import DECODERS, ImageBatches
 from ts.torch_handler.acceleration.preparation import DTYPES, prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.image_steps import keeps_grey, short_side_after
@@ -43,9 +42,11 @@ class VisionHandler(BaseHandler):
         config = self.model_yaml_config
         if acceleration.choice(config, "jpeg_decoder", DECODERS) == "gpu":
             self._fast_batches.decode_on_gpu(keeps_grey=self._keeps_grey)
+        dtype = DTYPES[acceleration.choice(config, "dtype", DTYPES)]
         is_built_in = type(self).__module__.startswith("ts.")
-        if config.get("prepare", is_built_in or "dtype" in config) is True:
-            self._prepare_model(context)
+        is_wanted = config.get("prepare", is_built_in or "dtype" in config) is True
+        if is_wanted and self.has_one_size and self._compile_options() is None:
+            self._prepare_model(context, dtype)
 
     # Cached properties, not attributes that a constructor sets: handlers exist that do not call it,
     # and others whose `initialize` does not call this class's.
@@ -58,10 +59,7 @@ class VisionHandler(BaseHandler):
     def _keeps_grey(self) -> bool:
         return keeps_grey(self)
 
-    def _prepare_model(self, context: Any) -> None:
-        dtype = DTYPES[acceleration.choice(self.model_yaml_config, "dtype", DTYPES)]
-        if not self.has_one_size or self._compile_options() is not None:
-            return
+    def _prepare_model(self, context: Any, dtype: torch.dtype) -> None:
         properties, section = context.system_properties, self.manifest["model"]
 
         def reload() -> Any:
@@ -90,24 +88,18 @@ class VisionHandler(BaseHandler):
         values = [row.get("data") or row.get("body") for row in data]
         if self._fast_batches is not None:
             return self._fast_batches.read(values)
-        return [self._image(value, self.image_processing) for value in values]
+        return [self._image(value) for value in values]
 
     def _stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
         if self._fast_batches is not None:
             return self._fast_batches.stacked(images)
         return torch.stack(images).to(self.device)
 
-    def _finished(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns each image on the device, after its last step."""
-        if self._fast_batches is not None:
-            return self._fast_batches.finished(images)
-        return [image.to(self.device) for image in images]
-
-    def _image(self, value: Any, processing: Any) -> torch.Tensor:
+    def _image(self, value: Any) -> torch.Tensor:
         if isinstance(value, bytes | bytearray | str):
             short_side = short_side_after(self.image_processing)
             image = open_image(value, short_side, keep_grey=self._keeps_grey)
-            return processing(image)  # type: ignore[no-any-return]
+            return self.image_processing(image)  # type: ignore[no-any-return]
         try:
             return torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -116,11 +108,7 @@ class VisionHandler(BaseHandler):
 
     @functools.cached_property
     def ig(self) -> Any:
-        """Captum's integrated gradients of the model.
-
-        Raises:
-            PredictionException: status 501, the package captum is not installed.
-        """
+        """Captum's integrated gradients of the model."""
         return captum_attributions().IntegratedGradients(self.model)
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:

@@ -11,7 +11,7 @@ import os
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,15 @@ def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
         and not folder.is_symlink()
         and file.is_relative_to(folder.resolve())
         and file.stat().st_mtime < _STARTED_S
-        and _is_plain_zip(file)
+        # torch.save's newer format, not compressed
+        and zipfile.is_zipfile(file)
+        and all(entry.compress_type == zipfile.ZIP_STORED for entry in _entries(file))
     )
 
 
-def _is_plain_zip(file: Path) -> bool:
-    """Returns whether the file's tensors can be mapped: torch.save's zip format, not compressed."""
-    if not zipfile.is_zipfile(file):
-        return False
+def _entries(file: str | Path) -> list[zipfile.ZipInfo]:
     with zipfile.ZipFile(file) as bundle:
-        return all(entry.compress_type == zipfile.ZIP_STORED for entry in bundle.infolist())
+        return bundle.infolist()
 
 
 def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
@@ -73,17 +72,14 @@ def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
     numbers where the model holds a weight, or a part of it, under another name.
     """
     for name, weight in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if _is_same(weight.data, mapped.get(name)):
-            weight.data = mapped[name]
-
-
-def _is_same(weight: torch.Tensor, mapped: Any) -> bool:
-    return (
-        type(weight) is type(mapped) is torch.Tensor
-        and weight.dtype == mapped.dtype
-        and weight.stride() == mapped.stride()
-        and torch.equal(weight, mapped)
-    )
+        own, file = weight.data, mapped.get(name)
+        if (
+            type(own) is type(file) is torch.Tensor
+            and own.dtype == file.dtype
+            and own.stride() == file.stride()
+            and torch.equal(own, file)
+        ):
+            weight.data = file
 
 
 def give_back_memory() -> None:
@@ -163,36 +159,19 @@ def load_pt2(path: str, device: torch.device) -> Any:
     """
     if not zipfile.is_zipfile(path):
         raise RuntimeError(f"{os.path.basename(path)} is not a .pt2 file")  # noqa: PTH119
-    with zipfile.ZipFile(path) as bundle:
-        is_compiled = any(_COMPILED_FOLDER in name for name in bundle.namelist())
-    if is_compiled:
+    if any(_COMPILED_FOLDER in entry.filename for entry in _entries(path)):
         # torch has no public name for either loader.
         options = {} if device.index is None else {"device_index": device.index}
         return torch._inductor.aoti_load_package(path, **options)  # noqa: SLF001
-    with _weights_only():
+    before = os.environ.get(_FORCE_WEIGHTS_ONLY)
+    # Keeps torch.export from unpickling anything once `weights_only` has failed.
+    os.environ[_FORCE_WEIGHTS_ONLY] = "1"
+    try:
         program = torch.export.load(path)
+    finally:
+        del os.environ[_FORCE_WEIGHTS_ONLY]
+        if before is not None:
+            os.environ[_FORCE_WEIGHTS_ONLY] = before
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
     return program.module()
-
-
-def load_aot_library(path: str, device: torch.device) -> Any:
-    """Returns a callable from the .so file that `torch._export.aot_compile` wrote."""
-    if device.type == "cuda":
-        # The loader knows no device number.
-        torch.cuda.set_device(device)
-    return torch._export.aot_load(path, device.type)  # noqa: SLF001
-
-
-@contextlib.contextmanager
-def _weights_only() -> Iterator[None]:
-    """Keeps torch.export from unpickling anything once `weights_only` has failed."""
-    before = os.environ.get(_FORCE_WEIGHTS_ONLY)
-    os.environ[_FORCE_WEIGHTS_ONLY] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_FORCE_WEIGHTS_ONLY]
-        else:
-            os.environ[_FORCE_WEIGHTS_ONLY] = before

@@ -32,27 +32,14 @@ class PredictionException(Exception):
         return f"{self.message} : {self.error_code}"
 
 
-class PT2Backend(StrEnum):
-    """Backends of torch.compile that a model-config.yaml may name."""
-
-    EAGER = "eager"
-    AOT_EAGER = "aot_eager"
-    INDUCTOR = "inductor"
-    NVFUSER = "nvfuser"
-    AOT_NVFUSER = "aot_nvfuser"
-    AOT_CUDAGRAPHS = "aot_cudagraphs"
-    OFI = "ofi"
-    FX2TRT = "fx2trt"
-    ONNXRT = "onnxrt"
-    IPEX = "ipex"
-    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
-    OPENVINO = "openvino"
-    TENSORRT = "tensorrt"
-    HPU_BACKEND = "hpu_backend"
+PT2Backend = StrEnum(
+    "PT2Backend",
+    "EAGER AOT_EAGER INDUCTOR NVFUSER AOT_NVFUSER AOT_CUDAGRAPHS OFI FX2TRT ONNXRT IPEX "
+    "TORCHXLA_TRACE_ONCE OPENVINO TENSORRT HPU_BACKEND",
+)
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Returns whether torch.compile knows a backend of this name; logged when not."""
     is_known = backend in set(PT2Backend)
     if not is_known:
         logger.warning("%s is not a supported torch.compile backend", backend)
@@ -60,12 +47,6 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> Any:
-    """Reads a YAML file.
-
-    Raises:
-        OSError: the file cannot be read.
-        yaml.YAMLError: the file is not YAML.
-    """
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
 
@@ -82,10 +63,8 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
     """Returns class number as text → label; None without the file.
 
-    Accepts {"0": "label"}, {"0": ["id", "label"]} and {"object_type_names": ["label", ...]}.
-
-    Raises:
-        ValueError: the file has another form.
+    Accepts {"0": "label"}, {"0": ["id", "label"]} and {"object_type_names": ["label", ...]}; other
+    forms are a ValueError.
     """
     path = Path(mapping_file_path)
     if not path.is_file():
@@ -96,9 +75,7 @@ def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
         raise ValueError(f"{path.name} must be a JSON object of class number and label")
     if isinstance(names := mapping.get("object_type_names"), list):
         mapping = {str(number): name for number, name in enumerate(names)}
-    labels = {
-        key: value[-1] if isinstance(value, list) else value for key, value in mapping.items()
-    }
+    labels = {key: name[-1] if isinstance(name, list) else name for key, name in mapping.items()}
     if not all(isinstance(label, str) for label in labels.values()):
         raise ValueError(f"{path.name}: a label must be text or a list that ends in text")
     return labels

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import torch
 from ts.context import Context, RequestProcessor
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.service import PredictionException
@@ -66,21 +65,6 @@ def plain():
     handler.handle.shutdown()
 
 
-@pytest.fixture
-def two_cores():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def decode_on_one_core():
-    """As a thread of VisionHandler's does; torch gives its number to all threads to come."""
-    thread = threading.Thread(target=torch.set_num_threads, args=(1,))
-    thread.start()
-    thread.join()
-
-
 def context_with(headers):
     context = Context("m", ".", {"model": {}}, 4, None, "0.12")
     context.request_processor = [RequestProcessor(headers)]
@@ -135,15 +119,6 @@ def test_micro_batching_answers_what_the_request_asks_for(plain, headers, expect
     assert "HandlerTime" in [name for name, _ in context.metrics.cache]
 
 
-def test_micro_batching_is_profiled_on_demand(plain, monkeypatch):
-    # Given
-    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "true")
-    plain._infer_with_profiler = lambda data: ([f"profiled {row}" for row in data], None)
-
-    # When / Then
-    assert plain.handle(["a"], context_with({})) == ["profiled a"]
-
-
 def test_micro_batching_leaves_no_part_behind_when_one_fails(plain):
     # Given
     has_left, ran_after = threading.Event(), []
@@ -167,17 +142,3 @@ def test_micro_batching_leaves_no_part_behind_when_one_fails(plain):
 
     # Then
     assert ran_after == [False]
-
-
-@pytest.mark.usefixtures("two_cores")
-def test_micro_batches_run_on_all_cores_after_images_were_decoded_on_one_each(plain):
-    # Given
-    def preprocess(rows):
-        decode_on_one_core()
-        return rows
-
-    plain.preprocess = preprocess
-    plain.inference = lambda rows: [torch.get_num_threads() for _ in rows]
-
-    # When / Then
-    assert plain.handle(["a"], context_with({})) == [2]

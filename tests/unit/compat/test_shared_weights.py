@@ -77,7 +77,7 @@ def is_mapped(model, folder):
     return mapping(model).get("file") == str(folder / "weights.pth")
 
 
-def test_weights_of_two_loads_are_the_same_pages(folder):
+def test_weights_of_two_loads_are_the_same_pages_until_one_changes_them(folder):
     # When
     first, second = loaded(folder), loaded(folder)
     assert torch.equal(first.weigh(ONES), second.weigh(ONES))
@@ -90,37 +90,21 @@ def test_weights_of_two_loads_are_the_same_pages(folder):
         assert memory["Anonymous"] == 0
     assert torch.equal(first.weigh(ONES), trained().weigh(ONES))
 
-
-def test_shared_weights_that_are_changed_in_place_change_for_one_only(folder):
-    # Given
-    first, second = loaded(folder), loaded(folder)
-
-    # When
+    # And a change in place is for one only
     with torch.no_grad():
         first.weigh.weight.zero_()
-
-    # Then
-    assert torch.equal(second.weigh.weight, trained().weigh.weight)
-    assert torch.equal(loaded(folder).weigh.weight, trained().weigh.weight)
+    for model in (second, loaded(folder)):
+        assert torch.equal(model.weigh.weight, trained().weigh.weight)
 
 
-def test_shared_weights_are_found_under_every_name(folder):
+def test_shared_weights_are_found_under_every_name_and_outlive_their_file(folder):
     # When
     model = loaded(folder)
+    (folder / "weights.pth").unlink()
 
     # Then
     assert model.aliases[0] is model.weigh.weight
     assert torch.equal(model.views[0], model.weigh.weight[:10])
-
-
-def test_shared_weights_outlive_their_file(folder):
-    # Given
-    model = loaded(folder)
-
-    # When
-    (folder / "weights.pth").unlink()
-
-    # Then
     assert torch.equal(model.weigh(ONES), trained().weigh(ONES))
 
 

@@ -13,17 +13,10 @@ from ts.torch_handler.request_envelope.tensors import (
 
 NUMPY = {
     "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
     "FP16": np.float16,
     "FP32": np.float32,
     "FP64": np.float64,
+    **{f"{sign}INT{n}": f"{sign.lower()}int{n}" for sign in ("", "U") for n in (8, 16, 32, 64)},
 }
 
 
@@ -68,9 +61,9 @@ def test_bytes_have_their_lengths_before_them():
     assert tensor.json_values() == ["cat", "", "\ufffd\x00"]
 
 
-@pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]]], ids=["flat", "nested"])
-def test_json_values_may_be_flat_or_nested(data):
-    assert read_tensor("INT64", [2, 2], data).nested() == [[1, 2], [3, 4]]
+def test_json_values_may_be_flat_or_nested():
+    for data in ([1, 2, 3, 4], [[1, 2], [3, 4]]):
+        assert read_tensor("INT64", [2, 2], data).nested() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -88,15 +81,10 @@ def test_json_values_may_be_flat_or_nested(data):
         ("FP32", [1], b"abc"),
         ("BF16", [1], b"abc"),
         ("BYTES", [1], b"\xff\xff\xff\xff"),
-        ("FP32", [1], None),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_tensor_that_does_not_fit_is_refused(datatype, shape, data):
-    if data is None:
-        # One value, which is null: the handler may like it.
-        assert read_tensor(datatype, shape, data).values == [None]
-        return
     with pytest.raises(BadTensor):
         read_tensor(datatype, shape, data)
 

@@ -49,8 +49,3 @@ def test_b18_text_takes_time_in_proportion_to_its_length(text):
 
     # Then
     assert_within(time.perf_counter() - started_s, 0.3)
-
-
-def test_punctuation_goes_under_the_name_of_torchserves_first_handlers_too():
-    # When / Then
-    assert TextHandler()._remove_puncutation("it's: done!") == "its done"

@@ -751,10 +751,10 @@ def test_check_free_says_so_when_it_is_no_address(address):
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):
-    # Given a config that is good but for five keys, and a model store that stops the command
+    # Given a config that is good but for four keys, and a model store that stops the command
     config = tmp_path / "config[1].properties"
     keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
-    keys += ('models={"m": {"1": {"batchsize": 8}}}', "install_py_dep_per_model=yes")
+    keys += ("install_py_dep_per_model=yes",)
     config.write_text("\n".join(keys))
     # When
     result = CliRunner().invoke(main, ["up", "--config", str(config)])
@@ -765,21 +765,6 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
         f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
         f"warning: {config}: install_py_dep_per_model=yes counts as false, as in TorchServe; "
         "did you mean true?",
-        "warning: models: batchsize has no effect; did you mean batchSize?",
-        "Error: the model store is not a folder: /missing",
-    ]
-
-
-def test_variable_that_is_nearly_a_settings_is_named(monkeypatch):
-    # Given
-    monkeypatch.setenv("FERRY_QUEUE_TIMOUT_S", "5")
-    for name in ("FERRY_INFERENCE_TOKEN", "FERRY_METRICS_URL", "FERRY_PORT_8080_TCP"):
-        monkeypatch.setenv(name, "of a client's, or of Kubernetes")
-    # When
-    result = CliRunner().invoke(main, ["up", "--model-store", "/missing"])
-    # Then
-    assert result.stderr.splitlines() == [
-        "warning: FERRY_QUEUE_TIMOUT_S is no setting; did you mean FERRY_QUEUE_TIMEOUT_S?",
         "Error: the model store is not a folder: /missing",
     ]
 

@@ -112,7 +112,13 @@ def patience():
 
 
 @pytest.fixture
-def ingress(redis_url, keys, patience):
+def trusted_proxies():
+    """There is no proxy."""
+    return ""
+
+
+@pytest.fixture
+def ingress(redis_url, keys, patience, trusted_proxies):
     loop = uvloop.new_event_loop()  # as the ingress has
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -126,6 +132,7 @@ def ingress(redis_url, keys, patience):
         max_request_size_bytes=100_000,
         unregister_model_timeout_s=3,
         dead_after_s=DEAD_AFTER_S,
+        trusted_proxies=trusted_proxies,
     )
     archives = KnownArchives()
     services = build_services(settings, keys, loop)

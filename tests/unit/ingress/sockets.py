@@ -9,6 +9,8 @@ import uvloop
 
 from ingress.http1.listener import Address, Listener
 from ingress.predictions.prediction import HttpPredictions
+from ingress.rest.inference_api import AwaitedPrediction
+from ingress.rest.responses import AwaitedExchange
 from ingress.role import Role
 from ingress.server import application
 from ingress.torchserve.answers import error_answer
@@ -40,12 +42,25 @@ def served(app, client, *, tls=None, **options):
     return uvloop.run(main())  # as the ingress does
 
 
+def with_settings(services, settings):
+    """The same parts with other settings of predictions."""
+    predictions = HttpPredictions(services.predictor, services.jobs, settings)
+    return replace(services, http_predictions=predictions, settings=settings)
+
+
+def awaited(services, target, headers, body):
+    """The answer to a prediction at Flask's door."""
+    exchange = AwaitedExchange(headers)
+    prediction = AwaitedPrediction(services.http_predictions, target, exchange)
+    services.loop.call_soon_threadsafe(prediction.submit, body)
+    return exchange.answered.result(20)
+
+
 @contextlib.contextmanager
 def listening(echo, address, tls=None, settings=None):
     """The inference port of this ingress on another address, too."""
     settings = replace(settings or echo.services.settings, max_response_size_bytes=20)
-    predictions = HttpPredictions(echo.services.predictor, echo.services.jobs, settings)
-    services = replace(echo.services, http_predictions=predictions, settings=settings)
+    services = with_settings(echo.services, settings)
     app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():

@@ -12,6 +12,7 @@ from tests.unit.workers.archives.web import (
     URL,
     Web,
     archive_bytes,
+    locate,
     served,
     web_with_archive,
 )
@@ -38,7 +39,7 @@ def store(store, redis_server, tmp_path, monkeypatch):
     monkeypatch.setenv("FERRY_MODEL_STORE", str(store))
     monkeypatch.setenv("FERRY_WORK_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("FERRY_ALLOWED_URLS", ALLOWED)
-    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
+    locate(URL, store, web_with_archive())
     return store
 
 

@@ -4,17 +4,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# The setting `acceleration`, as worker processes are told.
-VARIABLE = "FERRY_ACCELERATION"
 _OFF = (False, "off")  # YAML reads a plain `off` as false
 
 
 def is_on(config: Mapping[str, Any]) -> bool:
-    """Returns whether a model is accelerated, by its model-config.yaml and the server's setting.
-
-    Either can turn it off; neither turns on what the other has turned off.
-    """
-    return config.get("acceleration", "on") not in _OFF and os.environ.get(VARIABLE) != "off"
+    """Tells whether neither the model's model-config.yaml nor the server's setting says `off`."""
+    is_off = config.get("acceleration") in _OFF or os.environ.get("FERRY_ACCELERATION") == "off"
+    return not is_off
 
 
 def choice(config: Mapping[str, Any], key: str, names: Iterable[str]) -> str:

@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from timeit import timeit
 from typing import Any
 
 import torch
@@ -28,19 +27,16 @@ WARM_UP_CALLS = 3
 
 # How often a batch is timed, whole and in parts; the first time is a warm-up.
 ROUNDS = 2
-# The same of a convolution in two precisions.
-CONVOLUTION_ROUNDS = 20
 
-# Folding a normalisation into the layer before it moves the last digits.
-TOLERANCE = 1e-3
-# For half precision: where operations are fused, results are rounded once less.
-HALF_TOLERANCE = 0.05
+# Of the largest answer. Folding a normalisation into the layer before it moves the last digits; in
+# half precision, results are rounded once less where operations are fused.
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05
 
 # Times of the whole batch. Parts that take as long on a quiet machine take less on a busy one.
 MOST_FOR_PARTS = 1.1
 
-# Times of float32; less may be noise.
-MOST_FOR_HALF = 1.1
+# Each thread reads all weights, which a single row is not worth.
+LEAST_ROWS = 2
 
 
 class PreparedModel:
@@ -87,8 +83,6 @@ def prepare(
                 return None
             if example.is_cuda:
                 _warm_up(compute, example, batch_size)
-            elif dtype != torch.float32:
-                _warn_if_slower(dtype)
     except Exception:  # whatever torch raises, the archive's model still runs
         logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
         return None
@@ -105,57 +99,43 @@ def _accelerated(
     In half precision the frozen model is what others have to agree with.
     """
     is_exact = dtype == torch.float32
-    expected = _plain_answer(model, example) if is_exact else None
-    frozen = _frozen(model, dtype)
-    compute: Model = functools.partial(computed, frozen, dtype)
+    expected = None
+    if is_exact:
+        # Without this, TorchScript is optimised for longer than a single call can win.
+        with _all_digits(), torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+            expected = model(example)
+    model = model.to(dtype).to(memory_format=torch.channels_last)
+    if isinstance(model, torch.jit.ScriptModule):
+        with warnings.catch_warnings():
+            # Existing archives hold TorchScript, although new models should be compiled otherwise.
+            warnings.filterwarnings("ignore", r".*torch\.jit\.freeze")
+            model = torch.jit.freeze(model)
+    compute: Model = functools.partial(computed, model, dtype)
     if expected is None:
         expected = compute(example)
-    if isinstance(frozen, torch.jit.ScriptModule) and example.device.type == "cpu":
+    if isinstance(model, torch.jit.ScriptModule) and example.device.type == "cpu":
         if is_exact:
-            compute = _optimized(frozen, example, expected) or compute
-        itself, *_ = frozen.graph.inputs()
+            compute = _optimized(model, example, expected) or compute
+        itself, *_ = model.graph.inputs()
         if not itself.uses():  # it has no state
-            compute = divided(compute, example, batch_size, _tolerance(dtype))
+            tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
+            compute = divided(compute, example, batch_size, tolerance)
     with _all_digits():
         return compute if not is_exact or _are_close(compute(example), expected) else None
-
-
-def _plain_answer(model: Model, example: torch.Tensor) -> Any:
-    # Without this, TorchScript is optimised for longer than a single call can win.
-    with _all_digits(), torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
-        return model(example)
 
 
 def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
     """Runs batches of many sizes, as the first call of a kernel loads it.
 
-    On a GPU only: on a processor the first call takes no longer than later ones.
+    On a GPU only: on a processor the first call takes no longer than later ones. Each power of two
+    is among them: cuDNN picks another kernel for another size. The full batch comes first:
+    TorchScript compiles the first sizes for themselves, later sizes for any.
     """
-    for rows in warm_up_sizes(batch_size):
+    powers = (2**power for power in range(batch_size.bit_length()))
+    for rows in dict.fromkeys([batch_size, 1, *powers]):
         batch = example.expand(rows, *example.shape[1:])
         for _ in range(WARM_UP_CALLS):
             compute(batch)
-
-
-def _warn_if_slower(dtype: torch.dtype) -> None:
-    times = times_of_float32(dtype)
-    if times > MOST_FOR_HALF:
-        logger.warning(
-            "this processor takes %.1f times as long in %s as in float32; without `dtype` in"
-            " model-config.yaml the model is probably faster here",
-            times,
-            str(dtype).removeprefix("torch."),
-        )
-
-
-def warm_up_sizes(batch_size: int) -> list[int]:
-    """Returns the sizes of the batches that warm a GPU up.
-
-    Each power of two is among them: cuDNN picks another kernel for another size. The full batch
-    comes first: TorchScript compiles the first sizes for themselves, later sizes for any.
-    """
-    powers = (2**power for power in range(batch_size.bit_length()))
-    return list(dict.fromkeys([batch_size, 1, *powers]))
 
 
 @contextlib.contextmanager
@@ -177,16 +157,6 @@ def _all_digits() -> Iterator[None]:
     finally:
         cudnn.allow_tf32 = before[0]
         setattr(matmul, name, before[1])
-
-
-def _frozen(model: Any, dtype: torch.dtype) -> Any:
-    model = model.to(dtype).to(memory_format=torch.channels_last)
-    if isinstance(model, torch.jit.ScriptModule):
-        with warnings.catch_warnings():
-            # Existing archives hold TorchScript, although new models should be compiled otherwise.
-            warnings.filterwarnings("ignore", r".*torch\.jit\.freeze")
-            model = torch.jit.freeze(model)
-    return model
 
 
 def _optimized(frozen: Any, example: torch.Tensor, expected: Any) -> Model | None:
@@ -221,10 +191,9 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
         batch_size: the largest batch.
         tolerance: how far answers may differ, relative to the largest.
     """
-    threads = torch.get_num_threads()
-    if part_count(batch_size, threads) == 1:
+    parallel = DataParallel(model, torch.get_num_threads())
+    if parallel.part_count(batch_size) == 1:
         return model
-    parallel = DataParallel(model, threads)
     factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
     batch = example * factors
     whole_s, parts_s = [], []
@@ -245,10 +214,6 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
     return parallel if min(parts_s) <= MOST_FOR_PARTS * min(whole_s) else model
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    return TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
-
-
 def _as_float32(output: Any) -> Any:
     if isinstance(output, torch.Tensor):
         return output.float() if output.is_floating_point() else output
@@ -264,15 +229,6 @@ def _are_close(answer: Any, expected: Any, tolerance: float = TOLERANCE) -> bool
         return all(_are_close(answer[name], value, tolerance) for name, value in expected.items())
     largest = float(expected.abs().max())
     return bool(torch.allclose(answer, expected.float(), rtol=0.0, atol=tolerance * largest))
-
-
-# Each thread reads all weights, which a single row is not worth.
-LEAST_ROWS = 2
-
-
-def part_count(rows: int, threads: int) -> int:
-    """Returns into how many parts a batch of this many rows is divided."""
-    return max(1, min(threads, rows // LEAST_ROWS))
 
 
 class DataParallel:
@@ -296,13 +252,16 @@ class DataParallel:
         # It starts a thread when one is needed first.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
 
+    def part_count(self, rows: int) -> int:
+        return max(1, min(self._threads, rows // LEAST_ROWS))
+
     def __call__(self, batch: torch.Tensor) -> Any:
         """Returns the model's answer; without gradients, where there is more than one part.
 
         Raises:
             TypeError: an answer that has no rows.
         """
-        count = part_count(len(batch), self._threads)
+        count = self.part_count(len(batch))
         if count == 1:
             return self._model(batch)
         with torch.inference_mode():
@@ -317,24 +276,3 @@ def _joined(answers: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {name: _joined([answer[name] for answer in answers]) for name in first}
     raise TypeError(f"An answer of {type(first).__name__} has no rows.")
-
-
-def times_of_float32(dtype: torch.dtype) -> float:
-    """Measures how many times as long as in float32 a convolution takes this processor in `dtype`.
-
-    The features that a processor reports are no answer: with AVX512_BF16, but without AMX, Intel's
-    issue the products of bfloat16 at little more than half the rate of float32's.
-    """
-    plain, half = _convolution(torch.float32), _convolution(dtype)
-    # In turns, as the machine may be slower for a while; the first round loads the kernels.
-    pairs = [(timeit(plain, number=1), timeit(half, number=1)) for _ in range(CONVOLUTION_ROUNDS)]
-    plain_s, half_s = (min(times_s) for times_s in zip(*pairs, strict=True))
-    return half_s / plain_s
-
-
-def _convolution(dtype: torch.dtype) -> Callable[[], object]:
-    """Returns a call of one convolution from the middle of a ResNet, over one row."""
-    layer = torch.nn.Conv2d(256, 256, kernel_size=3, padding=1, bias=False)
-    layer = layer.to(dtype, memory_format=torch.channels_last)
-    image = torch.ones(1, 256, 14, 14, dtype=dtype).to(memory_format=torch.channels_last)
-    return lambda: layer(image)

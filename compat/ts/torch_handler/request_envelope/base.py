@@ -1,10 +1,11 @@
-"""The base of all envelopes.
+"""The bases of all envelopes.
 
 Source: TorchServe 0.12 docs/request_envelopes.md, as an interface.
 """
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -31,8 +32,54 @@ class BaseEnvelope(ABC):
         """Returns the answers to the rows, made of the handler's results."""
 
 
+class InstancesEnvelope(BaseEnvelope):
+    """Runs the instances of all requests together, and deals the handler's outputs out again.
+
+    TorchServe's two KServe envelopes look at the first request only, and fail with more.
+    """
+
+    _rows: Sequence[Any] = ()
+    _opened: Sequence[Any] = ()  # each row's instances
+
+    def parse_input(self, data: Any) -> Any:
+        self._rows, self._opened = data, [self.open_row(row) for row in data]
+        if len(data) == 1:
+            return self._opened[0]
+        if any(instances is None for instances in self._opened):
+            # For a single request the handler is called with None, as in TorchServe.
+            raise ValueError("a request without instances")
+        return [instance for instances in self._opened for instance in instances]
+
+    def format_output(self, data: Any) -> Any:
+        if len(self._opened) <= 1:
+            return [self.close_row(data, 0)]
+        lengths = [len(instances) for instances in self._opened]
+        if not isinstance(data, list) or len(data) != sum(lengths):
+            # An output's request is unknown then: the worker calls again with a request at a time.
+            raise ValueError("the handler's outputs cannot be dealt out to the requests")
+        outputs = iter(data)
+        return [
+            self.close_row([next(outputs) for _ in range(length)], index)
+            for index, length in enumerate(lengths)
+        ]
+
+    @abstractmethod
+    def open_row(self, row: Any) -> Any:
+        """Returns the instances of one request; None if it has none."""
+
+    @abstractmethod
+    def close_row(self, outputs: Any, index: int) -> Any:
+        """Returns the answer to request `index`, made of its instances' outputs."""
+
+
 def content_of(row: Any) -> Any:
     """Returns what a row carries as `data`, else as `body`."""
     # Not `or`: TorchServe's would call a tensor or an array ambiguous.
     data = row.get("data")
     return row.get("body") if data is None else data
+
+
+def document_of(row: Any) -> Any:
+    """Returns the JSON of a row, which may have come as bytes or text of any content type."""
+    content = content_of(row)
+    return json.loads(content) if isinstance(content, (bytes, bytearray, str)) else content

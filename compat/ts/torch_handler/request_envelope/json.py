@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any
 
-from ts.torch_handler.request_envelope.instances import InstancesEnvelope, document_of
+from ts.torch_handler.request_envelope.base import InstancesEnvelope, document_of
 
 
 class JSONEnvelope(InstancesEnvelope):
@@ -33,8 +33,6 @@ def _unpacked(instance: Any) -> Any:
     if list(instance) == ["b64"]:
         return base64.b64decode(instance["b64"])
     return {
-        name: base64.b64decode(value["b64"])
-        if isinstance(value, dict) and list(value) == ["b64"]
-        else value
+        name: _unpacked(value) if isinstance(value, dict) and list(value) == ["b64"] else value
         for name, value in instance.items()
     }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ts.torch_handler.request_envelope.instances import InstancesEnvelope, document_of
+from ts.torch_handler.request_envelope.base import InstancesEnvelope, document_of
 
 
 class KServeEnvelope(InstancesEnvelope):

@@ -83,7 +83,10 @@ class Tensor:
         return struct.pack(f"<{len(self.values)}{_CODES[self.datatype]}", *self.values)
 
     def json_values(self) -> list[Any]:
-        return [_as_text(value) if isinstance(value, bytes) else value for value in self.values]
+        return [
+            value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            for value in self.values
+        ]
 
 
 def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
@@ -108,28 +111,11 @@ def tensor_of(value: Any) -> Tensor | None:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         if hasattr(value, "detach"):
             value = value.detach().cpu()
+        shape, values = list(value.shape), _flat(value.tolist())
         datatype = BY_DTYPE.get(str(value.dtype).removeprefix("torch."))
-        values = _flat(value.tolist())
-        return (
-            Tensor(datatype, list(value.shape), values)
-            if datatype
-            else _typed(list(value.shape), values)
-        )
+        return Tensor(datatype, shape, values) if datatype else _typed(shape, values)
     shape = _shape_of(value)
     return None if shape is None else _typed(shape, _flat(value))
-
-
-def items_of(value: Any) -> list[Any]:
-    """Returns the items of nested lists as one flat list; [value] if that is none, or ragged."""
-    level = [value]
-    for _ in range(_MAX_DIMENSIONS):
-        lengths = {len(item) if isinstance(item, (list, tuple)) else None for item in level}
-        if lengths <= {None}:
-            return level
-        if len(lengths) > 1:
-            break
-        level = [item for inner in level for item in inner]
-    return [value]
 
 
 def text_tensor(output: Any) -> Tensor:
@@ -163,10 +149,9 @@ def _from_binary(datatype: str, data: bytes) -> list[Any]:
     if datatype == BYTES:
         return _elements(data)
     if datatype == BF16:
-        if len(data) % 2:
-            raise cut_off()
+        # Half a float: a byte too few or too many stays so.
         wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
-        return list(struct.unpack(f"<{len(data) // 2}f", wide))
+        return _from_binary("FP32", wide)
     size = struct.calcsize(f"<{_CODES[datatype]}")
     if len(data) % size:
         raise cut_off()
@@ -174,7 +159,7 @@ def _from_binary(datatype: str, data: bytes) -> list[Any]:
 
 
 def _elements(data: bytes) -> list[bytes]:
-    found, start = [], 0
+    elements, start = [], 0
     while start < len(data):
         if start + _LENGTH.size > len(data):
             raise cut_off()
@@ -182,8 +167,8 @@ def _elements(data: bytes) -> list[bytes]:
         start += _LENGTH.size + length
         if start > len(data):
             raise cut_off()
-        found.append(data[start - length : start])
-    return found
+        elements.append(data[start - length : start])
+    return elements
 
 
 def cut_off() -> BadTensor:
@@ -199,26 +184,17 @@ def _flat(value: Any) -> list[Any]:
 
 def _shape_of(value: Any) -> list[int] | None:
     """Returns the lengths of nested lists; None if they are ragged or hold more than scalars."""
-    if isinstance(value, (bool, int, float)):
-        return []
-    if not isinstance(value, list):
-        return None
-    shape, level = [len(value)], value
-    while level and isinstance(level[0], list):
-        if len(shape) > _MAX_DIMENSIONS or not all(isinstance(item, list) for item in level):
-            return None
+    shape: list[int] = []
+    level = [value]
+    while level and isinstance(level[0], list) and len(shape) <= _MAX_DIMENSIONS:
         length = len(level[0])
-        if any(len(item) != length for item in level):
+        if any(not isinstance(item, list) or len(item) != length for item in level):
             return None
         shape.append(length)
         level = [item for inner in level for item in inner]
-    is_regular = all(isinstance(item, (bool, int, float, str)) for item in level)
-    return shape if is_regular else None
+    scalars = (bool, int, float, str) if shape else (bool, int, float)
+    return shape if all(isinstance(item, scalars) for item in level) else None
 
 
 def _as_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def _as_text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")

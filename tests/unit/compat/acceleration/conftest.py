@@ -28,7 +28,16 @@ def load(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_threads():
+    yield from threads(2)
+
+
+@pytest.fixture
+def three_threads():
+    yield from threads(3)
+
+
+def threads(count):
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(count)
     yield
     torch.set_num_threads(before)

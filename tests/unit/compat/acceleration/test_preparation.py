@@ -1,23 +1,17 @@
 """The built-in image handlers make the archive's model ready; one that resists runs as it is."""
 
 import logging
-import os
-import platform
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
-from ts.torch_handler.acceleration import preparation
 from ts.torch_handler.acceleration.preparation import (
     DataParallel,
     PreparedModel,
     computed,
     divided,
     prepare,
-    warm_up_sizes,
 )
 from ts.torch_handler.image_classifier import ImageClassifier
 
@@ -39,14 +33,6 @@ class Fickle(Convolved):
 
     def forward(self, images):
         return self.weigh(torch.rand(images.shape[0], 16))
-
-
-class Sociable(Convolved):
-    """Looks at a row beside its neighbours."""
-
-    def forward(self, images):
-        seen = torch.relu(self.see(images)).mean(dim=(2, 3))
-        return self.weigh(seen - seen.mean(dim=0))
 
 
 class Own(ImageClassifier):
@@ -107,11 +93,6 @@ def test_model_is_loaded_once_and_asked_twice_to_be_prepared():
     assert asked == [1, 1]
 
 
-def test_gpu_is_warmed_up_with_a_full_batch_and_each_power_of_two():
-    assert warm_up_sizes(12) == [12, 1, 2, 4, 8]
-    assert warm_up_sizes(1) == [1]
-
-
 def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
     # Given
     seen = []
@@ -139,37 +120,6 @@ def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load
     assert torch.equal(answer.argmax(1), expected.argmax(1))
     assert torch.allclose(answer, expected, atol=0.05)
     assert not torch.allclose(answer, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(("times", "is_told"), [(1.3, True), (0.6, False)])
-def test_log_says_when_half_precision_is_slower(load, caplog, monkeypatch, times, is_told):
-    # Given
-    monkeypatch.setattr(preparation, "times_of_float32", lambda _: times)
-    # When
-    with caplog.at_level(logging.WARNING):
-        load(scripted(trained(Convolved)), {"dtype": "bfloat16"})
-    # Then
-    line = "this processor takes 1.3 times as long in bfloat16 as in float32"
-    assert (line in caplog.text) == is_told
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's name of a processor of x86")
-def test_half_precision_is_measured():
-    # Given a processor without instructions for it
-    code = "from ts.torch_handler.acceleration import preparation; import torch;"
-    code += "print(preparation.times_of_float32(torch.bfloat16))"
-    path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    # When
-    words = [sys.executable, "-c", code]
-    times = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout
-    # Then
-    assert float(times) > 1.5
-
-
-def test_preparation_names_the_precisions_there_are(load):
-    with pytest.raises(ValueError, match="one of float32, bfloat16, float16"):
-        load(scripted(trained(Convolved)), {"dtype": "int3"})
 
 
 def test_prepared_model_gives_the_gradients_that_explanations_ask_for(load):
@@ -243,20 +193,6 @@ def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
             assert torch.allclose(handler.inference(given), model(given), atol=1e-4)
 
 
-def test_model_whose_rows_depend_on_each_other_is_not_divided(load, caplog, two_threads):
-    # Given
-    model = trained(Sociable)
-
-    # When
-    with caplog.at_level(logging.WARNING):
-        handler = load(scripted(model))
-
-    # Then
-    assert "batches are not divided" in caplog.text
-    with torch.inference_mode():
-        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
-
-
 class Costly:
     """A model that takes its time for each call, or for each row."""
 
@@ -270,33 +206,96 @@ class Costly:
         return batch.mean(dim=(2, 3))
 
 
+def whole_only(batch):
+    if len(batch) < ROWS:
+        raise RuntimeError("too few")
+    return batch.mean(dim=(2, 3))
+
+
 @pytest.mark.parametrize(
-    ("model", "is_divided"),
+    ("model", "is_divided", "log"),
     [
         # Parts that wait for each other take twice as long, parts that need not take half.
-        (Costly(threading.Lock(), call_s=0.05), False),
-        (Costly(threading.Semaphore(2), row_s=0.01), True),
+        (Costly(threading.Lock(), call_s=0.05), False, ""),
+        (Costly(threading.Semaphore(2), row_s=0.01), True, ""),
+        (whole_only, False, "batches cannot be divided"),
+        (lambda batch: batch.mean(dim=(2, 3)) - batch.mean(), False, "rows depend on their"),
     ],
-    ids=["slower", "faster"],
+    ids=["slower", "faster", "fails over a part", "looks at other rows"],
 )
-def test_batches_are_divided_unless_that_is_slower(model, is_divided, two_threads):
+def test_batches_are_divided_where_that_is_right_and_not_slower(
+    model, is_divided, log, caplog, two_threads
+):
     # When
-    found = divided(model, rows()[:1], ROWS, 1e-3)
+    compute = divided(model, rows()[:1], ROWS, 1e-3)
 
     # Then
-    assert isinstance(found, DataParallel) is is_divided
+    assert isinstance(compute, DataParallel) is is_divided
+    assert is_divided or compute is model
+    assert log in caplog.text
 
 
-def test_model_that_fails_over_a_part_is_not_divided(caplog, two_threads):
+class Watched:
+    """Doubles its rows and notes what each call was given, and where."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, batch):
+        self.calls.append((len(batch), torch.get_num_threads(), threading.current_thread()))
+        return batch * 2
+
+
+def numbers(count):
+    return torch.arange(count * 3.0).reshape(count, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "threads", "parts"),
+    [(1, 2, [1]), (3, 2, [3]), (4, 2, [2, 2]), (7, 2, [4, 3]), (8, 1, [8]), (8, 6, [2, 2, 2, 2])],
+)
+def test_batch_is_divided_among_the_threads_and_put_together_in_order(count, threads, parts):
     # Given
-    def whole_only(batch):
-        if len(batch) < ROWS:
-            raise RuntimeError("too few")
-        return batch.mean(dim=(2, 3))
+    model = Watched()
 
     # When
-    found = divided(whole_only, rows()[:1], ROWS, 1e-3)
+    answer = DataParallel(model, threads)(numbers(count))
 
     # Then
-    assert found is whole_only
-    assert "cannot be divided" in caplog.text
+    assert torch.equal(answer, numbers(count) * 2)
+    assert not answer.is_inference()
+    assert sorted((size for size, *_ in model.calls), reverse=True) == parts
+
+
+def test_parts_share_the_threads_and_leave_the_callers_setting_alone():
+    # Given
+    model, before = Watched(), torch.get_num_threads()
+
+    # When
+    DataParallel(model, 4)(numbers(5))
+
+    # Then two parts of two threads each, on threads of their own
+    assert [threads for _, threads, _ in model.calls] == [2, 2]
+    assert threading.current_thread() not in {thread for *_, thread in model.calls}
+    assert torch.get_num_threads() == before
+
+
+def test_parts_are_computed_at_the_same_time_and_a_mapping_is_put_together_by_its_names():
+    # Given: no part ends before both have begun
+    both = threading.Barrier(2, timeout=10)
+
+    def model(batch):
+        both.wait()
+        return {"out": batch, "aux": batch[:, :1]}
+
+    # When
+    answer = DataParallel(model, 2)(numbers(4))
+
+    # Then
+    assert torch.equal(answer["out"], numbers(4))
+    assert torch.equal(answer["aux"], numbers(4)[:, :1])
+
+
+def test_answer_without_rows_is_an_error():
+    with pytest.raises(TypeError, match="float has no rows"):
+        DataParallel(lambda batch: float(batch.sum()), 2)(numbers(4))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from ts.torch_handler import acceleration
-from ts.torch_handler.acceleration import is_on
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 
@@ -63,8 +62,9 @@ def test_nothing_of_the_folder_runs_when_acceleration_is_off(load, config, varia
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-def test_everything_in_the_folder_runs_when_acceleration_is_on(load):
+def test_everything_in_the_folder_runs_when_acceleration_is_on(load, monkeypatch):
     # When
+    monkeypatch.delenv("FERRY_ACCELERATION", raising=False)
     with noted_functions() as noted:
         for dtype in ("float32", "bfloat16"):
             answers_of(load(scripted(trained(Convolved)), EVERYTHING | {"dtype": dtype}))
@@ -74,16 +74,14 @@ def test_everything_in_the_folder_runs_when_acceleration_is_on(load):
     assert modules == {name.partition(".")[0] for name in noted}
 
 
-@pytest.mark.parametrize(("config", "variable"), [({"acceleration": "off"}, "on"), ({}, "off")])
-def test_switch_counts_for_handlers_with_an_initialize_of_their_own(config, variable, monkeypatch):
+def test_switch_counts_for_handlers_with_an_initialize_of_their_own(monkeypatch):
     # Given
     class Own(ImageClassifier):
         def initialize(self, context):
             self.device, self.model = torch.device("cpu"), Pooled()
 
-    monkeypatch.setenv("FERRY_ACCELERATION", variable)
+    monkeypatch.setenv("FERRY_ACCELERATION", "off")
     context, handler = MockContext(), Own()
-    context.model_yaml_config = config
     handler.initialize(context)
 
     # When
@@ -92,9 +90,3 @@ def test_switch_counts_for_handlers_with_an_initialize_of_their_own(config, vari
 
     # Then
     assert noted == {"__init__.is_on"}
-
-
-def test_acceleration_is_on_unless_it_is_turned_off(monkeypatch):
-    monkeypatch.delenv("FERRY_ACCELERATION", raising=False)
-    assert is_on({})
-    assert is_on({"acceleration": "on"})

@@ -129,7 +129,7 @@ def test_archive_equals_torch_model_archivers(archive_format, name, parts, tmp_p
     assert result.exit_code == 0, result.output
     made = tmp_path / "new" / "folder" / name
     assert without_manifest(contents(made)) == without_manifest(contents(tmp_path / "out" / name))
-    assert inspect_archive(made, name).config == {"batchSize": 4}
+    assert inspect_archive(made, name, tmp_path / "work").config == {"batchSize": 4}
     assert [path.name for path in made.parent.iterdir()] == [name]
 
 
@@ -317,7 +317,7 @@ def test_target_is_packed_with_the_modules_beside_it_and_its_settings(parts):
         "configFile": "model-config.yaml",
         "target": "my model.py:shout",
     }
-    info = inspect_archive(parts / "out" / "shout.mar", "shout.mar")
+    info = inspect_archive(parts / "out" / "shout.mar", "shout.mar", parts / "work")
     assert (info.config["batchSize"], info.config["batchPolicy"]) == (4, "adaptive")
 
 

@@ -30,7 +30,7 @@ def settings_of(environment, properties=None):
 def sagemaker(tmp_path: Path):
     """Where SageMaker puts a model's files."""
     (tmp_path / "model").mkdir()
-    return {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    return {"SAGEMAKER_BASE_DIR": str(tmp_path), "FERRY_WORK_DIR": str(tmp_path / "work")}
 
 
 def test_other_machines_have_no_platform(tmp_path):

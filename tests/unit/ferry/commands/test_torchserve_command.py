@@ -65,6 +65,7 @@ def test_configuration_file_is_the_first_one_found(tmp_path):
     # That of `ferry up` would switch tokens off; one that was told to have none may be taken over
     newer = snapshots / "20250101000000000-shutdown.cfg"
     newer.write_text("token_authorization=false\nmodel_snapshot={}\n")
+    os.utime(snapshot, (1, 1))
     assert found() == snapshot.relative_to(tmp_path)
     for words in ("disable_token_authorization=true", "key_file=keys.json"):
         newer.write_text(f"token_authorization=false\n{words}\nmodel_snapshot={{}}\n")

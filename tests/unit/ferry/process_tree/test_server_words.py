@@ -6,7 +6,7 @@ import pytest
 
 from batching.models.entry import ModelEntry
 from batching.settings.settings import Settings
-from batching.settings.snapshots import CHANGE, write_snapshot
+from batching.settings.snapshots import write_snapshot
 from ferry.process_tree.whole_server import models_at_start
 from tests.support import make_spec
 
@@ -15,7 +15,7 @@ REMEMBERED = "those that Redis remembers"
 
 
 @pytest.mark.parametrize(
-    ("is_new", "is_saved", "load_models", "words"),
+    ("is_embedded", "is_saved", "load_models", "words"),
     [
         (True, False, "", NONE),
         (True, False, "a.mar", "a.mar"),
@@ -26,16 +26,16 @@ REMEMBERED = "those that Redis remembers"
     ],
 )
 def test_models_are_those_that_the_server_begins_with(
-    tmp_path, is_new, is_saved, load_models, words
+    tmp_path, is_embedded, is_saved, load_models, words
 ):
     # Given two versions of one model in the snapshot
     versions = {version: make_spec(model_version=version) for version in ("1.0", "2.0")}
-    path = write_snapshot(tmp_path, CHANGE, {}, {"digits": ModelEntry("1.0", versions)})
+    path = write_snapshot(tmp_path, Settings(), {"digits": ModelEntry("1.0", versions)})
     settings = replace(
         Settings(), load_models=load_models, snapshot_file=path if is_saved else None
     )
     # When / Then
-    assert models_at_start(settings, is_new=is_new) == words
+    assert models_at_start(settings, is_embedded=is_embedded) == words
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_first_step_is_a_command_that_works(tmp_path, files, changes, words):
         (tmp_path / name).touch()
     settings = replace(Settings(), model_store=tmp_path, **changes)
     # When / Then
-    assert models_at_start(settings, is_new=True) == f"none yet: {words}"
+    assert models_at_start(settings, is_embedded=True) == f"none yet: {words}"
 
 
 def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
@@ -73,4 +73,4 @@ def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
 
 def test_snapshot_that_cannot_be_read_is_no_model(tmp_path):
     settings = replace(Settings(), snapshot_file=tmp_path / "missing.cfg")
-    assert models_at_start(settings, is_new=True) == NONE
+    assert models_at_start(settings, is_embedded=True) == NONE

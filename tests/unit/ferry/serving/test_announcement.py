@@ -5,8 +5,7 @@ import shlex
 import pytest
 
 from batching.models.statuses import WorkerState, WorkerStatus
-from ferry.serving.announcement import announcement, curl_line
-from ferry.serving.live_models import LiveModel
+from ferry.serving.announcement import LiveModel, announcement, curl_line
 from tests.support import make_spec
 
 URL = "http://localhost:8080"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ferry.serving.python_file import TargetError
-from ferry.serving.served_targets import RunFlags, read_target, read_targets
+from ferry.serving.served_targets import read_target, read_targets, spec_fields
 from workers.archives.model_archive import inspect_archive
 
 PREDICT = "import helper\ndef predict(batch): return batch\n"
@@ -23,35 +23,31 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "handler", "sources"),
+    ("text", "expected"),
     [
         (
             "my-model.py",
-            "my-model",
-            "python_model",
-            {"my-model.py", "helper.py"},
+            ("my-model", "python_model", "FILE:predict", {"my-model.py", "helper.py"}),
         ),
-        ("net.onnx", "net", "tensor_model", {"net.onnx", "net.onnx.data"}),
-        ("net 2.pt2", "net_2", "tensor_model", {"net 2.pt2"}),
-        ("hf:org/tiny bert", "tiny_bert", "python_model", set()),
+        ("net.onnx", ("net", "tensor_model", "FILE", {"net.onnx", "net.onnx.data"})),
+        ("net 2.pt2", ("net_2", "tensor_model", "FILE", {"net 2.pt2"})),
+        ("hf:org/tiny bert", ("tiny_bert", "python_model", "hf:org/tiny bert", set())),
     ],
 )
-def test_target_has_a_name_and_files(folder, text, name, handler, sources):
+def test_target_has_a_name_and_files(folder, text, expected):
     # When
     [target] = read_target(text)
     # Then
-    assert (target.name, target.handler) == (name, handler)
-    assert target.text == (f"{text}:predict" if text.endswith(".py") else text)
-    assert set(target.sources) == sources
+    assert (target.name, target.handler, target.text("FILE"), set(target.sources)) == expected
 
 
 def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(folder):
     # Given
     [target] = read_target("my-model.py")
     # When
-    target.write_folder(folder / "store", "1.0+2", RunFlags(device="mps").settings())
+    target.write_folder(folder / "store", "1.0+2", {"device": "mps"})
     # Then
-    info = inspect_archive(folder / "store", "store")
+    info = inspect_archive(folder / "store", "store", folder / "work")
     assert (info.model_name, info.model_version, info.handler) == (
         "my-model",
         "1.0+2",
@@ -95,17 +91,6 @@ def test_refusal_says_what_is_wrong(folder, texts, expected):
         read_targets(texts)
 
 
-@pytest.mark.parametrize("version", ["", "a b", "x" * 129])
-def test_name_and_version_can_be_registered(folder, version):
-    # Given
-    (folder / "odd.py").write_text(
-        f"import ferry\n@ferry.model(version={version!r})\ndef a(b): ..."
-    )
-    # When / Then
-    with pytest.raises(TargetError, match=r"odd\.py: .* can be no version"):
-        read_targets(["odd.py"])
-
-
 def test_fingerprint_differs_when_a_file_does(folder):
     # Given
     [before] = read_target("my-model.py")
@@ -121,20 +106,20 @@ def test_fingerprint_differs_when_a_file_does(folder):
 
 
 @pytest.mark.parametrize(
-    ("flags", "fields"),
+    ("workers", "device", "fields"),
     [
-        (RunFlags(), {}),
-        (RunFlags(2, "cpu"), {"min_worker": 2, "max_worker": 2, "device_type": "cpu"}),
-        (RunFlags(device="cuda"), {"device_type": "gpu", "device_ids": ()}),
-        (RunFlags(device="cuda:1"), {"device_type": "gpu", "device_ids": (1,)}),
-        (RunFlags(device="mps"), {"device_type": "cpu"}),
+        (0, "", {}),
+        (2, "cpu", {"min_worker": 2, "max_worker": 2, "device_type": "cpu"}),
+        (0, "cuda", {"device_type": "gpu", "device_ids": ()}),
+        (0, "cuda:1", {"device_type": "gpu", "device_ids": (1,)}),
+        (0, "mps", {"device_type": "cpu"}),
     ],
 )
-def test_flags_say_where_workers_run(flags, fields):
-    assert flags.spec_fields() == fields
+def test_flags_say_where_workers_run(workers, device, fields):
+    assert spec_fields(workers, device) == fields
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "cpu:1"])
 def test_unknown_device_is_refused(device):
     with pytest.raises(TargetError, match=f"--device {device}: write cpu"):
-        RunFlags(device=device).spec_fields()
+        spec_fields(0, device)

@@ -1,20 +1,20 @@
 """Tests what a snapshot brings back when a server starts."""
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 
-from batching.settings.snapshots import CHANGE, read_snapshot, write_snapshot
+from batching.settings.settings import Settings
+from batching.settings.snapshots import read_snapshot, write_snapshot
 from tests.unit.ingress.startup import load
 
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def saved(ingress, folder, properties=MappingProxyType({})):
+def saved(ingress, folder, **settings):
     """A snapshot of the registry, which is then emptied."""
     models = ingress.registry.snapshot()
-    path = write_snapshot(folder, CHANGE, properties, models)
+    path = write_snapshot(folder, replace(Settings(), **settings), models)
     for name, entry in models.items():
         for version in sorted(entry.versions, key=lambda one: one == entry.default_version):
             ingress.registry.remove(entry.versions[version].key)
@@ -69,7 +69,7 @@ def test_version_whose_archive_has_gone_says_so_and_comes_back_with_it(ingress, 
     assert read_snapshot(path) == before
     ingress.archives.add("lost.mar", "lost", "1.0")
     ingress.archives.add("lost-2.mar", "lost", "2.0")
-    load(ingress, snapshot_file=path)
+    load(ingress, is_awaited=True, snapshot_file=path)
     # Then
     lost = ingress.registry.resolve("lost", None)
     assert (lost.model_version, lost.min_worker, lost.max_worker) == ("2.0", 2, 3)
@@ -88,7 +88,7 @@ def test_version_that_load_models_names_in_vain_is_in_no_snapshot(ingress, tmp_p
     [
         ({"load_models": "echo.mar"}, {"load_models": "echo.mar"}, 8),
         ({}, {"load_models": "echo.mar"}, 4),
-        ({"load_models": "echo.mar", "models": "{}"}, {"load_models": "echo.mar"}, 4),
+        ({"load_models": "echo.mar", "model_settings": "{}"}, {"load_models": "echo.mar"}, 4),
     ],
     ids=["same", "other load_models", "other models"],
 )
@@ -99,7 +99,7 @@ def test_configuration_that_changed_since_the_snapshot_comes_first(
     for name in ("echo", "more"):
         ingress.archives.add(f"{name}.mar", name)
         ingress.register(name, batch_size=8)
-    path = saved(ingress, tmp_path, then)
+    path = saved(ingress, tmp_path, **then)
     # When
     configured = '{"echo": {"1.0": {"batchSize": 4}}}'
     load(ingress, snapshot_file=path, **now, model_settings=configured if batch_size == 4 else "")

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from batching.store.keys import PERMANENT
-from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
+from tests.unit.ingress.sockets import awaited
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -126,16 +126,10 @@ def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
 
     headers = Headers({"content-type": content_type})
     services, target = manager.services, parse_prediction_path("/predictions/echo")
-    shared = HttpPredictions(
-        services.predictor, services.jobs, services.settings, large_form_bytes=1000
-    )
-    body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000
-
-    async def ask():
-        return await AwaitedPrediction(shared, target, headers).answer(body + b"\r\n--B--")
+    body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 100_000
 
     # When
-    answer = services.on_loop(ask())
+    answer = awaited(services, target, headers, body + b"\r\n--B--")
     # Then: the parser is the last one to ask for the type
     assert answer.status == 200
     assert readers[-1][0] == "content-type"

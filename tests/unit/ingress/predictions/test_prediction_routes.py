@@ -13,9 +13,9 @@ import requests
 
 from batching.models.spec import VersionKey
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.prediction import AwaitedPrediction, HttpPredictions
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually
+from tests.unit.ingress.sockets import awaited, with_settings
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -66,15 +66,10 @@ def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
 )
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
-    services = echo.services
-    settings = replace(services.settings, open_inference_rows=True)
-    shared = HttpPredictions(services.predictor, services.jobs, settings)
-
-    async def ask():
-        return await AwaitedPrediction(shared, parse_prediction_path(path), {}).answer(b"{}")
-
+    settings = replace(echo.services.settings, open_inference_rows=True)
+    services = with_settings(echo.services, settings)
     # When
-    answer = services.on_loop(ask())
+    answer = awaited(services, parse_prediction_path(path), {}, b"{}")
     # Then
     assert answer.body == f"body:{kind}|{{}}".encode()
 

@@ -172,7 +172,7 @@ def test_ready_means_that_every_model_has_a_worker(echo):
 @pytest.mark.parametrize("is_told", [True, False], ids=["this machine", "others"])
 def test_prediction_of_a_model_that_no_worker_could_load_is_told_so(ingress, node, is_told):
     # Given
-    ingress.services.http_predictions.tells_errors = is_told
+    ingress.services.predictor.tells_errors = is_told
     node.behaviour = "failed"
     ingress.register("broken")
     # When

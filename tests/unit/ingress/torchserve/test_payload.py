@@ -219,7 +219,7 @@ def test_request_headers_say_what_the_path_asked():
 
 def test_timeout_header_is_milliseconds():
     assert read_timeout_s({"x-request-timeout-ms": "1500"}) == 1.5
-    assert read_timeout_s({}) is None
+    assert read_timeout_s({}) == 0
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "soon", "1" * 13, "\u0663", "1_0", "1e3"])

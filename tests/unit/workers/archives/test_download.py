@@ -1,5 +1,6 @@
-"""Downloads, under the rules against SSRF."""
+"""Downloads, under the rules against SSRF, until their last version is unregistered."""
 
+import os
 import re
 
 import httpx
@@ -7,17 +8,21 @@ import pytest
 
 from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, InvalidModel, ModelNotFound
+from batching.settings.settings import Settings
+from tests.support import make_spec
 from tests.unit.workers.archives.web import (
     ALLOWED,
     PUBLIC,
     URL,
     Web,
     archive_bytes,
+    locate,
     redirect,
     served,
     web_with_archive,
 )
-from workers.archives.fetch import Downloader, locate_archive
+from workers.archives.fetch import Downloader, remove_download
+from workers.archives.model_files import ModelFiles
 
 
 @pytest.fixture
@@ -26,27 +31,17 @@ def store(store):
     return store
 
 
-def test_download_is_verified_and_lands_in_the_store(store):
+def test_b10_download_connects_to_the_address_that_was_checked_and_lands_in_the_store(store):
     # Given
     web = web_with_archive()
 
     # When
-    path = locate_archive(URL, store, downloader=web.downloader())
+    path = locate(URL, store, web)
 
     # Then
     assert path == store / "echo.mar"
     assert path.read_bytes() == archive_bytes()
     assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
-
-
-def test_b10_download_connects_to_the_address_that_was_checked(store):
-    # Given
-    web = web_with_archive()
-
-    # When
-    locate_archive(URL, store, downloader=web.downloader())
-
-    # Then
     (request,) = web.requests
     assert web.resolved == [("models.example", 443)]
     assert request.url.host == PUBLIC
@@ -76,7 +71,7 @@ def test_b10_url_that_is_not_allowed_is_never_resolved(url, store):
 
     # When / Then
     with pytest.raises(ModelNotFound) as caught:
-        locate_archive(url, store, downloader=web.downloader(ALLOWED + r", https://user.*"))
+        locate(url, store, web, allowed_urls=ALLOWED + r", https://user.*")
     assert caught.value.message == f"Given URL {url} does not match any allowed URL(s)"
     assert not web.resolved
     assert not web.requests
@@ -118,7 +113,7 @@ def test_b10_private_address_is_refused_even_next_to_a_public_one(address, store
 
     # When / Then
     with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
-        locate_archive(URL, store, downloader=web.downloader())
+        locate(URL, store, web)
     assert caught.value.message.endswith(": models.example leads to an address that is not public")
     assert not web.requests
 
@@ -139,7 +134,7 @@ def test_b10_loopback_in_any_spelling_is_refused(host, store):
 
     # When / Then
     with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        locate_archive(f"https://{host}/echo.mar", store, downloader=downloader)
+        locate(f"https://{host}/echo.mar", store, downloader=downloader)
 
 
 def test_redirect_is_followed_when_its_target_is_allowed(store):
@@ -148,7 +143,7 @@ def test_redirect_is_followed_when_its_target_is_allowed(store):
     web.answers["models.example/a.mar"] = redirect("/store/echo.mar")
 
     # When
-    path = locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+    path = locate("https://models.example/a.mar", store, web)
 
     # Then
     assert path == store / "a.mar"
@@ -156,36 +151,25 @@ def test_redirect_is_followed_when_its_target_is_allowed(store):
 
 
 @pytest.mark.parametrize(
-    "location",
+    ("location", "allowed_urls", "why"),
     [
-        "https://evil.example/x.mar?sig=secret",
-        "http://models.example/x.mar",
-        "file:///etc/hosts",
-        "//evil/x",
+        ("https://evil.example/x.mar?sig=secret", ALLOWED, "it redirects to "),
+        ("http://models.example/x.mar", ALLOWED, "it redirects to "),
+        ("file:///etc/hosts", ALLOWED, "it redirects to "),
+        ("//evil/x", ALLOWED, "it redirects to "),
+        ("https://in.example/b.mar", "https://.*", "an address that is not public"),
     ],
 )
-def test_b10_redirect_is_refused_when_its_target_is_not_allowed(location, store):
+def test_b10_redirect_is_refused_when_its_target_is_not_allowed(location, allowed_urls, why, store):
     # Given
-    web = Web({"models.example/a.mar": redirect(location)})
+    addresses = {"in.example": ["127.0.0.1"]}
+    web = Web({"models.example/a.mar": redirect(location)}, addresses)
 
     # When / Then
     with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
-        locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
-    assert "it redirects to " in caught.value.message
+        locate("https://models.example/a.mar", store, web, allowed_urls=allowed_urls)
+    assert why in caught.value.message
     assert "secret" not in caught.value.message
-    assert len(web.requests) == 1
-
-
-def test_b10_redirect_is_refused_when_its_host_is_private(store):
-    # Given
-    web = Web({"models.example/a.mar": redirect("https://in.example/b.mar")}, {})
-    web.addresses["in.example"] = ["127.0.0.1"]
-
-    # When / Then
-    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        locate_archive(
-            "https://models.example/a.mar", store, downloader=web.downloader("https://.*")
-        )
     assert len(web.requests) == 1
 
 
@@ -196,6 +180,7 @@ FAILURES = {
     "refused": httpx.ConnectError("refused"),
     "timeout": httpx.ReadTimeout("slow"),
     "redirect nowhere": httpx.Response(302),
+    "too large": served(b"x" * 1001),
 }
 
 
@@ -207,18 +192,11 @@ def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, c
 
     # When / Then
     with pytest.raises(DownloadFailed) as caught:
-        locate_archive(URL, store, downloader=web.downloader())
+        locate(URL, store, downloader=web.downloader(max_bytes=1000))
     assert caught.value.message == f"Failed to download archive from: {URL}"
     assert re.search(f"not downloaded url={URL}: [A-Z][A-Za-z]+: .", caplog.text)
     assert sorted(store.iterdir()) == before
     assert len(web.requests) <= 4
-
-
-def test_oversized_download_is_stopped(store):
-    # When / Then
-    with pytest.raises(DownloadFailed):
-        locate_archive(URL, store, downloader=web_with_archive().downloader(max_bytes=10))
-    assert not (store / "echo.mar").exists()
 
 
 def test_download_that_is_no_archive_leaves_nothing(store):
@@ -228,52 +206,40 @@ def test_download_that_is_no_archive_leaves_nothing(store):
 
     # When / Then
     with pytest.raises(InvalidModel):
-        locate_archive(URL, store, downloader=web.downloader())
+        locate(URL, store, web)
     assert sorted(store.iterdir()) == before
 
 
-def test_download_is_refused_when_the_file_is_there_already(store):
+IN_THE_WAY = {
+    "a file": lambda place: place.write_bytes(b"mine"),
+    "a link to a disk that is away": lambda place: place.symlink_to("/no-disk/echo.mar"),
+}
+
+
+@pytest.mark.parametrize("put", IN_THE_WAY.values(), ids=IN_THE_WAY)
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "during the download"])
+def test_download_never_takes_the_place_of_what_an_operator_put_there(put, is_late, store):
     # Given
-    (store / "echo.mar").write_bytes(b"mine")
-    web = web_with_archive()
-
-    # When / Then
-    with pytest.raises(InternalError) as caught:
-        locate_archive(URL, store, downloader=web.downloader())
-    assert caught.value.message == "Model file already exists echo.mar"
-    assert not web.resolved
-    assert (store / "echo.mar").read_bytes() == b"mine"
-
-
-def test_download_never_takes_the_place_of_a_link(store):
-    # Given an operator's link to a disk that is away
-    (store / "echo.mar").symlink_to("/no-disk/echo.mar")
-    web = web_with_archive()
+    place = store / "echo.mar"
+    web = web_with_archive(lambda: put(place))
+    if not is_late:
+        put(place)
 
     # When / Then
     with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
-        locate_archive(URL, store, downloader=web.downloader())
-    assert (store / "echo.mar").is_symlink()
-
-
-def test_file_that_comes_into_the_store_during_a_download_stays(store):
-    # Given an operator who copies an archive of that name there
-    web = web_with_archive(lambda: (store / "echo.mar").write_bytes(b"mine"))
-
-    # When / Then
-    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
-        locate_archive(URL, store, downloader=web.downloader())
-    assert (store / "echo.mar").read_bytes() == b"mine"
+        locate(URL, store, web)
+    assert place.is_symlink() or place.read_bytes() == b"mine"
+    assert bool(web.resolved) == is_late
     assert not list(store.glob(".*"))
 
 
 def test_download_that_another_node_has_brought_meanwhile_is_not_in_the_way(store):
     # Given nodes that share their store, and start a worker each
     def bring():
-        locate_archive(URL, store, downloader=web_with_archive().downloader())
+        locate(URL, store, web_with_archive())
 
     # When
-    path = locate_archive(URL, store, downloader=web_with_archive(bring).downloader())
+    path = locate(URL, store, web_with_archive(bring))
 
     # Then
     assert path.read_bytes() == archive_bytes()
@@ -286,5 +252,65 @@ def test_download_needs_a_plain_file_name(path, store):
 
     # When / Then
     with pytest.raises(DownloadFailed, match="has to end in a file name"):
-        locate_archive(f"https://models.example/{path}", store, downloader=web.downloader())
+        locate(f"https://models.example/{path}", store, web)
     assert not web.requests
+
+
+# --- and their end
+
+
+def test_download_is_removed_again_and_nothing_else_ever(store):
+    # Given a download, and a file that the operator put there under a name from another URL
+    locate(URL, store, web_with_archive())
+    (store / "own.mar").write_bytes(b"mine")
+
+    # When / Then
+    assert not remove_download(URL.replace("echo", "own"), store)
+    assert not remove_download("https://other.example/echo.mar", store)
+    assert not remove_download("echo.mar", store)
+    assert not remove_download("own.mar", store)
+    assert not remove_download("https://models.example/..%2fown.mar", store)
+    assert (store / "own.mar").exists()
+    assert remove_download(URL, store)
+    assert not (store / "echo.mar").exists()
+    assert not list(store.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "other", ["echo.mar", "file:///store/echo.mar", "https://x.example/echo.mar"]
+)
+def test_node_keeps_a_download_that_another_version_may_mean(other, store):
+    # Given
+    locate(URL, store, web_with_archive())
+    files = ModelFiles(Settings(model_store=store))
+
+    # When / Then
+    files.forget([URL], kept=[other])
+    assert (store / "echo.mar").exists()
+    files.forget([URL], kept=["own.mar"])
+    assert not (store / "echo.mar").exists()
+
+
+def test_download_that_was_not_needed_for_long_goes(store, tmp_path):
+    # Given a download that was registered under its name in the store, and the operator's own file
+    locate(URL, store, web_with_archive())
+    (store / "own.mar").write_bytes(b"mine")
+    files = ModelFiles(
+        Settings(model_store=store, work_dir=tmp_path / "work", unused_files_kept_s=60)
+    )
+
+    def sweep(*specs):
+        """Whether the download is there when the node looks after a long time."""
+        for place in store.iterdir():
+            os.utime(place, (1, 1))
+        files.sweep(specs)
+        return (store / "echo.mar").exists()
+
+    # When / Then: after its start the node does not know yet who will be registered again
+    assert sweep()
+    assert sweep(make_spec(model_url="echo.mar"))
+    assert sweep(make_spec(model_url=URL))
+    files.sweep([])
+    assert (store / "echo.mar").exists(), "it was needed just now"
+    assert not sweep()
+    assert {path.name for path in store.iterdir()} == {"own.mar", "local.mar"}

@@ -198,6 +198,7 @@ def test_model_without_requirements_runs_in_the_servers_environment(tmp_path, mo
         ("# harmless \\\n--index-url https://elsewhere.example/simple", "--index-url"),
         ("\\\n# harmless\n--index-url https://elsewhere.example/simple", "--index-url"),
         ("x --hash=sha256:0 --index-url https://elsewhere.example/simple", "--index-url"),
+        ("numpy \\ # harmless\n--index-url https://elsewhere.example/simple", "--index-url"),
         ("numpy\x0b--index-url https://elsewhere.example/simple", "--index-url"),
     ],
 )
@@ -240,12 +241,10 @@ def test_requirements_are_for_pip_what_they_are_for_us(text, rewritten, model_di
 
 
 UNREADABLE = [
-    b"# -*- coding: utf-7 -*-\n+AC0ALQ-index-url https://elsewhere.example/simple",
-    b"numpy\n#coding=latin-1",
     b"--pre 'never ending",
     b'--pre "--index-url" https://elsewhere.example/simple',
     b"--pre \\--index-url https://elsewhere.example/simple",
-    b"numpy \\ # a comment\n--pre",
+    b"numpy \\ \n--pre",
     b"\xff\xfen\0",
 ]
 
@@ -256,7 +255,7 @@ def test_requirements_are_refused_when_pip_might_read_them_otherwise(content, mo
     (model_dir / "requirements.txt").write_bytes(content)
 
     # When / Then
-    with pytest.raises(DependenciesFailed, match="is not UTF-8, or cannot be read: "):
+    with pytest.raises(DependenciesFailed, match=r"is not UTF-8: |has quotes or backslashes"):
         read_requirements(model_dir, "requirements.txt")
 
 

@@ -46,7 +46,7 @@ def test_archive_is_described_and_unpacked_in_every_format(write, tmp_path):
     work_dir = tmp_path / "work"
 
     # When
-    info = inspect_archive(path, "echo-url")
+    info = inspect_archive(path, "echo-url", work_dir)
     model_dir = unpack_archive(path, info.sha256, work_dir)
 
     # Then
@@ -69,7 +69,7 @@ def test_archive_without_manifest_is_named_after_its_file(tmp_path):
     path = write_zip(tmp_path / "res-net.18 b.mar", {"handler.py": b""}, manifest=None)
 
     # When
-    info = inspect_archive(path, path.name)
+    info = inspect_archive(path, path.name, tmp_path / "work")
 
     # Then
     assert (info.model_name, info.model_version) == ("res_net_18_b", "1.0")
@@ -112,7 +112,7 @@ def test_manifest_is_refused_with_torchserves_text(manifest, text, tmp_path):
 
     # When / Then
     with pytest.raises(InvalidModel) as caught:
-        inspect_archive(path, "echo.mar")
+        inspect_archive(path, "echo.mar", tmp_path / "work")
     assert caught.value.message == text
 
 
@@ -134,7 +134,7 @@ def test_model_config_is_refused_unless_it_is_a_plain_mapping(config, tmp_path):
 
     # When / Then
     with pytest.raises(InvalidModel, match=r"model-config\.yaml"):
-        inspect_archive(path, "echo.mar")
+        inspect_archive(path, "echo.mar", tmp_path / "work")
 
 
 def test_model_config_is_refused_when_it_is_missing(tmp_path):
@@ -143,7 +143,7 @@ def test_model_config_is_refused_when_it_is_missing(tmp_path):
 
     # When / Then
     with pytest.raises(InvalidModel, match=r"does not hold"):
-        inspect_archive(path, "echo.mar")
+        inspect_archive(path, "echo.mar", tmp_path / "work")
 
 
 def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry(tmp_path):
@@ -151,7 +151,7 @@ def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry
     path = write_zip(tmp_path / "echo.mar", FILES | {"model-config.yaml": b"day: 2026-11-20\n1: a"})
 
     # When
-    info = inspect_archive(path, "echo.mar")
+    info = inspect_archive(path, "echo.mar", tmp_path / "work")
     config = read_model_config(unpack_archive(path, info.sha256, tmp_path / "work"), MANIFEST)
 
     # Then
@@ -163,7 +163,7 @@ def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry
 def test_archive_is_refused_when_it_changed_since_registration(tmp_path):
     # Given
     path = write_zip(tmp_path / "echo.mar")
-    sha256 = inspect_archive(path, "echo.mar").sha256
+    sha256 = hash_archive(path)
     write_zip(path, FILES | {"echo.py": b"evil"})
 
     # When / Then
@@ -181,7 +181,7 @@ def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
 
     # When / Then
     with pytest.raises(InvalidModel, match="link out of it"):
-        inspect_archive(path, "echo")
+        inspect_archive(path, "echo", tmp_path / "work")
 
 
 class Volume:
@@ -237,7 +237,7 @@ def test_archive_without_manifest_is_named_after_the_link(tmp_path):
     (tmp_path / "echo.mar").symlink_to("blob")
 
     # When / Then
-    assert inspect_archive(tmp_path / "echo.mar", "url").model_name == "echo"
+    assert inspect_archive(tmp_path / "echo.mar", "url", tmp_path / "work").model_name == "echo"
 
 
 def test_archive_that_is_swapped_while_it_is_read_is_refused_and_not_unpacked(

@@ -1,7 +1,6 @@
 """A node's archives are unpacked beside each other, and each of them once."""
 
 import asyncio
-import hashlib
 import os
 import tempfile
 import threading
@@ -13,18 +12,12 @@ from batching.errors import InvalidModel, ModelNotFound
 from batching.settings.settings import Settings, SettingsError
 from tests.support import eventually_async, make_spec
 from tests.unit.workers.archives.archives import write_zip
-from tests.unit.workers.archives.web import (
-    ALLOWED,
-    URL,
-    Web,
-    archive_bytes,
-    served,
-    web_with_archive,
-)
+from tests.unit.workers.archives.web import ALLOWED
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.model_archive import hash_archive
-from workers.archives.model_files import ModelFiles, work_dir_of
+from workers.archives.model_files import ModelFiles
+from workers.archives.staging import work_dir_of
 from workers.machine import Device
 from workers.node.node import run
 from workers.slots.assignment import Assignment
@@ -146,22 +139,6 @@ async def test_downloads_to_one_file_name_come_one_after_the_other(files, monkey
     names = [[url.rpartition("/")[2] for url in group] for group in together]
     assert ["m.mar", "n.mar"] in names
     assert all(len(set(group)) == len(group) for group in names)
-
-
-@pytest.fixture
-def stale(store, monkeypatch):
-    """The network; in the store lies what its URL had led to at an earlier registration."""
-    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
-    web = Web({"models.example/store/echo.mar": served(NEWER)})
-    monkeypatch.setattr(fetch, "Downloader", web.downloader)
-    return web
-
-
-NEWER = archive_bytes(handler=b"def handle(data, context): return []")
-
-
-def remote_spec(content):
-    return make_spec(model_url=URL, archive_sha256=hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture

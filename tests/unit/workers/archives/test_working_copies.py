@@ -208,7 +208,7 @@ async def test_folder_in_the_store_serves_on_each_node_whatever_its_handler_writ
     second = (await node("elsewhere").prepare(spec)).model_dir
     assert second.resolve() == first.resolve() == path
     # and it can be registered again
-    assert inspect_archive(path, path.name).sha256 == spec.archive_sha256
+    assert inspect_archive(path, path.name, tmp_path / "work").sha256 == spec.archive_sha256
 
 
 @pytest.mark.parametrize(

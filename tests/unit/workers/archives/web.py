@@ -5,7 +5,8 @@ import zipfile
 
 import httpx
 
-from workers.archives.fetch import Downloader
+from batching.settings.settings import Settings
+from workers.archives.fetch import Downloader, locate_archive
 
 PUBLIC = "93.184.216.34"
 URL = "https://models.example/store/echo.mar"
@@ -18,6 +19,19 @@ def archive_bytes(handler=b"def handle(data, context): return data"):
         # Not by its name alone: that writes the time down, and the next archive would be another.
         bundle.writestr(zipfile.ZipInfo("echo.py"), handler)
     return buffer.getvalue()
+
+
+def locate(url, store, web=None, *, allowed_urls=ALLOWED, load_models="", **more):
+    """The archive that the URL names, on a node with this store and network."""
+    settings = Settings(
+        model_store=store,
+        work_dir=store and store.parent / "work",
+        allowed_urls=allowed_urls,
+        load_models=load_models,
+    )
+    if web is not None:
+        more["downloader"] = web.downloader(allowed_urls)
+    return locate_archive(url, settings, **more)
 
 
 class Web:

@@ -3,8 +3,9 @@
 from msgspec.structs import replace
 from ts.context import Context
 
-from batching.protocol import Batch, Claimed, Owned, Part, Request
+from batching.protocol import JOB, Batch, Claimed, Owned, Part, Request
 from batching.settings.settings import Settings
+from tests.support import make_outage
 from workers.handling.batch_stream import BatchStream
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel
@@ -27,16 +28,19 @@ class Handler:
         return self.answer(rows, context)
 
 
-def runner(handler, *, send=None, stall_s=5.0, **settings):
-    context = Context("echo", "/", None, 8, None, "0.12.0")
-    return runner_of(LoadedModel(handler, context), send=send, stall_s=stall_s, **settings)
+def runner(handler, **options):
+    return runner_of(LoadedModel(handler, Context("echo", "/", None, 8, None, "0.12.0")), **options)
 
 
-def runner_of(model, *, send=None, stall_s=5.0, **settings):
+def no_pieces(_items, _chunks):
+    raise AssertionError("nobody takes pieces here")
+
+
+def runner_of(model, *, send=no_pieces, stall_s=5.0, again=None, **settings):
     chosen, deadline = Settings(**settings), Deadline()
-    stream = BatchStream(model.context, send, deadline, stall_s=stall_s)
-    call = HandlerCall(model, chosen, stream)
-    return Runner(call, stream, deadline, read_again, chosen.max_response_size_bytes)
+    call = HandlerCall(model, chosen)
+    stream = BatchStream(call, send, deadline, make_outage(), stall_s)
+    return Runner(call, stream, deadline, again or read_again, chosen.max_response_size_bytes)
 
 
 def body(content=b"", content_type="", **headers):
@@ -64,6 +68,10 @@ def batch(*requests):
             for index, request in enumerate(requests)
         ]
     )
+
+
+def as_job(item):
+    return replace(item, owned=replace(item.owned, ingress_id=JOB))
 
 
 def run_one(answer, **settings):

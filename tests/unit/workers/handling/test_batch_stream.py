@@ -3,22 +3,23 @@
 import threading
 
 import pytest
-from msgspec.structs import replace
-from ts.context import Context
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.torch_handler.base_handler import BaseHandler
 
-from batching.protocol import JOB, Batch, ReplyChunk
-from batching.settings.settings import Settings
+from batching.protocol import Batch, ReplyChunk
 from batching.store.redis_errors import RedisError
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
-from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
-from workers.handling.batch_stream import BatchStream, StreamAbandoned
-from workers.handling.handler_call import HandlerCall
-from workers.handling.handlers import LoadedModel
-from workers.handling.runner import Runner
-from workers.slots.deadline import Deadline
+from tests.unit.workers.handling.batches import (
+    Handler,
+    as_job,
+    batch,
+    body,
+    claimed,
+    error_of,
+    runner,
+)
+from workers.handling.batch_stream import StreamAbandoned
 
 
 class Queue:
@@ -80,14 +81,22 @@ def test_pieces_go_out_before_the_reply():
 
 
 def test_piece_of_a_forked_process_is_refused_before_it_touches_the_connection(monkeypatch):
-    # Given
-    queue = Queue()
-    stream = runner(Handler(sending("a")), send=queue.send)._stream
-    # When the handler goes on in a process that it forked
-    monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
-    with pytest.raises(RuntimeError, match="worker's own process"):
-        stream.send(["a"], {0: "id-0"})
+    # Given a handler that goes on in a process that it forked
+    queue, refused = Queue(), []
+
+    def answer(rows, context):
+        monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
+        try:
+            context.send_pieces(["a"], context.request_ids)
+        except RuntimeError as error:
+            refused.append(str(error))
+        monkeypatch.undo()
+        return ["end"]
+
+    # When
+    runner(Handler(answer), send=queue.send).run(batch(body()))
     # Then
+    assert "worker's own process" in refused[0]
     assert queue.calls == 0
 
 
@@ -296,15 +305,8 @@ def test_pieces_of_a_job_that_ran_in_vain_are_not_in_its_answer():
             raise ValueError
         return ["end"]
 
-    context = Context("echo", "/", None, 8, None, "0.12.0")
-    deadline = Deadline()
-    stream = BatchStream(context, Queue().send, deadline, stall_s=5.0)
-    call = HandlerCall(LoadedModel(Handler(answer), context), Settings(), stream)
-    runner = Runner(call, stream, deadline, lambda items: [*items], 10_000)
-    jobs = [
-        replace(item, owned=replace(item.owned, ingress_id=JOB))
-        for item in batch(body(), body()).items
-    ]
+    running = runner(Handler(answer), send=Queue().send, again=list)
+    jobs = [as_job(item) for item in batch(body(), body()).items]
 
     # When / Then
-    assert [reply.body for reply in runner.run(Batch(jobs))] == [b"pieceend"] * 2
+    assert [reply.body for reply in running.run(Batch(jobs))] == [b"pieceend"] * 2

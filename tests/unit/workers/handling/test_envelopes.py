@@ -153,14 +153,12 @@ def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
     [
         ([{"dog": [1, 2]}, {"cat": [3, 4]}], "BYTES", [{"dog": [1, 2]}, {"cat": [3, 4]}]),
         ({"dog": 1}, "BYTES", [{"dog": 1}]),
-        (["dog", 0.9, 3], "BYTES", ["dog", "0.9", "3"]),
-        ([(1, 2), (3, 4)], "INT64", [1, 2, 3, 4]),
-        ([[1], [2, 3]], "BYTES", [[[1], [2, 3]]]),
+        ([["dog"], ["cat"]], "BYTES", ["dog", "cat"]),
+        ([[1], [2, 3]], "BYTES", [[1], [2, 3]]),
     ],
     ids=str,
 )
 def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, datatype, data):
-    # Given TorchServe makes an array of what a handler answers, of objects too, and flattens it
     # When
     _, replies = ask("kservev2", lambda *_: [output], posted({"inputs": [tensor("x", [1])]}))
 

@@ -43,7 +43,7 @@ def test_same_traceback_is_written_in_one_line_for_a_while(failures, clock, capl
     assert second[0].startswith(f"second error=KeyError at={__file__}:")
     assert third[0].startswith("third ")
     assert (second[1], third[1], fifth[1]) == (False, False, False)
-    assert fourth == ("fourth left_out=2", True)
+    assert fourth == ("fourth", True)
 
 
 def test_other_exception_of_the_same_place_is_written_in_full(failures, caplog):

@@ -3,21 +3,30 @@
 import threading
 
 import pytest
-from msgspec.structs import replace
 from ts.context import Context
 
-from batching.protocol import JOB
 from batching.store.jobs.job_records import Progress
 from batching.store.redis_errors import RedisError
-from tests.support import eventually
-from tests.unit.workers.handling.batches import body, claimed
-from workers.handling import job_reporter
-from workers.handling.job_reporter import JobReporter
+from tests.support import eventually, make_outage
+from tests.unit.workers.handling.batches import as_job, body, claimed
+from workers.handling.batch_stream import PROGRESS_PAUSE_S, JobReporter
 
 
-def item(request_id, ingress_id=JOB):
-    made = claimed(request_id, body())
-    return replace(made, owned=replace(made.owned, ingress_id=ingress_id))
+def job(request_id):
+    return as_job(claimed(request_id, body()))
+
+
+class Call:
+    """A handler that runs over these requests."""
+
+    def __init__(self):
+        self.context = Context("echo", "/", None, 8, None, "0.12.0")
+        self.items = []
+
+    def begin(self, *items):
+        self.items = items
+        ids = dict(enumerate(item.request_id for item in items))
+        self.context.begin_batch(ids, list)
 
 
 class Store:
@@ -33,7 +42,7 @@ class Store:
         assert self.may_go.wait(10)
         if self.errors:
             raise self.errors.pop()
-        self.told += [(job.request_id, Progress.of(value).share) for job, value in news]
+        self.told += [(owned.request_id, Progress.of(value).share) for owned, value in news]
 
 
 @pytest.fixture
@@ -44,72 +53,63 @@ def store():
 
 
 @pytest.fixture
-def reporter(store):
-    return JobReporter(store.write, pause_s=0.001)
+def call(store):
+    call = Call()
+    JobReporter(call, store.write, make_outage(), pause_s=0.001)
+    return call
 
 
-def test_only_jobs_of_the_batch_are_told(store, reporter):
+def test_only_jobs_of_the_batch_are_told(store, call):
     # Given
-    reporter.begin([item("a"), item("b", "ingress-a"), item("c")])
+    call.begin(job("a"), claimed("b", body()), job("c"))
     # When
-    reporter.note_progress(0.1, "", {"b"})
-    reporter.note_progress(0.2, "", {"a", "b", "gone"})
+    call.context.report_progress(0.1, index=1)
+    call.context.report_progress(0.2, index=0)
     # Then
     eventually(lambda: store.told == [("a", 0.2)])
 
 
-def test_the_last_of_a_burst_is_told_and_the_handler_does_not_wait(store, reporter):
+def test_the_last_of_a_burst_is_told_and_the_handler_does_not_wait(store, call):
     # Given a Redis that does not answer
-    reporter.begin([item("a")])
+    call.begin(job("a"))
     store.may_go.clear()
     # When
     for share in range(100):
-        reporter.note_progress(share / 100, "", {"a"})
+        call.context.report_progress(share / 100)
     store.may_go.set()
     # Then
     eventually(lambda: store.told and store.told[-1] == ("a", 0.99))
     assert len(store.told) <= 2
+    assert PROGRESS_PAUSE_S == 0.5
 
 
-def test_no_more_than_two_a_second_are_told():
-    assert job_reporter.PAUSE_S == 0.5
-
-
-def test_progress_is_kept_while_redis_is_away(store, reporter, caplog):
+def test_progress_is_kept_while_redis_is_away(store, call, caplog):
     # Given
     store.errors = [RedisError("gone")] * 3
-    reporter.begin([item("a"), item("b")])
+    call.begin(job("a"), job("b"))
     # When
-    reporter.note_progress(0.3, "", {"a", "b"})
-    reporter.note_progress(0.5, "", {"a"})
+    call.context.report_progress(0.3)
+    call.context.report_progress(0.5, index=0)
     # Then
     eventually(lambda: {("a", 0.5), ("b", 0.3)} <= {*store.told})
     eventually(lambda: "Redis answers again" in caplog.text)
     assert caplog.text.count("does not answer") == 1
 
 
-def test_nothing_is_told_after_the_batch(store, reporter):
-    # Given a Redis that is away until the batch has ended
-    reporter.begin([item("a")])
-    store.errors = [RedisError("gone")] * 1000
-    reporter.note_progress(0.5, "", {"a"})
-    eventually(lambda: len(store.errors) < 1000)
+def test_nothing_is_told_after_the_batch_or_by_a_forked_process(store, call, monkeypatch):
+    # Given
+    call.begin(job("a"))
     # When
-    reporter.forget()
-    reporter.note_progress(0.6, "", {"a"})
-    store.errors = []
-    reporter.begin([item("b")])
-    reporter.note_progress(0.1, "", {"b"})
+    monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
+    call.context.report_progress(0.5)
+    monkeypatch.undo()
+    call.items = ()
+    call.context.report_progress(0.6)
+    call.begin(job("b"))
+    call.context.report_progress(0.1)
     # Then
     eventually(lambda: store.told)
     assert store.told == [("b", 0.1)]
-
-
-def test_nothing_is_told_by_a_process_that_the_handler_forked(store, reporter, monkeypatch):
-    reporter.begin([item("a")])
-    monkeypatch.setattr("workers.handling.job_reporter.os.getpid", lambda: 1)
-    reporter.note_progress(0.5, "", {"a"})
-    assert reporter._thread is None
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from batching.store.redis_errors import RedisError
 from ingress.metrics.torchserve_metrics import handler_families
 from ingress.rest.metrics_api import write_text
 from tests.support import make_spec
-from workers.handling.metrics_reporter import MetricsReporter, declare
+from workers.handling.metrics_reporter import MetricsReporter
 
 HOST = socket.gethostname()
 
@@ -31,9 +31,6 @@ class QueueHarness:
     def __init__(self):
         self.values = {}
         self.is_closed = False
-
-    def prepare(self):
-        """Knows its script already."""
 
     def record(self, measurements):
         if self.is_closed:
@@ -60,12 +57,21 @@ def harness():
 
 @pytest.fixture
 def make(harness):
-    def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
+    def make(declared=DEFAULT_METRICS, *, is_showing_all=True, is_logging=False):
         store = MetricsStore(None, "m")
         store.request_ids = {0: "a"}
-        declare(store, declared)
-        reporter = MetricsReporter(store, harness, declared, is_showing_all=is_showing_all)
-        return store, reporter
+        for metric in declared:  # as when a model is loaded
+            kind = MetricTypes(metric.kind.value)
+            store.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
+        reporter = MetricsReporter(
+            store, declared, is_showing_all=is_showing_all, is_logging=is_logging
+        )
+
+        def report():
+            with contextlib.suppress(RedisError), reporter.unsent() as measured:
+                harness.record(measured)
+
+        return store, report
 
     return make
 
@@ -77,13 +83,13 @@ def text_of(harness, declared=DEFAULT_METRICS):
 
 def test_histogram_is_shown_with_cumulative_buckets(make, harness):
     # Given
-    store, reporter = make(())
+    store, report = make(())
     metric = store.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
 
     # When
     for value in (0.2, 0.7, 99):
         metric.add_or_update(value, ["me"])
-        reporter.report()
+        report()
 
     # Then
     lines = text_of(harness, ()).splitlines()
@@ -109,11 +115,11 @@ HOSTILE_LABELS = {
 @pytest.mark.parametrize(("text", "shown"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
 def test_b19_label_from_a_client_is_short_and_valid_text(make, harness, text, shown):
     # Given
-    store, reporter = make()
+    store, report = make()
 
     # When
     store.add_counter("Calls", 2, None, [Dimension("Who", text)])
-    reporter.report()
+    report()
 
     # Then
     where = f'Who="{shown}",ModelName="m",Level="Model",Hostname="{HOST}",'
@@ -122,13 +128,13 @@ def test_b19_label_from_a_client_is_short_and_valid_text(make, harness, text, sh
 
 def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, harness):
     # Given
-    store, reporter = make(())
+    store, report = make(())
     metric = store.add_metric_to_cache("Depth", "B", ["Who"], MetricTypes.GAUGE)
 
     # When
     for value, end in enumerate("aba"):
         metric.add_or_update(value, ["x" * 256 + end])
-    reporter.report()
+    report()
 
     # Then the last value is shown, whichever text it came with
     assert list(harness.values.values()) == [2]
@@ -136,13 +142,13 @@ def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, harness):
 
 def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, harness, caplog):
     # Given
-    store, reporter = make(is_showing_all=False)
+    store, report = make(is_showing_all=False)
 
     # When
     for _ in range(2):
         store.add_counter("Calls", 1)
         store.add_time("PredictionTime", 1)
-        reporter.report()
+        report()
 
     # Then
     assert [series.name for series in harness.values] == ["PredictionTime"]
@@ -154,75 +160,23 @@ def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, harness, 
 
 def test_measurements_wait_while_redis_is_away(make, harness):
     # Given
-    store, reporter = make()
+    store, report = make()
     harness.is_closed = True
     for value in (1, 2):
         store.add_counter("Calls", value)
         store.add_time("HandlerTime", value)
-        reporter.report()
+        report()
 
     # When
     harness.is_closed = False
-    reporter.report()
-    reporter.report()
+    report()
+    report()
 
     # Then
     assert {series.name: value for series, value in harness.values.items()} == {
         "Calls": 3,
         "HandlerTime": 2,
     }
-
-
-def test_reporter_records_what_was_measured_while_loading_and_what_is_left_at_the_end(
-    make, harness
-):
-    # Given
-    store, reporter = make()
-    store.add_counter("Calls", 1)
-
-    # When
-    reporter.start()
-    loading = list(harness.values.values())
-    store.add_counter("Calls", 1)
-    reporter.stop()
-
-    # Then
-    assert loading == [1]
-    assert list(harness.values.values()) == [2]
-
-
-def test_measurements_of_a_batch_are_given_again_until_its_replies_were_sent(make):
-    # Given
-    store, reporter = make()
-    store.add_counter("Calls", 1)
-    with contextlib.suppress(RedisError), reporter.unsent():
-        raise RedisError
-
-    # When
-    store.add_counter("Calls", 1)
-    with reporter.unsent() as again:
-        sent = [measurement.value for measurement in again]
-
-    # Then
-    assert sent == [2]
-    with reporter.unsent() as rest:
-        assert rest == []
-
-
-def test_replies_do_not_wait_for_measurements_that_another_thread_sends(make, harness):
-    # Given
-    store, reporter = make()
-    store.add_counter("Calls", 1)
-
-    # When
-    with reporter.unsent():
-        store.add_counter("Calls", 1)
-        with reporter.unsent() as meanwhile:
-            assert meanwhile == []
-
-    # Then what came meanwhile is sent next
-    reporter.report()
-    assert list(harness.values.values()) == [1]
 
 
 CONFIG = """
@@ -270,19 +224,14 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
         read_metrics_config(tmp_path / "none.yaml")
 
 
-def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(harness, caplog):
+def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(make, caplog):
     # Given
-    store = MetricsStore(None, "m")
-    store.request_ids = {0: "a"}
-    declare(store, DEFAULT_METRICS)
-    reporter = MetricsReporter(
-        store, harness, DEFAULT_METRICS, is_showing_all=False, is_logging=True
-    )
+    store, report = make(is_showing_all=False, is_logging=True)
     # When
     store.add_time("HandlerTime", 12.5, None, "ms")
     with caplog.at_level("INFO", "MODEL_METRICS"):
-        reporter.report()
+        report()
     # Then
-    [record] = [one for one in caplog.records if one.name == "MODEL_METRICS"]
+    [record] = [each for each in caplog.records if each.name == "MODEL_METRICS"]
     start = f"HandlerTime.ms:12.5|#ModelName:m,Level:Model|#hostname:{HOST},timestamp:"
     assert record.getMessage().startswith(start)

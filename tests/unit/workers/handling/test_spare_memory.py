@@ -19,9 +19,7 @@ class Process:
         self.used_mb = self.taken_mb = 500
         self.given_back = 0
         self.now_s = 0.0
-        self.spare = SpareMemory(
-            spare_mb * MB, lambda: self.taken_mb * MB, self.give_back, lambda: self.now_s
-        )
+        self.spare = SpareMemory(spare_mb * MB, lambda: self.taken_mb * MB, self.give_back)
 
     def give_back(self):
         self.given_back += 1
@@ -32,7 +30,9 @@ class Process:
         for _ in range(round(seconds / LOOK_S)):
             self.taken_mb = max(self.taken_mb, self.used_mb + batch_mb)
             self.now_s += LOOK_S
-            self.spare.look(has_run=batch_mb > 0)
+            self.spare.has_run |= batch_mb > 0
+            if self.now_s >= self.spare.look_at_s:
+                self.spare.look(self.now_s)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ large = [bytes(100 * 1024 * 1024), [bytes(4000) for _ in range(25_000)]]
 taken = taken_bytes()
 del large
 kept = taken_bytes()
-spare.look(has_run=True)
+spare.look(0.0)
 print(*[(size - before) // 2**20 for size in (taken, kept, taken_bytes())])
 """
 

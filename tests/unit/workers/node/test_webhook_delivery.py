@@ -1,7 +1,6 @@
 """One try at a receiver: to whom the connection goes, and what is taken of the answer."""
 
 import asyncio
-import contextlib
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,16 +34,9 @@ class Receiver(BaseHTTPRequestHandler):
         if kind == "held":
             self.server.end.wait(60)
         elif kind == "large":
-            self._write_much()
+            self.wfile.write(b"x" * 100_000)
         elif kind == "cut":
             self.connection.close()
-
-    def _write_much(self):
-        with contextlib.suppress(OSError):
-            for _ in range(1000):
-                self.wfile.write(b"x" * 100_000)
-                self.server.written_bytes += 100_000
-        self.server.end.set()
 
     def log_message(self, *arguments):
         pass
@@ -70,7 +62,7 @@ def certificates(tmp_path_factory):
 @pytest.fixture
 def receiver(certificates):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.seen, server.written_bytes, server.end = [], 0, threading.Event()
+    server.seen, server.end = [], threading.Event()
     server.socket = server_context(certificates, "elsewhere").wrap_socket(
         server.socket, server_side=True
     )
@@ -155,7 +147,7 @@ def test_name_that_is_rebound_leads_to_nobody(receiver, post, monkeypatch):
     assert receiver.seen == []
 
 
-@pytest.mark.parametrize("kind", ["held", "cut"])
+@pytest.mark.parametrize("kind", ["held", "cut", "large"])
 def test_status_that_was_heard_counts_whatever_becomes_of_the_body(receiver, post, kind):
     assert (
         post(f"https://{NAME}:{receiver.server_port}/200-{kind}", Names(["127.0.0.1"])).status
@@ -171,15 +163,6 @@ def test_name_may_end_in_a_dot(receiver, post):
 def test_redirect_is_not_followed(receiver, post):
     assert post(f"https://{NAME}:{receiver.server_port}/302", Names(["127.0.0.1"])).status == 302
     assert len(receiver.seen) == 1
-
-
-def test_large_answer_is_not_read_to_its_end(receiver, post):
-    assert (
-        post(f"https://{NAME}:{receiver.server_port}/201-large", Names(["127.0.0.1"])).status == 201
-    )
-    assert receiver.end.wait(10)
-    # What was underway in buffers, of 100 MB.
-    assert receiver.written_bytes < 20_000_000
 
 
 def test_receiver_that_cannot_be_reached_is_an_error_and_no_exception(receiver, post):
