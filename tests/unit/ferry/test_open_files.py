@@ -9,21 +9,21 @@ from tests.chaos.tcp_redis import TcpRedis
 
 LIMIT = """
 import resource, subprocess, sys
-from ferry.process_tree.start_checks import raise_open_files
+from ferry.process_tree.start_checks import allow_many_files
 
 before = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (before, int(sys.argv[2])))
-allowed = raise_open_files()
+allow_many_files()
 child = subprocess.check_output(["sh", "-c", "ulimit -n"], text=True)
-print(allowed, child.strip())
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], child.strip())
 """
 
 # Nothing that is opened from now on has a number below 1,024.
 CROWDED = """
 import os, sys
-from ferry.process_tree.start_checks import raise_open_files
+from ferry.process_tree.start_checks import allow_many_files
 
-assert raise_open_files() > 1200
+allow_many_files()
 spare = os.open(os.devnull, os.O_RDONLY)
 while os.dup(spare) < 1100:
     pass
