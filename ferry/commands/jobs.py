@@ -1,6 +1,6 @@
 """`ferry jobs`: predictions whose results are fetched later."""
 
-import asyncio
+import concurrent.futures
 import hashlib
 import json
 import mimetypes
@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 from ferry.api import ELSEWHERE, Api, token_hint
 from ferry.commands.predict import Prediction, answer_value, prediction_record, print_predictions
-from ferry.console import age_text, err, out
+from ferry.console import age_text, ending_at_interrupt, err, out
 from ferry.options import (
     check_header_value,
     inference_option,
@@ -28,7 +28,6 @@ from ferry.options import (
     version_option,
 )
 from ferry_client import jobs as client_jobs
-from ferry_client.async_client import AsyncClient
 from ferry_client.calls import Options, guessed_type
 from ferry_client.client import Client
 from ferry_client.errors import (
@@ -82,7 +81,7 @@ def jobs() -> None:
 @click.option("--priority", type=click.Choice(["normal", "high"]), help="Default: normal.")
 @click.option(
     "--in-flight",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, 1000),
     default=64,
     show_default=True,
     help="So many files at most are under way.",
@@ -110,8 +109,27 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
     asked = files_in(files)
     missing = asked if folder is None else without_result(asked, folder)
     options = Options(version=version, content_type=content_type, priority=priority)
-    sender = FileSender(model, options, waits=wait or folder is not None, folder=folder)
-    sent = sender.send(missing, inference_url, in_flight)
+    ended: list[Path] = []
+
+    def what_goes_on() -> str:
+        done = f"{len(ended)} of {len(missing)}"
+        return f"interrupted when {done} were done; the same command goes on there"
+
+    def send(client: Client, file: Path) -> SentFile:
+        sent = _sent(client, model, file, options, folder, waits=wait or folder is not None)
+        ended.append(file)
+        return sent
+
+    pool = concurrent.futures.ThreadPoolExecutor(in_flight)
+    with Client(inference_url) as client, ending_at_interrupt(what_goes_on):
+        console = err()
+        sending = [pool.submit(send, client, file) for file in missing]
+        shown = track(sending, "Jobs", console=console, disable=not console.is_terminal)
+        try:
+            sent = [future.result() for future in shown]
+        except FerryError as error:  # of the server, the model or the token
+            pool.shutdown(cancel_futures=True)
+            raise _complaint(error, inference_url) from error
     if folder is None and wait:
         _print_answers(sent, as_json)
     else:
@@ -214,84 +232,35 @@ class SentFile:
     status: int | None = None
 
 
-class FileSender:
-    """Sends files to one model; without a folder for them, results are kept in memory."""
-
-    def __init__(self, model: str, options: Options, *, waits: bool, folder: Path | None) -> None:
-        self._model = model
-        self._options = options
-        self._waits = waits
-        self._folder = folder
-
-    def send(self, files: Sequence[Path], url: str, in_flight: int) -> list[SentFile]:
-        """Sends all of them, so many at a time; returns what came of each, in their order.
-
-        Raises:
-            ClickException: the server, the model or the token is not right, or it was interrupted.
-        """
-        console, ended = err(), 0
-        columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        is_shown = console.is_terminal
-        with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
-            task_id = progress.add_task("", total=len(files))
-
-            async def send_one(
-                client: AsyncClient, room: asyncio.Semaphore, file: Path
-            ) -> SentFile:
-                nonlocal ended
-                async with room:
-                    sent = await self._send(client, file)
-                ended += 1
-                progress.update(task_id, completed=ended)
-                return sent
-
-            async def send_all() -> list[SentFile]:
-                room = asyncio.Semaphore(in_flight)
-                async with AsyncClient(url) as client, asyncio.TaskGroup() as group:
-                    sending = [send_one(client, room, file) for file in files]
-                    tasks = [group.create_task(one) for one in sending]
-                return [task.result() for task in tasks]
-
-            try:
-                return asyncio.run(send_all())
-            except* FerryError as errors:
-                # The others say the same, or were cancelled.
-                error = errors.exceptions[0]
-                assert isinstance(error, FerryError)
-                complaint = _complaint(error, url)
-            except* KeyboardInterrupt:
-                complaint = click.ClickException(
-                    f"interrupted when {ended} of {len(files)} were done; "
-                    "the same command goes on there"
-                )
-        raise complaint
-
-    async def _send(self, client: AsyncClient, file: Path) -> SentFile:
-        options = Options(**self._options)
-        options["content_type"] = options.get("content_type") or guessed_type(file.name)
-        job_id = ""
-        try:
-            content = await asyncio.to_thread(file.read_bytes)
-            key = idempotency_key(self._model, options, file.name, content)
-            job = await client.submit(self._model, content, idempotency_key=key, **options)
-            job_id = job.id
-            del content
-            if not self._waits:
-                return SentFile(str(file), job_id)
-            answer = await job.result()
-            if self._folder is None:
-                return SentFile(str(file), job_id, answer)
-            path = self._folder / f"{file.name}{suffix_of(answer)}"
-            await asyncio.to_thread(write_result, path, answer.content)
-            return SentFile(str(file), job_id, result=path)
-        except FerryError as error:
-            if not job_id and isinstance(error, (ServerUnreachable, Unauthorized, NotFound)):
-                raise
-            status = getattr(error, "status", None)
-            text = getattr(error, "message", str(error))
-            return SentFile(str(file), job_id, error=text, status=status)
-        except OSError as error:
-            return SentFile(str(file), error=f"{error.strerror or error}")
+def _sent(
+    client: Client, model: str, file: Path, options: Options, folder: Path | None, *, waits: bool
+) -> SentFile:
+    """Sends one file; raises FerryError where no other file could be sent either."""
+    options = Options(**options)
+    options["content_type"] = options.get("content_type") or guessed_type(file.name)
+    job_id = ""
+    try:
+        content = file.read_bytes()
+        key = idempotency_key(model, options, file.name, content)
+        job = client.submit(model, content, idempotency_key=key, **options)
+        job_id = job.id
+        del content
+        if not waits:
+            return SentFile(str(file), job_id)
+        answer = job.result()
+        if folder is None:
+            return SentFile(str(file), job_id, answer)
+        path = folder / f"{file.name}{suffix_of(answer)}"
+        write_result(path, answer.content)
+        return SentFile(str(file), job_id, result=path)
+    except FerryError as error:
+        if not job_id and isinstance(error, (ServerUnreachable, Unauthorized, NotFound)):
+            raise
+        status = getattr(error, "status", None)
+        text = getattr(error, "message", str(error))
+        return SentFile(str(file), job_id, error=text, status=status)
+    except OSError as error:
+        return SentFile(str(file), error=f"{error.strerror or error}")
 
 
 def idempotency_key(model: str, options: Options, file_name: str, content: bytes) -> str:
@@ -309,11 +278,7 @@ def suffix_of(answer: client_jobs.Prediction) -> str:
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """Writes the file so that it is there as a whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the file so that it is there as a whole or not at all."""
     # In the same folder, because a rename cannot leave a file system.
     unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
     try:

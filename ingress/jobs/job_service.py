@@ -140,13 +140,8 @@ class JobService:
     ) -> tuple[Job, bool]:
         """Has a job wait; returns it, and whether it was accepted before under the same key.
 
-        Args:
-            spec: of the version that runs it.
-            request: let go before the wait.
-            headers: of the request, names in lower case.
-            timeout_s: from now to its deadline; None: the usual one.
-            is_open_inference: whether its client looks for the errors of that protocol.
-            base_url: of the server as its client sees it, for those who are told of it.
+        Names of headers are in lower case. `timeout_s` is from now to its deadline, None: the usual
+        one. `base_url` is of the server as its client sees it, for those who are told of it.
 
         Raises:
             BadRequest: a header that is not understood.
@@ -271,13 +266,9 @@ class JobService:
     async def page(
         self, model: str, status: JobStatus | None, before_us: int, count: int
     ) -> JobPage:
-        """Returns the newest jobs of registered versions before this time.
+        """Returns up to `count` of the newest jobs of registered versions before this time.
 
-        Args:
-            model: of this model only; empty: of all.
-            status: in this status only; None: in any.
-            before_us: where the page before ended.
-            count: so many at most.
+        Of one `model` only, unless that is empty; in one `status` only, unless that is None.
         """
         jobs: list[Job] = []
         with _telling_unavailable():
@@ -363,10 +354,9 @@ def _takes_json(accept: str) -> bool:
 
 def read_idempotency_key(headers: Mapping[str, str]) -> str:
     """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one."""
-    text = headers.get("idempotency-key")
-    if text is None:
+    if "idempotency-key" not in headers:
         return ""
-    key = text.strip()
+    key = headers["idempotency-key"].strip()
     if len(key) > 1 and key[0] == key[-1] == '"':
         key = key[1:-1]
     if not _KEY.fullmatch(key):

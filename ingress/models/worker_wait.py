@@ -77,18 +77,13 @@ class WorkerWait:
         Ends when all are ready, or when `startup_timeout` has passed since the archive was
         unpacked, as on the nodes. If one node's workers fail to start and another's are ready, the
         progress is PARTIAL. A new number of workers, from another client, is followed.
-
-        Args:
-            spec: as registered.
-            failures_before: from `failures_by_slot`, before the change.
-            version_text: how an error names the version.
-            install_patience_s: seconds beyond `startup_timeout` for the archive's requirements.
+        `failures_before`: from `failures_by_slot`, before the change. `install_patience_s`: beyond
+        `startup_timeout`, for the archive's requirements.
 
         Raises:
-            InternalError, OutOfResources: a worker failed to start, and no other node has all
-                ready.
+            InternalError, OutOfResources, DependenciesFailed: a worker failed to start, and no
+                other node has all ready.
             VersionNotFound: the version was unregistered meanwhile.
-            DependenciesFailed: the archive's requirements cannot be installed.
             Draining: this server stops.
         """
         seconds = spec.startup_timeout_s + self._patience.grace_s + install_patience_s
@@ -99,9 +94,8 @@ class WorkerWait:
 
     def for_node(self) -> bool:
         """Returns whether a node runs, or has come in time."""
-        return self._until(
-            lambda: bool(self._registry.nodes()), self._patience.node_s, _LOOK_FOR_NODE_S
-        )
+        registry, patience_s = self._registry, self._patience.node_s
+        return self._until(lambda: bool(registry.nodes()), patience_s, _LOOK_FOR_NODE_S)
 
     def until_listed(self, key: VersionKey) -> None:
         """Waits until a node has taken the version on, so that requests may queue for its workers.
@@ -119,10 +113,15 @@ class WorkerWait:
             RequestTimeout: a worker is still there after `timeout_s`.
             Draining: this server stops.
         """
+
+        def is_gone() -> bool:
+            # A version that is registered again takes the workers over.
+            entry = self._registry.get(key.model_name)
+            is_there_again = entry is not None and key.model_version in entry.versions
+            return is_there_again or not self._registry.workers(key)
+
         deadline = _Deadline(timeout_s)
-        if not self._outlast(
-            lambda: self._until(lambda: self._is_gone(key), deadline.left_s()), deadline
-        ):
+        if not self._outlast(lambda: self._until(is_gone, deadline.left_s()), deadline):
             self._raise_if_stopping()
             raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
 
@@ -135,10 +134,12 @@ class WorkerWait:
     ) -> WorkerProgress:
         with self._registry.changes() as wait:
             while True:
-                spec = self._as_registered(spec)
+                entry = self._registry.get(spec.model_name)
+                if entry is not None or not self._registry.is_lost():  # else nodes restore it
+                    spec = still_registered(entry, spec)
                 workers = self._registry.workers(spec.key)
                 # A node still unpacks the archive and has not started a process.
-                if any(one.state is WorkerState.STARTING and not one.pid for one in workers):
+                if any(it.state is WorkerState.STARTING and not it.pid for it in workers):
                     deadline.begin_anew()
                 failed = _failed(workers, spec, failures_before)
                 whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
@@ -181,18 +182,6 @@ class WorkerWait:
                     return False
                 wait(min(left_s, slice_s))
         return True
-
-    def _is_gone(self, key: VersionKey) -> bool:
-        # A version that is registered again takes the workers over.
-        entry = self._registry.get(key.model_name)
-        is_there_again = entry is not None and key.model_version in entry.versions
-        return is_there_again or not self._registry.workers(key)
-
-    def _as_registered(self, spec: ModelSpec) -> ModelSpec:
-        entry = self._registry.get(spec.model_name)
-        if entry is None and self._registry.is_lost():
-            return spec  # nodes restore what they know
-        return still_registered(entry, spec)
 
     def _raise_if_stopping(self) -> None:
         if self._should_stop():

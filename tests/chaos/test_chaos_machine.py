@@ -104,11 +104,15 @@ class QueueMachine(RuleBasedStateMachine):
     def worker(self, name: str) -> WorkerQueue:
         return self.harness.worker(name)
 
-    def let_living_beat(self) -> None:
-        """Beats for living workers, as their node would: an example may take seconds."""
+    @invariant()
+    def living_ones_beat(self) -> None:
+        """Beats after each step as workers and ingresses would: an example may take seconds."""
         seconds, microseconds = self.harness.client.time()
-        beats = dict.fromkeys(self.living, seconds * 1000 + microseconds // 1000)
-        self.harness.client.zadd(self.harness.keys.worker_beats, beats, xx=True)
+        now_ms = seconds * 1000 + microseconds // 1000
+        heard = [(self.harness.keys.worker_beats, self.living)]
+        heard.append((self.harness.keys.ingress_beats, set(INGRESSES) - self.silent))
+        for key, names in heard:
+            self.harness.client.zadd(key, dict.fromkeys(names, now_ms), xx=True)
 
     # --- what the model does
 
@@ -168,7 +172,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(ingress=MOSTLY_A, count=st.integers(1, 4))
     def submit(self, ingress: str, count: int) -> None:
-        self.let_living_beat()
         names = [f"r{len(self.known) + number}" for number in range(count)]
         room = max(0, MAX_QUEUE - len(self.queue))
         codes = self.harness.submit(*names, ingress_id=ingress)

@@ -24,8 +24,9 @@ from batching.store.jobs.job_records import (
     JobStatus,
     Receiver,
     Webhook,
+    read_version,
 )
-from batching.store.jobs.webhook_store import note_version, read_version
+from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
 from batching.store.records import rest_of_record
 from batching.store.redis_errors import AWAY

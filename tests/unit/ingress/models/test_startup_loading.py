@@ -81,7 +81,6 @@ def test_version_that_was_not_loaded_is_not_scaled(ingress):
     # When / Then
     with pytest.raises(InvalidModel, match=r"^Model not found at: echo\.mar\. It was not loaded"):
         registrar.scale("echo", None, {"min_worker": 2})
-    # When / Then
     assert registrar.scale("echo", None, {"min_worker": 0})[0] == 202
     registrar.unregister("echo", None)
     assert ingress.registry.snapshot() == {}
