@@ -74,28 +74,52 @@ def test_frames_of_libraries_and_of_this_server_are_left_out(tmp_path, written):
     assert files == ['  File "handler.py", line 10, in run']
 
 
-def test_without_own_frames_the_library_is_named(tmp_path, written):
-    # Given
-    error = written("import json\ndef run():\n    json.loads('{')\n")
+SHOWN = {
+    "of a library, without own frames": (
+        "import json\ndef run():\n    json.loads('{')\n",
+        "elsewhere",
+        [
+            '  File "json/decoder.py", line ',
+            "json.decoder.JSONDecodeError: Expecting property name",
+        ],
+    ),
+    "of the import": (
+        "x = 1\ndef broken(:\n",
+        ".",
+        ['  File "handler.py", line 2\n    def broken(:\n', "SyntaxError: "],
+    ),
+    "called again and again": (
+        "def run(n=9):\n    return run(n - 1) if n else 1 / 0\n",
+        ".",
+        ["[Previous line repeated ", "ZeroDivisionError"],
+    ),
+    "without a text": (
+        "class Bad(Exception):\n    def __str__(self): raise RuntimeError\ndef run(): raise Bad\n",
+        ".",
+        ["handler.Bad: <"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "folder", "parts"), SHOWN.values(), ids=SHOWN)
+def test_place_and_text_of_the_exception_are_shown(source, folder, parts, tmp_path, written):
     # When
-    text = user_traceback(error, tmp_path / "elsewhere")
+    text = user_traceback(written(source), tmp_path / folder)
     # Then
-    assert text.startswith('Traceback (most recent call last):\n  File "json/decoder.py", line ')
-    assert "JSONDecodeError: Expecting property name" in text
+    assert [part for part in parts if part not in text] == []
+    assert text.splitlines()[-1].startswith(parts[-1])
     assert str(tmp_path) not in text
+    assert text.count('File "handler.py"') <= 4
 
 
 def test_without_any_frame_the_exception_stays(tmp_path):
     assert user_traceback(MemoryError("full"), tmp_path) == "MemoryError: full"
 
 
-def test_syntax_error_shows_file_and_line(tmp_path, written):
-    # When
-    text = user_traceback(written("x = 1\ndef broken(:\n"), tmp_path)
-    # Then
-    assert '  File "handler.py", line 2\n    def broken(:\n' in text
-    assert text.splitlines()[-1].startswith("SyntaxError: ")
-    assert str(tmp_path) not in text
+def test_long_text_is_cut(tmp_path, written):
+    text = user_traceback(written("def run():\n    raise ValueError('x' * 10**7)\n"), tmp_path)
+    assert len(text) < MAX_TEXT_CHARS + 200
+    assert text.endswith("x …")
 
 
 def test_runaway_recursion_is_short_and_quick(tmp_path, written):
@@ -122,22 +146,6 @@ def test_runaway_recursion_is_short_and_quick(tmp_path, written):
     assert_within(time.monotonic() - started_s, 2)
     assert len(text.splitlines()) <= 22
     assert "RecursionError: maximum recursion depth exceeded" in text.splitlines()[-1]
-
-
-BAD = """
-class Bad(Exception):
-    def __str__(self):
-        raise RuntimeError
-def run():
-    raise Bad
-"""
-
-
-def test_exception_without_a_text_or_with_a_long_one_is_shown_all_the_same(tmp_path, written):
-    assert user_traceback(written(BAD), tmp_path).splitlines()[-1].startswith("handler.Bad: <")
-    text = user_traceback(written("def run():\n    raise ValueError('x' * 10**7)\n"), tmp_path)
-    assert len(text) < MAX_TEXT_CHARS + 200
-    assert text.endswith("x …")
 
 
 def test_causes_come_first_and_short(tmp_path, written):
