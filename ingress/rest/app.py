@@ -21,11 +21,11 @@ from batching.errors import (
 from ingress.access.tokens import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
 from ingress.predictions.prediction_service import LOWEST_STATUS
-from ingress.rest.inference_api import InferenceView, OpenInferenceView
-from ingress.rest.management_api import ManagementView, TokenView
+from ingress.rest.inference_api import InferenceView
+from ingress.rest.management_api import ManagementView
 from ingress.rest.metrics_api import MetricsView
 from ingress.rest.page_api import PageView
-from ingress.rest.responses import PlainResponse, flask_exchange
+from ingress.rest.wsgi_bridge import PlainResponse, flask_exchange
 from ingress.role import Role, has_page
 from ingress.services import Services
 from ingress.torchserve.answers import (
@@ -113,14 +113,13 @@ class _App(Flask):
         )
         views: dict[str, Any] = {"shared": shared}
         if Role.INFERENCE in roles:
-            views["inference"] = InferenceView(services)
-            views["open_inference"] = OpenInferenceView(services)
+            views["inference"] = views["open_inference"] = InferenceView(services)
             if has_page(services.settings):
                 views["page"] = PageView(services, document)
         if Role.MANAGEMENT in roles:
             views["management"] = ManagementView(services)
             if services.keys is not None:
-                views["token"] = TokenView(services.keys)
+                views["token"] = views["management"]
         if Role.METRICS in roles:
             views["metrics"] = MetricsView(services)
         return views
