@@ -42,14 +42,6 @@ log = logging.getLogger(__name__)
 
 _ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Paths that only look like those of predictions.
-_NO_PREDICTIONS = (
-    "/predictions/<path:_>",
-    "/explanations/<path:_>",
-    "/v1/models/<path:_>",
-    "/v2/models/<path:_>",
-    "/models/<path:_>/invoke",
-)
 # The verb of outages of Redis.
 _VERB = "manage"
 
@@ -88,8 +80,6 @@ class _App(Flask):
         if Role.INFERENCE in roles:
             # Before any rule, since both HTTP doors share one parser of these paths.
             self.before_request(views["inference"].predict)
-            for rule in _NO_PREDICTIONS:
-                self.add_url_rule(rule, f"no {rule}", _refuse_path, methods=_ANY_METHOD)
         self.before_request(self._refuse_web_pages)
         self._add_routes(views)
 
@@ -209,7 +199,3 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
     their handlers raised.
     """
     return _App(services, roles, is_private=is_private)
-
-
-def _refuse_path(_: str) -> Response:
-    raise not_found()
