@@ -35,23 +35,13 @@ class AwaitedExchange(Exchange):
     def __init__(
         self,
         fields: dict[str, str],
-        *,
         method: str = "POST",
         path: str = "",
         query: str = "",
-        client: str = "",
-        scheme: str = "http",
+        peer: object = None,
     ) -> None:
-        super().__init__(
-            SimpleNamespace(client=client, scheme=scheme),
-            method=method,
-            path=path,
-            query=query,
-            http_version="1.1",
-            headers=list(fields.items()),
-            fields=fields,
-            keeps_alive=False,
-        )
+        headers = list(fields.items())
+        super().__init__(peer, method, path, query, "1.1", headers, fields, keeps_alive=False)
         self.answered: Future[Answer | StreamedAnswer] = Future()
 
     def respond(self, status: int, headers: list[Header], body: Body) -> None:  # type: ignore[override]
@@ -69,14 +59,11 @@ def flask_exchange() -> AwaitedExchange:
     for name, value in request.headers.items():
         with contextlib.suppress(UnicodeDecodeError):
             fields[name.lower()] = value.encode("latin-1").decode()
-    return AwaitedExchange(
-        fields,
-        method=request.method,
-        path=request.path,
-        query=request.query_string.decode("utf-8", "replace"),
-        client=f"{request.environ.get('REMOTE_ADDR', '')}:0",
-        scheme=request.scheme,
-    )
+    # Of a unix socket there is no address.
+    client = f"{request.environ.get('REMOTE_ADDR', '')}:0"
+    peer = SimpleNamespace(client=client, scheme=request.scheme)
+    query = request.query_string.decode("utf-8", "replace")
+    return AwaitedExchange(fields, request.method, request.path, query, peer)
 
 
 class WsgiBridge:
