@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Where TorchServe looks at the path alone.
+_PREDICTIONS = ("/predictions/", "/v1/models/", "/v2/models/")
 # The verb of outages of Redis.
 _VERB = "manage"
 
@@ -183,7 +185,7 @@ def _refusal(error: Exception) -> ServeError:
     if isinstance(error, HTTPException):
         refusals: dict[int | None, ServeError] = {
             400: BadRequest("Invalid HTTP message."),
-            405: wrong_method(),
+            405: not_found() if request.path.startswith(_PREDICTIONS) else wrong_method(),
             413: PayloadTooLarge(""),
         }
         # All others are not found, Flask's redirects, too: TorchServe has none.
