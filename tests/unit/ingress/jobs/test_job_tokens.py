@@ -3,7 +3,7 @@
 import pytest
 
 from batching.protocol import Part, Request
-from ingress.access.key_file import KeyScope
+from ingress.access.tokens import KeyScope
 from ingress.jobs.job_service import JobService
 from tests.unit.ingress.access.test_key_file import key_of, keys, path
 
