@@ -376,18 +376,16 @@ def _print_sent(
             [Prediction(it.file, it.status, it.error or it.answer, is_ok=it.is_ok) for it in sent]
         )
         return
-    for file in sent:
-        if not file.is_ok:
-            of_job = f" (job {file.job})" if file.job else ""
-            err().print(escape(f"{file.file}: {file.error}{of_job}"), style="red", soft_wrap=True)
-    if folder is not None:
+    for file in filter(lambda file: file.error, sent):
+        of_job = f" (job {file.job})" if file.job else ""
+        err().print(escape(f"{file.file}: {file.error}{of_job}"), style="red", soft_wrap=True)
+    if folder is None:
+        table = Table("file", "job", box=None)
+        for file in filter(lambda file: file.job, sent):
+            table.add_row(escape(file.file), file.job)
+        if table.row_count:
+            out().print(table)
+    else:
         done = sum(file.is_ok for file in sent)
         before = f", {there} were there before" if there else ""
         click.echo(f"{done} result{'s' * (done != 1)} written to {folder}{before}.")
-        return
-    table = Table("file", "job", box=None)
-    for file in sent:
-        if file.job:
-            table.add_row(escape(file.file), file.job)
-    if table.row_count:
-        out().print(table)

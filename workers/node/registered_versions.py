@@ -26,13 +26,8 @@ class RegistryMemory:
 
         Blocks. All nodes do this at once: doing it twice is harmless. A new epoch shows, too, that
         Redis was emptied, as a node that knows of no model may have come back first and set it.
-
-        Args:
-            on_emptied: called before models are registered again. Requests to a version without a
-                worker are refused; requests to one that is not back yet wait for it.
-
-        Raises:
-            StoreUnavailable: Redis cannot be asked.
+        `on_emptied` beats, before models are registered again: requests to a version without a
+        worker are refused, requests to one that is not back yet wait for it.
         """
         while True:
             # A version whose record cannot be read is not unregistered: its workers serve on.
