@@ -19,11 +19,11 @@ import psutil
 
 from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
+from batching.store.channel import SUBMIT_AT_ONCE
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import IngressQueue, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
-from batching.store.submitter import SUBMIT_AT_ONCE
 from batching.store.worker_queue import WorkerQueue
 from benchmarks.measuring import records
 from benchmarks.measuring.load import Load, drive_with_wrk, wrk_path

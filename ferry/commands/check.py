@@ -48,7 +48,7 @@ from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
-from ingress.access.key_file import check_keys
+from ingress.access.tokens import open_keys
 from ingress.role import listener_table
 from workers.archives.staging import is_writable, work_dir_of
 
@@ -240,7 +240,7 @@ def _checks_here(settings: Settings) -> list[Callable[[Settings], object]]:
         work_dir_of,
         _check_listeners,
         _check_certificate,
-        check_keys,
+        lambda settings: open_keys(settings, only_checked=True),
     ]
 
 

@@ -34,12 +34,11 @@ from ingress.http1.heads import (
 
 log = logging.getLogger(__name__)
 
-# A socket that is closed while the client still sends answers with a reset, and the client may
-# never see why it was refused. So the rest is read for a while.
+# As a reset, sent to a client that still sends, may keep it from seeing why it was refused.
 LINGER_S = 1.0
 
-# A client that sends no more has left, or only says that its request is whole. One of the second
-# kind gets an answer that comes this soon.
+# A client that sends no more has left, or only says that its request is whole: then it gets an
+# answer that comes this soon.
 HALF_CLOSED_S = 0.1
 
 # Pipelined requests that may wait for the one before them. A connection with more is read no
@@ -65,8 +64,7 @@ _AHEAD_BYTES = 64 * 1024
 _ONE_HOST = "Send one Host header with each request, such as `Host: example.com`."
 _UNKNOWN_METHOD = "Requested method is not allowed, please refer to API document."
 
-# The first is the status, the second the client's address and port; the third is None for bytes
-# that are no request, or too many.
+# Takes the status, the client's address and port, and None for bytes that are no request.
 NoteAnswer = Callable[[int, str, Exchange | None], None]
 
 
@@ -74,7 +72,7 @@ class HttpHost:
     """Holds the application, the limits and the open connections of one listener.
 
     `error_answer`: to requests that the application never sees. `note_answer` is told of each
-    answer, sent or not. `added_headers`, with names in lower case, go with every answer.
+    answer, sent or not. `added_headers` go with every answer; their names are in lower case.
     """
 
     def __init__(
@@ -97,8 +95,7 @@ class HttpHost:
         self.settings = settings
         self.is_draining = False
         self.connections: set[HttpConnection] = set()
-        # asyncio alone does not keep its tasks from being collected as garbage.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio alone does not keep them
         self._closed = asyncio.Event()
         self._senders: list[HttpConnection] = []
         self._reminder = Reminder()
@@ -120,10 +117,7 @@ class HttpHost:
                 task.add_done_callback(self._tasks.discard)
 
     def add(self, connection: "HttpConnection", sock: Any) -> None:
-        """Adds a connection; logs that the process will soon be able to open no more files.
-
-        libuv then accepts each new connection and closes it, so that its client does not wait.
-        """
+        """Adds a connection; warns before libuv, for want of files, closes each new one at once."""
         self.connections.add(connection)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         is_near = limit != resource.RLIM_INFINITY and sock.fileno() >= limit - _SPARE_FILES
@@ -239,13 +233,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host.add(self, transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._host.settings.idle_timeout_s, self._look)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, _sizehint: int) -> memoryview:
         """Returns where to read next: the buffer that all share, or a body's own."""
-        del sizehint
         return self._host.read_buffer if self._body is None else self._body.free()
 
     def buffer_updated(self, count: int) -> None:
-        """Takes what was read, before anything else is read into the same place."""
         if self._body is None:
             self._take(self._host.read_buffer[:count])
         elif self._body.add(count):
@@ -255,7 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._asked[-1].receive(whole)
 
     def eof_received(self) -> bool:
-        """Ends the requests whose rest is missing; returns whether they can still be answered."""
+        """Ends requests whose rest is missing; returns whether they can still be answered."""
         self._is_last = True
         self.send()
         for exchange in list(self._asked):
@@ -265,9 +257,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         # asyncio cannot close one half of a TLS connection.
         return bool(self._asked) and bool(self._transport.can_write_eof())
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         """Ends the requests that are still running for this client."""
-        del error
         if self._timer is not None:
             self._timer.cancel()
         self._is_behind = False
@@ -379,7 +370,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None:
-        """Reads the last request's body, the rest of what was received, into its own buffer."""
+        """Reads the rest of the last request's body into a buffer of its own."""
         self._body = _WholeBody(length_bytes, received)
 
     def answer(
@@ -387,8 +378,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> None:
         """Sends the answer, if the client is still there.
 
-        A small one is written together with all others of this turn of the event loop. Otherwise
-        the client of a batch's first answer takes the core, and the others wait.
+        A small one leaves with all others of this turn of the event loop. Otherwise the client of a
+        batch's first answer takes the core, and the others wait.
         """
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
@@ -404,7 +395,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._end(exchange)
 
     def send(self) -> None:
-        """Writes the answers that were left for the end of the turn."""
         unsent, self._unsent = self._unsent, []
         if unsent and not self._transport.is_closing():
             self._transport.writelines(unsent)

@@ -37,7 +37,7 @@ class ConnectionEnded(Exception):
 
 
 class UnsupportedEncoding(ServeError):
-    """Says that the body is compressed; 10 MB of gzip can be 10 GB of zeros."""
+    """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
 
     status = 415
     type = "UnsupportedMediaTypeException"
@@ -147,9 +147,8 @@ class Exchange:
     async def _gathered(self, limit_bytes: int, timeout_s: float, *, is_too_large: bool) -> bytes:
         """Returns a body whose length is not known, or known to be too large.
 
-        A body over the limit is read on for a while, but not kept. A socket that is closed while
-        the client still sends answers with a reset, and the client may never see why it was
-        refused. A client that pauses probably waits for the answer.
+        A body over the limit is read on for a while, but not kept, as a reset might keep the client
+        from seeing why it was refused. A client that pauses probably waits for the answer.
         """
         most_chunks = max(MAX_CHUNKS, limit_bytes // LEAST_CHUNK_BYTES)
         kept: list[Content] = []

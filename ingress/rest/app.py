@@ -18,7 +18,7 @@ from batching.errors import (
     ServeError,
     StoreUnavailable,
 )
-from ingress.access.authorizer import Authorizer
+from ingress.access.tokens import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
 from ingress.predictions.prediction_service import LOWEST_STATUS
 from ingress.rest.inference_api import InferenceView, OpenInferenceView

@@ -14,8 +14,8 @@ from batching.models.entry import check_names, existing
 from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer
-from ingress.page.served_models import interface_of
 from ingress.predictions.prediction import Prediction, StreamedAnswer
+from ingress.rest.page_api import interface_of
 from ingress.rest.responses import AwaitedExchange, PlainResponse, flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer

@@ -9,7 +9,7 @@ from wsgiref.types import WSGIApplication
 from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
-from ingress.access.authorizer import Authorizer
+from ingress.access.tokens import Authorizer
 from ingress.http1.exchange import Answer, Exchange
 from ingress.rest.responses import PlainResponse
 from ingress.torchserve.answers import error_answer

@@ -42,10 +42,8 @@ class SlotRecord:
     @property
     def is_expected(self) -> bool:
         """Returns whether it serves now or can be counted on to serve soon: requests may queue."""
-        if self.state is WorkerState.READY:
-            return True
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
-        return is_coming and not self._backoff.is_doubtful
+        return self.state is WorkerState.READY or (is_coming and not self._backoff.is_doubtful)
 
     async def begin(self, status: WorkerStatus) -> None:
         """Puts a new worker in the place of the former one.
@@ -108,5 +106,4 @@ class SlotRecord:
                 return result
 
     def _worker_ids(self) -> list[str]:
-        ids = (self.worker_id, self.successor_id)
-        return [worker_id for worker_id in ids if worker_id is not None]
+        return [worker_id for worker_id in (self.worker_id, self.successor_id) if worker_id]

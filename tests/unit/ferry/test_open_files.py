@@ -43,13 +43,14 @@ import asyncio
 from batching.store.registry.changes import changed_models
 from batching.store.clients import connect, connect_async
 from batching.store.held_connections import HeldConnection
+from batching.store.scripts.loader import command
 
 client = connect(sys.argv[1])
 client.rpush("list", "a")
 assert client.blpop(["list"], timeout=1) == (b"list", b"a")
 scripts = HeldConnection(client)
 for member in ("a", "b"):
-    scripts.run("beat", ["{ferry}:beats"], [60_000, 60_000, 0, 1, member])
+    scripts.call(command("beat", ["{ferry}:beats"], [60_000, 60_000, 0, 1, member]))
 assert scripts._connection._sock.fileno() > 1023
 with client.pubsub(ignore_subscribe_messages=True) as listener:
     listener.subscribe("channel")

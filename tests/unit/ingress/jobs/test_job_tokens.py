@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingress.access.key_file import KeyScope
+from ingress.access.tokens import KeyScope
 from tests.unit.ingress.access.test_key_file import key_of, keys, path
 
 __all__ = ["keys", "path"]  # the fixtures

@@ -11,9 +11,9 @@ from batching.process.siblings import Siblings
 from batching.protocol import BatchTiming, ClosedBy
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.page.served_models import ServedModels
 from ingress.rest import page_api
 from ingress.rest.app import create_app
+from ingress.rest.page_api import ServedModels
 from ingress.role import Role
 from tests.support import eventually
 

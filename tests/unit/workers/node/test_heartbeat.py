@@ -164,8 +164,8 @@ class Interrupted(NodeQueue):
 
 async def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
     queue = Interrupted(parts.queue._client, int(DEAD_AFTER_S * 1000))
-    parts.heart._queue = queue
-    [record] = parts.heart._records()
+    parts.heart.queue = queue
+    [record] = parts.heart.records()
 
     # Given
     await parts.heart.beat()

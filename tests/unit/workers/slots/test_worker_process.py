@@ -29,7 +29,7 @@ from workers.slots.worker_process import WorkerProcess
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-async def ignore(_report):
+async def ignore(*_):
     pass
 
 async def main():
@@ -67,7 +67,7 @@ class Family:
         """The task that watches the worker, which has a child by now."""
         reports = []
 
-        async def note(report):
+        async def note(_process, report):
             reports.append(report)
 
         watching = asyncio.create_task(self.worker.watch(lambda _: None, note))
@@ -204,7 +204,7 @@ class AtWork:
         )
 
     async def begin(self):
-        async def ignore(_report):
+        async def ignore(*_):
             pass
 
         watching = asyncio.create_task(self.worker.watch(lambda _: None, ignore))
@@ -283,7 +283,7 @@ from batching.process.logs import configure_logging
 from batching.process.outputs import dropped_lines, outlet
 from workers.slots.worker_process import WorkerProcess
 
-async def ignore(_report):
+async def ignore(*_):
     pass
 
 async def main():

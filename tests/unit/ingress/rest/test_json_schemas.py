@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
-from ingress.page.served_models import openapi_schema
+from ingress.rest.page_api import openapi_schema
 
 HOUSE = {
     "title": "House",
