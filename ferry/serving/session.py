@@ -213,7 +213,8 @@ class Session:
                 is_busy = is_due or self._loading or self._retiring
                 timeout_ms = _LOOK_MS if is_busy else _IDLE_MS
                 changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
-                if is_due or isinstance(changes, set):
+                is_due = is_due or isinstance(changes, set)
+                if is_due:
                     self._load(read_targets(self.texts))
                     is_due = False
                 self._take_over()
