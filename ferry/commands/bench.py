@@ -137,7 +137,7 @@ def _registered(api: Api, archive: str, query: dict[str, int]) -> Iterator[str]:
         yield name
     finally:
         # It may be there or not, if the registration was refused or interrupted.
-        api.send("DELETE", "models", name)
+        api.answer("DELETE", "models", name)
 
 
 def _drive(post: Callable[[float], list[Answer]], clients: int, seconds: float) -> list[Answer]:
