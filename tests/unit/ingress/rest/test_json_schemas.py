@@ -1,6 +1,5 @@
 """What OpenAPI 3.0 can say of a model's schema is said; nothing makes the document invalid."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openapi_spec_validator import validate
@@ -80,8 +79,3 @@ def test_schema_without_an_end_is_cut():
     endless["items"] = endless
     # When / Then
     validate(document(openapi_schema(endless)))
-
-
-@pytest.mark.parametrize("schema", [None, 5, "text", [], {"type": "unknown"}])
-def test_what_is_no_schema_is_anything(schema):
-    assert openapi_schema(schema) == {}
