@@ -29,12 +29,9 @@ from workers.slots.worker_process import WorkerProcess
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-async def ignore(*_):
-    pass
-
 async def main():
     worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
-    watching = asyncio.create_task(worker.watch(lambda _: None, ignore))
+    watching = asyncio.create_task(worker.watch(lambda _: None))
     while not Path(sys.argv[2]).read_text():
         await asyncio.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
@@ -55,13 +52,9 @@ def program(folder, pids):
 
 async def watch(worker, is_begun):
     """The task that watches the worker, once it has begun."""
-    reports = []
-
-    async def note(*report):
-        reports.append(report)
-
-    watching = asyncio.create_task(worker.watch(lambda _: None, note))
-    await eventually_async(lambda: reports and is_begun())
+    watching = asyncio.create_task(worker.watch(lambda _: None))
+    await asyncio.sleep(0)
+    await eventually_async(is_begun)
     return watching
 
 
@@ -273,12 +266,9 @@ from batching.process.logs import configure_logging
 from batching.process.outputs import dropped_lines, outlet
 from workers.slots.worker_process import WorkerProcess
 
-async def ignore(*_):
-    pass
-
 async def main():
     worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
-    ended = await worker.watch(lambda _: None, ignore)
+    ended = await worker.watch(lambda _: None)
     outlet(1).drain()
     Path(sys.argv[2]).write_text(f"{ended.code} {dropped_lines()}")
 
