@@ -130,7 +130,7 @@ class Worker:
         """Records what handlers have measured, and no reply has taken along."""
         with self.unsent() as measured:
             if measured:
-                self.queue.measurements.record(measured)
+                self.queue.record(measured)
 
     def _serve_batch(self, batch: Batch) -> None:
         self.deadline.run()
@@ -264,7 +264,7 @@ def _serve(
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     with contextlib.suppress(*AWAY):
-        queue.measurements.prepare()
+        queue.prepare_to_record()
         worker.record_measured()
     deadline.wait()
     _report(assignment, state="READY", interface=reportable(model.interface))
