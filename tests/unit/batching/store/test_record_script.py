@@ -130,27 +130,3 @@ def test_worker_replies_when_redis_does_not_know_the_scripts(real_harness):
 
     # Then
     assert read_metrics(real_harness.client, KEY) == {series("calls"): 1}
-
-
-def test_reply_arrives_when_what_was_measured_is_refused(real_harness, full_memory):
-    # Given a Redis that is full when the worker replies
-    real_harness.submit("a")
-    worker = real_harness.worker()
-    items = items_of(worker.claim(1, 0.0))
-    full_memory()
-
-    # When
-    codes = worker.reply(items, [make_reply("A")], [Measurement(series("calls"), 1)])
-
-    # Then
-    assert codes == [ReplyCode.STORED]
-    assert read_metrics(real_harness.client, KEY) == {}
-
-
-def test_metrics_are_dropped_when_memory_is_full(real_harness, full_memory):
-    # Given
-    worker = real_harness.worker()
-    full_memory()
-
-    # When / Then: the worker does not try the same again and again
-    assert worker.record([Measurement(series("calls"), 1)]) == 0
