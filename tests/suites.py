@@ -14,7 +14,6 @@ LONG_FILES = frozenset(
         "test_chaos_jobs.py",
         "test_chaos_redis.py",
         "test_chaos_registry.py",
-        "test_chaos_rig.py",
         "test_chaos_stop.py",
         "test_chaos_storm.py",
         # Whole servers.

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from ferry.api import ELSEWHERE, Api, token_hint
+from ferry.api import Api, token_hint
 from ferry.commands.predict import Prediction, answer_value, prediction_record, print_predictions
 from ferry.console import age_text, ending_at_interrupt, err, out
 from ferry.options import (
@@ -321,7 +321,7 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
 
 def _complaint(error: FerryError, url: str) -> click.ClickException:
     """Returns the error as a command says it; `url` is of the inference listener."""
-    if isinstance(error, AnswerError) and error.type in {"", *ELSEWHERE}:
+    if isinstance(error, AnswerError) and not error.type:
         try:
             with Api(url) as api:
                 api.answer("GET", "readyz")

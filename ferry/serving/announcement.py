@@ -3,11 +3,10 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from batching.models.spec import ModelSpec
-from batching.models.statuses import WorkerState, WorkerStatus
+from batching.models.statuses import WorkerStatus
 
 # Kind -> a file to send; the handler of a TorchServe archive says none.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
@@ -22,50 +21,28 @@ _MOST_CHARACTERS = 200
 _AXES_OF_IMAGES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LiveModel:
-    """A registered version, and what its workers say of it."""
-
-    spec: ModelSpec
-    workers: Sequence[WorkerStatus]
-
-    @property
-    def interface(self) -> Mapping[str, Any]:
-        return self.workers[0].interface if self.workers else {}
-
-    @property
-    def error(self) -> str:
-        """Returns why a worker could not load it; "" if none said so."""
-        return next((one.traceback or one.error for one in self.workers if one.error), "")
-
-    @property
-    def is_loading(self) -> bool:
-        ready = [one for one in self.workers if one.state is WorkerState.READY]
-        return not self.error and len(ready) < max(1, self.spec.min_worker)
-
-
-def announcement(live: LiveModel, base_url: str) -> str:
-    spec, workers = live.spec, live.workers
+def announcement(spec: ModelSpec, workers: Sequence[WorkerStatus], base_url: str) -> str:
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
     devices = ", ".join(sorted({worker.device for worker in workers}))
+    interface = next((worker.interface for worker in workers), {})
     facts = {
-        "takes": _taken(live.interface),
+        "takes": _taken(interface),
         "batches": f"up to {spec.batch_size}, at most {spec.max_batch_delay_ms} ms{policy}",
         "workers": f"{len(workers)} on {devices}",
-        "try": curl_line(live, base_url),
+        "try": curl_line(f"{base_url}/predictions/{spec.model_name}", interface),
         "page": f"{base_url}/",
     }
     title = f"{spec.model_name} {spec.model_version}"
-    if summary := live.interface.get("summary"):
+    if summary := interface.get("summary"):
         title += f": {summary}"
     return "\n".join([title, *(f"  {name:<9}{fact}" for name, fact in facts.items() if fact)])
 
 
-def curl_line(live: LiveModel, base_url: str) -> str:
+def curl_line(url: str, interface: Mapping[str, Any]) -> str:
     """Returns a command for a POSIX shell that sends the model one row."""
-    takes, tensors = live.interface.get("input", {}), live.interface.get("inputs", [])
+    takes, tensors = interface.get("input", {}), interface.get("inputs", [])
     kind, schema = takes.get("kind", ""), takes.get("schema", {})
-    example = live.interface.get("example")
+    example = interface.get("example")
     if kind in _FILES:
         arguments = ["-T", _FILES[kind]]
     elif kind == "text":
@@ -81,7 +58,7 @@ def curl_line(live: LiveModel, base_url: str) -> str:
         if example is None:
             example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
         arguments = ["-d", json.dumps(example)]
-    return f"curl {base_url}/predictions/{live.spec.model_name} {shlex.join(arguments)}"
+    return f"curl {url} {shlex.join(arguments)}"
 
 
 def _tensor_arguments(rows: Mapping[str, Any]) -> list[str]:

@@ -20,13 +20,19 @@ import click
 from batching.errors import NotFound, ServeError
 from batching.models.registration import spec_from_registration
 from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerState, WorkerStatus
 from batching.process.part import notify_ready
 from batching.settings.settings import Settings
 from ferry.console import spinner
 from ferry.process_tree.supervisor import Supervisor
-from ferry.serving.announcement import LiveModel, announcement
-from ferry.serving.python_file import TargetError
-from ferry.serving.served_targets import DEFAULTS, WITHOUT_CODE, ServedTarget, read_targets
+from ferry.serving.announcement import announcement
+from ferry.serving.served_targets import (
+    DEFAULTS,
+    WITHOUT_CODE,
+    ServedTarget,
+    TargetError,
+    read_targets,
+)
 from workers.archives.model_archive import inspect_archive
 from workers.archives.staging import work_dir_of
 
@@ -110,11 +116,9 @@ class Session:
         return self._settings.inference_address.replace("127.0.0.1", "localhost")
 
     def _has_settled(self) -> bool:
-        loading = [self._look_at(spec) for spec, _ in self._loading.values()]
-        return any(live.error for live in loading) or not any(live.is_loading for live in loading)
-
-    def _look_at(self, spec: ModelSpec) -> LiveModel:
-        return LiveModel(spec, self._registry.workers(spec.key))
+        specs = [spec for spec, _ in self._loading.values()]
+        progress = [_progress(spec, self._registry.workers(spec.key)) for spec in specs]
+        return any(error for error, _ in progress) or all(is_ready for _, is_ready in progress)
 
     def _load(self, targets: Sequence[ServedTarget]) -> None:
         """Begins to load those whose files are not as they were loaded last."""
@@ -161,11 +165,12 @@ class Session:
     def _take_over(self) -> None:
         """Has the versions serve that have loaded, and shows why others have not."""
         for name, (spec, since_s) in list(self._loading.items()):
-            live = self._look_at(spec)
-            if live.error:
+            workers = self._registry.workers(spec.key)
+            error, is_ready = _progress(spec, workers)
+            if error:
                 self._give_up(name)
-                self._complain(f"{spec.model_name} did not load.\n{live.error}")
-            elif not live.is_loading:
+                self._complain(f"{spec.model_name} did not load.\n{error}")
+            elif is_ready:
                 self._registry.set_default(*spec.key)
                 del self._loading[name]
                 now_s = time.monotonic()
@@ -174,7 +179,7 @@ class Session:
                     version = f"{spec.model_name} {spec.model_version}"
                     click.echo(f"{version} serves after {now_s - since_s:.1f} s")
                 else:
-                    click.echo(announcement(live, self._base_url))
+                    click.echo(announcement(spec, workers, self._base_url))
                 self._serving[name] = spec
 
     def _remove_retired(self) -> None:
@@ -239,3 +244,10 @@ class Session:
             names = ", ".join(f"{spec.model_name} {spec.model_version}" for spec in specs)
             still = f"Still served: {names}. " if names else ""
             click.echo(f"{text}\n{still}Waiting for the next save.", err=True)
+
+
+def _progress(spec: ModelSpec, workers: Sequence[WorkerStatus]) -> tuple[str, bool]:
+    """Returns why a worker could not load the model, if one says so, and whether all are ready."""
+    error = next((one.traceback or one.error for one in workers if one.error), "")
+    ready = [one for one in workers if one.state is WorkerState.READY]
+    return error, len(ready) >= max(1, spec.min_worker)

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 from batching.settings.settings import Settings
-from ingress.http1.connection import NoteAnswer
 from ingress.http1.exchange import Application, Exchange, Header
+from ingress.http1.listener import NoteAnswer
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")

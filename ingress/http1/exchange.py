@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
@@ -44,47 +45,33 @@ class UnsupportedEncoding(ServeError):
     reason = "unsupported_encoding"
 
 
+@dataclass(eq=False)
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `path` is percent-decoded, `query` is not. `headers` are in order, as the client spelled
-    their names, those that are UTF-8; `fields` has the last one of each name, in lower case. Both
-    belong to the application. `keeps_alive`: another request may follow on the connection.
-    `started_s` is `time.perf_counter` of the head's end. `status` is 0 until there is an answer.
-    `on_left` is called when the client no longer waits for it.
+    `headers` and `fields` belong to the application. `started_s` is `time.perf_counter` of the
+    head's end. `on_left` is called when the client no longer waits for its answer.
     """
 
-    # What most exchanges never need is the class's until they do.
+    connection: Any  # an HttpConnection, whose file imports this one
+    method: str
+    path: str  # percent-decoded
+    query: str  # as it came
+    http_version: str
+    headers: list[Header]  # in order, as the client spelled their names; those that are UTF-8
+    fields: dict[str, str]  # the last one of each name, in lower case
+    keeps_alive: bool  # another request may follow on the connection
+    started_s: float = field(default_factory=time.perf_counter, init=False)
+    on_left: Callable[[], object] | None = field(default=None, init=False)
+    _then: Callable[[], object] | None = field(default=None, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _chunks: list[Content] = field(default_factory=list, init=False)
+
+    # What most exchanges never need is the class's until they do. 0: there is no answer yet.
     status = 0
     is_served = is_received = is_broken = is_late = is_ended = False
-    on_left: Callable[[], object] | None = None
     _wants_whole = _has_asked = False
     _kept_bytes = 0
-    _then: Callable[[], object] | None = None
-    _timer: asyncio.TimerHandle | None = None
-
-    def __init__(
-        self,
-        connection: Any,  # an HttpConnection, whose file imports this one
-        *,
-        method: str,
-        path: str,
-        query: str,
-        http_version: str,
-        headers: list[Header],
-        fields: dict[str, str],
-        keeps_alive: bool,
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.http_version = http_version
-        self.headers = headers
-        self.fields = fields
-        self.keeps_alive = keeps_alive
-        self.started_s = time.perf_counter()
-        self.connection = connection
-        self._chunks: list[Content] = []
 
     # --- the application's side: the body
 

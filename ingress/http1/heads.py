@@ -131,13 +131,13 @@ class RequestParser:
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
-            method=parser.get_method().decode("ascii"),
-            path=path,
-            query=query,
-            http_version=parser.get_http_version(),
-            headers=self._headers,
-            fields=self._fields,
-            keeps_alive=parser.should_keep_alive(),
+            parser.get_method().decode("ascii"),
+            path,
+            query,
+            parser.get_http_version(),
+            self._headers,
+            self._fields,
+            parser.should_keep_alive(),
         )
         # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
         # llhttp goes by it nevertheless (RFC 9112, 6.1).

@@ -18,11 +18,10 @@ from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.protocol import Reply
 from batching.store.jobs.job_records import Job, JobStatus, job_document
-from ingress.access.tokens import KeyFile
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import flask_exchange
+from ingress.rest.wsgi_bridge import flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import (
     JSON_CONTENT_TYPE,
@@ -141,6 +140,20 @@ class ManagementView:
         job = self._services.on_loop(self._services.jobs.service.retry(job_id))
         return json_answer(self._job(job), 202)
 
+    def renew_key(self) -> Answer:
+        """Gives new keys to clients that have the API key. Source: `TokenAuthorization`."""
+        kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
+        assert self._services.keys is not None
+        try:
+            self._services.keys.renew_as_asked(kind, authorization)
+        except (OSError, ValueError) as error:
+            log.exception("renewing a key failed")
+            # Without the file's path, which is no matter of clients.
+            why = getattr(error, "strerror", None) or error
+            raise InternalError(f"The key file cannot be written: {why}.") from error
+        # As in TorchServe, only the file has the new key: the client must be able to read it.
+        return typed_answer(b"\n", JSON_CONTENT_TYPE)
+
     def _job(self, job: Job) -> dict[str, Any]:
         return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
@@ -189,25 +202,6 @@ class ManagementView:
                 f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
                 f"scale workers API to add workers. {how_to_get_a_worker(spec, asked_version)}"
             ) from error
-
-
-class TokenView:
-    """Gives new keys to clients that have the API key. Source: TorchServe `TokenAuthorization`."""
-
-    def __init__(self, keys: KeyFile) -> None:
-        self._keys = keys
-
-    def renew(self) -> Answer:
-        kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
-        try:
-            self._keys.renew_as_asked(kind, authorization)
-        except (OSError, ValueError) as error:
-            log.exception("renewing a key failed")
-            # Without the file's path, which is no matter of clients.
-            why = getattr(error, "strerror", None) or error
-            raise InternalError(f"The key file cannot be written: {why}.") from error
-        # As in TorchServe, only the file has the new key: the client must be able to read it.
-        return typed_answer(b"\n", JSON_CONTENT_TYPE)
 
 
 def _read_limit(parameters: Mapping[str, str]) -> int:

@@ -15,7 +15,7 @@ from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus
 from batching.store.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import AWAY, OutageLog
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotRecord
 
 log = logging.getLogger(__name__)
 

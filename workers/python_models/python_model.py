@@ -138,7 +138,7 @@ class PythonModel:
         return {outputs[0]["name"]: output} if len(outputs) == 1 and has_axis else output
 
 
-class LoadedTarget:
+class LoadedTarget(PythonModel):
     """The model of an archive that names a target: imported, loaded and warmed up.
 
     Raises:
@@ -155,10 +155,9 @@ class LoadedTarget:
             )
 
         ferry.modeling.MEASURES[:] = [measure]
-        self._model = PythonModel(_model_of(target_of(spec, model_dir), model_dir), *spec.key)
-        self._model.load(device, spec.batch_size)
+        super().__init__(_model_of(target_of(spec, model_dir), model_dir), *spec.key)
+        self.load(device, spec.batch_size)
         self._patience_s = spec.queue_timeout_s + spec.response_timeout_s
-        self.interface = self._model.interface
 
     def run(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
         headers = items[0].request.headers  # such requests come alone
@@ -175,13 +174,11 @@ class LoadedTarget:
             context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
 
         rows = [Row({part.name: part for part in item.request.parts}) for item in items]
-        return self._model.answer(
-            rows, lambda indexes: self._told([items[index] for index in indexes]), send
-        )
+        return self.answer(rows, lambda some: self._told([items[index] for index in some]), send)
 
     def close(self) -> None:
         try:
-            self._model.model.unload()
+            self.model.unload()
         except Exception:  # it may raise anything, and the worker ends in any case
             log.exception("unload failed")
 

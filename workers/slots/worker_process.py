@@ -146,9 +146,7 @@ class WorkerProcess:
     async def watch(self, on_heard: OnHeard, on_report: OnReport) -> ExitStatus:
         """Returns how it ended, once it has and its reports were handled; kills it on an error.
 
-        Args:
-            on_heard: called with each report as soon as it comes.
-            on_report: handles each report in turn, which may take long.
+        `on_heard` has each report as soon as it comes, `on_report` in turn: that may take long.
         """
         try:
             return await self._watch(on_heard, on_report)

@@ -17,7 +17,7 @@ from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers.node.heartbeat import Heartbeat
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotRecord
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
