@@ -17,7 +17,7 @@ from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from ingress.access.tokens import KeyFile, KeyScope
+from ingress.access.tokens import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
@@ -127,7 +127,6 @@ def build_services(
         timeout_s=settings.job_timeout_s,
         keep_s=settings.job_result_ttl_s,
         receivers=settings.receiver_rules(),
-        submitters="" if keys is None else KeyScope.INFERENCE,
     )
     jobs = JobAnswers(job_service)
     predictor = PredictionService(catalog, broker, metrics)

@@ -115,13 +115,10 @@ class JobService:
         *,
         timeout_s: float,
         keep_s: float,
-        submitters: str = "",
         receivers: ReceiverRules | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
-        # Names the token that they have, and not its value, which is renewed while jobs wait.
-        self._submitters = submitters
         self._receivers = receivers
         self._timeout_s = timeout_s
         self._keep_s = keep_s
@@ -169,8 +166,7 @@ class JobService:
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
         """Accepts the job unless the key's first request was; that one may not have got far."""
-        named = json.dumps([self._submitters, idempotency_key])
-        digest = hashlib.sha256(named.encode()).hexdigest()
+        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
         own = json.dumps([job.job_id, fingerprint])
         before = await self._store.take_key(digest, own)
         job_id, first_fingerprint = json.loads(before or own)

@@ -161,10 +161,9 @@ class StartupLoader:
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """Repeats the attempt as long as its obstacle may pass by itself.
+        """Repeats the attempt, for ever, as long as its obstacle may pass by itself.
 
-        It never gives up: the server would be ready with nothing to serve, while its nodes wait
-        for a disk or for another machine.
+        Else the server would be ready with nothing to serve, while its nodes wait for a disk.
         """
         say_at_s = 0.0
         while not self._services.lifecycle.is_draining:

@@ -52,11 +52,8 @@ class ControlQueue:
     ) -> ArchiveInfo:
         """Has a node fetch and verify the archive. Blocks up to `timeout_s`.
 
-        Args:
-            url: as registered.
-            timeout_s: for the download, too.
-            may_be_downloaded: whether the archive may be there from an earlier download, which is
-                an error otherwise.
+        `may_be_downloaded`: the archive may be there from an earlier download, which is an error
+        otherwise.
 
         Raises:
             ServeError: the node's, word for word.

@@ -46,11 +46,7 @@ class Registry:
         self._counters = RecordReader("counter", int)
 
     def get(self, model_name: str) -> ModelEntry | None:
-        """Returns the model's entry, or None.
-
-        Raises:
-            RecordUnreadable: there is one, and it is garbage.
-        """
+        """Returns the model's entry, or None; RecordUnreadable, if it is garbage."""
         with telling_unavailable():
             text: Any = self._client.hget(keys.MODELS, model_name)
         return _entry(model_name, text)
@@ -68,11 +64,7 @@ class Registry:
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
-        """Registers the version; the first version of a model is its default.
-
-        Raises:
-            Conflict: this version of this model is registered already.
-        """
+        """Registers the version, or raises Conflict; the first of a model is its default."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             if entry is None:
@@ -157,13 +149,8 @@ class Registry:
     def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
         """Removes the version: nodes stop its workers, submits are refused.
 
-        Args:
-            key: of the version.
-            only: the failed registration that is to be removed, and no other one of that name;
-                if it is the default, another version becomes so.
-
-        Raises:
-            VersionInUse: it is the default and other versions remain.
+        `only`: the failed registration that is to be removed, and no other one of that name; if it
+        is the default, another version becomes so. Else that is VersionInUse.
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
