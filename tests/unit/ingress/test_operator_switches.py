@@ -8,12 +8,13 @@ from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from ingress.rest.app import create_app
 from ingress.role import Role
+from tests.unit.ingress.sockets import changed
 
 REFUSED = "Requested method is not allowed, please refer to API document."
 
 
 def client(ingress, role, **settings):
-    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
+    services = changed(ingress.services, settings=replace(ingress.services.settings, **settings))
     return create_app(services, [role]).test_client()
 
 
