@@ -31,7 +31,7 @@ _COMPARE = "Move and measure"
 # The help lists sections and commands in this order.
 COMMANDS = (
     LazyCommand("serve", "ferry.commands.serve", _SERVE, "A model from its file, at once."),
-    LazyCommand("up", "ferry.commands.up", _SERVE, "Redis, ingress and one node, here."),
+    LazyCommand("up", "ferry.commands.roles", _SERVE, "Redis, ingress and one node, here."),
     LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
     LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),

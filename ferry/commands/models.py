@@ -112,9 +112,9 @@ def scale(
     model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
 ) -> None:
     """Set how many workers each node runs for MODEL."""
-    with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
-        path = filter(None, ("models", model, version))
-        answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
+    with spinner(f"Scaling {model}", is_quiet=as_json or not wait):
+        query = {"synchronous": str(wait).lower(), **workers}
+        answer = _called(management_url, "PUT", model, version, **query)
     _print_status(answer, as_json)
 
 
@@ -125,8 +125,7 @@ def scale(
 @json_option
 def describe(model: str, version: str, management_url: str, as_json: bool) -> None:
     """Show the settings, the queue and the workers of MODEL."""
-    with Api(management_url) as api:
-        versions = api.call("GET", "models", model, version)
+    versions = _called(management_url, "GET", model, version)
     if as_json:
         click.echo(json.dumps(versions, indent=2))
         return
@@ -163,9 +162,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
 
     The default version can only be removed when it is the last one.
     """
-    with Api(management_url) as api:
-        answer = api.call("DELETE", *filter(None, ("models", model, version)))
-    _print_status(answer, as_json)
+    _print_status(_called(management_url, "DELETE", model, version), as_json)
 
 
 @models.command(name="set-default")
@@ -175,9 +172,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
 @json_option
 def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
     """Let requests for MODEL without a version go to VERSION."""
-    with Api(management_url) as api:
-        answer = api.call("PUT", "models", model, version, "set-default")
-    _print_status(answer, as_json)
+    _print_status(_called(management_url, "PUT", model, version, "set-default"), as_json)
 
 
 @click.command()
@@ -234,9 +229,9 @@ def _summary(version: Record) -> Record:
 def _print_summary(record: Record) -> None:
     console = out()
     console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
+    hosts = {name: f" on {host}" if host else "" for name, host in record["hosts"].items()}
     nodes = ", ".join(
-        f"{name}{f' on {host}' if (host := record['hosts'][name]) else ''} "
-        f"({count} worker{'s' * (count != 1)})"
+        f"{name}{hosts[name]} ({count} worker{'s' * (count != 1)})"
         for name, count in record["nodes"].items()
     )
     console.print(f"Nodes: {escape(nodes) or 'none runs. `ferry node` starts one.'}")
@@ -294,6 +289,11 @@ def _errors(record: Record) -> list[str]:
 
 def _state(worker: Record) -> str:
     return str(worker.get("state") or worker["status"])
+
+
+def _called(management_url: str, method: str, *path: str, **query: Any) -> Any:
+    with Api(management_url) as api:
+        return api.call(method, "models", *filter(None, path), **query)
 
 
 def _print_status(answer: Record, as_json: bool) -> None:

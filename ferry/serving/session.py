@@ -12,7 +12,6 @@ import time
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +27,6 @@ from ferry.process_tree.supervisor import Supervisor
 from ferry.serving.announcement import announcement
 from ferry.serving.served_targets import (
     DEFAULTS,
-    WITHOUT_CODE,
     ServedTarget,
     TargetError,
     read_targets,
@@ -48,7 +46,6 @@ _IDLE_MS = 60_000
 _RETRY_S = 0.5
 # Requests that were on their way to the old version when the new one took over have come by then.
 _ON_THEIR_WAY_S = 2.0
-_SUFFIXES = frozenset({".py", ".data", *WITHOUT_CODE})
 # What a served archive gets unless it says otherwise: parameters, and their words in archives.
 _BATCHING = (
     ("batch_size", "batchSize"),
@@ -213,7 +210,10 @@ class Session:
                 if (now := {str(path.parent) for path in sources}) != folders:
                     watcher = RustNotify(list(now), False, False, 0, False, False)
                     folders, is_due = now, True
-                is_due = self._has_changed(watcher, is_due) or is_due
+                is_busy = is_due or self._loading or self._retiring
+                timeout_ms = _LOOK_MS if is_busy else _IDLE_MS
+                changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
+                is_due = is_due or isinstance(changes, set)
                 if is_due:
                     self._load(read_targets(self.texts))
                     is_due = False
@@ -225,15 +225,6 @@ class Session:
             except (ServeError, OSError) as error:  # Redis or a folder is away for a moment
                 self._complain(f"cannot reload: {error}")
                 time.sleep(_RETRY_S)
-
-    def _has_changed(self, watcher: Any, is_due: bool) -> bool:
-        """Waits for a change of a file; only a moment while there is something else to do."""
-        is_busy = is_due or self._loading or self._retiring
-        timeout_ms = _LOOK_MS if is_busy else _IDLE_MS
-        changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
-        return isinstance(changes, set) and any(
-            Path(path).suffix in _SUFFIXES for _, path in changes
-        )
 
     def _complain(self, text: str) -> None:
         if not self.is_reloading:

@@ -105,15 +105,8 @@ class Prediction(PendingRequest):
     def submit_received(self) -> None:
         """Submits the request when its body has come, or refuses it when it will not come."""
         try:
-            self.submit(self.exchange.received())
-        except ServeError as error:
-            self.exchange.respond(*error_answer(error))
-
-    async def submit_read(self, limit_bytes: int, timeout_s: float) -> None:
-        """Submits a request whose body comes in chunks, or may have to be refused."""
-        try:
             # Without a name here, which would keep the body while its client waits.
-            self.submit(await self.exchange.read_body(limit_bytes, timeout_s))
+            self.submit(self.exchange.received())
         except ServeError as error:
             self.exchange.respond(*error_answer(error))
 
@@ -400,8 +393,7 @@ class InferenceRouter:
             return None
         prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
-        if not exchange.when_received(prediction.submit_received, *self._limits):
-            prediction.continue_with(prediction.submit_read(*self._limits))
+        exchange.when_received(prediction.submit_received, *self._limits)
         return None
 
     def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:

@@ -248,44 +248,30 @@ def _schema(content_type: str, side: Side) -> dict[str, Any]:
 
 
 def openapi_schema(schema: Any, levels: int = _LEVELS) -> dict[str, Any]:
-    """Returns what OpenAPI 3.0 can say of a JSON Schema; `{}`, which is anything, of what is none.
+    """Returns what OpenAPI 3.0 says of a JSON Schema in the same words; `{}` is anything.
 
-    OpenAPI 3.0 has other words for some of it, and a document with anything else is not valid.
+    A document with anything else is not valid.
     """
     if not isinstance(schema, Mapping) or levels == 0:
         return {}
     inner = partial(openapi_schema, levels=levels - 1)
-    said = _types(schema)
-    said |= {"items": inner(schema.get("items"))} if said.get("type") == "array" else {}
+    said: dict[str, Any] = {}
+    if (kind := schema.get("type")) in _SCHEMA_TYPES:
+        said["type"] = kind
+    if kind == "array":
+        said["items"] = inner(schema.get("items"))
     if isinstance(properties := schema.get("properties"), Mapping):
         said["properties"] = {str(name): inner(value) for name, value in properties.items()}
     if names := [name for name in _list(schema, "required") if isinstance(name, str)]:
         said["required"] = list(dict.fromkeys(names))
-    if isinstance(others := schema.get("additionalProperties"), Mapping):
-        said["additionalProperties"] = inner(others)
-    for word in ("anyOf", "oneOf", "allOf"):
-        if kept := [inner(part) for part in _list(schema, word) if not _is_null(part)]:
-            said[word] = kept
-    if values := [schema["const"]] if "const" in schema else _list(schema, "enum"):
+    if values := _list(schema, "enum"):
         # Each once, as OpenAPI has it.
         said["enum"] = list({json.dumps(value, default=str): value for value in values}.values())
-    # No `default` or `title`: the one would have to fit the rest, and properties have their names.
-    texts = {word: schema.get(word) for word in ("description", "format")}
-    return said | {word: text for word, text in texts.items() if isinstance(text, str)}
-
-
-def _types(schema: Mapping[str, Any]) -> dict[str, Any]:
-    names = _list(schema, "type") or [schema.get("type")]
-    known = [name for name in names if name in _SCHEMA_TYPES]
-    may_be_null = "null" in names or any(map(_is_null, _list(schema, "anyOf")))
-    said: dict[str, Any] = {"nullable": True} if may_be_null else {}
-    return said | ({"type": known[0]} if len(known) == 1 else {})
+    if isinstance(text := schema.get("description"), str):
+        said["description"] = text
+    return said
 
 
 def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
     value = schema.get(word)
     return value if isinstance(value, list) else []
-
-
-def _is_null(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "null"

@@ -25,7 +25,7 @@ OWN_ANSWERS = "tests/unit/ingress/predictions/test_own_answers.py"
 RECEIVER = "request = self._waiting.get(request_id)\n            if request is None:\n"
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
-JOB_MACHINE = f"{CHAOS}job_machine.py::test_f40_jobs_do_what_their_model_says[server]"
+JOB_MACHINE = f"{CHAOS}machine.py::test_f40_jobs_do_what_their_model_says[server]"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
@@ -219,7 +219,7 @@ MUTANTS = (
         "            self.give_up()\n            raise\n",
         "            raise\n",
         "tests/unit/batching/store/test_held_connections.py::"
-        "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-parsed]",
+        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled-parsed]",
     ),
     Mutant(
         "a request whose body found no room is refused",
@@ -227,7 +227,7 @@ MUTANTS = (
         "elseif lacks_bodies and",
         "elseif false and",
         "tests/unit/batching/store/scripts/test_submit.py::"
-        "test_submit_refuses_the_one_request_whose_body_found_no_room",
+        "test_submit_refuses_only_requests_whose_bodies_found_no_room",
     ),
     Mutant(
         "a look-up does not wait for a silent Redis",

@@ -13,9 +13,9 @@ import redis
 from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import cluster as deployments
 from batching.store.broker import Broker
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.cluster import Deployment
 from batching.store.ingress_queue import Patience
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.changes import changed_models
@@ -127,8 +127,8 @@ def connections(cluster: Cluster) -> int:
 
 
 def test_blocking_clients_of_versions_that_are_not_used_are_let_go(cluster: Cluster) -> None:
-    url = RedisUrl.parse(cluster.url)
-    with contextlib.closing(deployments.connect(url, 3.0, kept_s=0.0)) as client:
+    deployment = Deployment(RedisUrl.parse(cluster.url), 3.0, is_async=False, kept_s=0.0)
+    with contextlib.closing(deployment.client()) as client:
         # Given one that is at work, in another thread perhaps
         registry = Registry(client)
         held = at(client, "{held}")
@@ -222,7 +222,7 @@ def pings(node: Node) -> int:
 
 
 async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
-    with contextlib.closing(Node(PLAIN)) as node:
+    with Node(PLAIN) as node:
         node.wait_started()
         node.client.config_resetstat()
         client = connect_async(f"redis://{node.address}")
@@ -241,7 +241,7 @@ async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
 
 
 def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
-    with contextlib.closing(Node(Cluster.OPTIONS)) as node:
+    with Node(Cluster.OPTIONS) as node:
         node.wait_started()
         node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
         with contextlib.closing(
@@ -322,13 +322,13 @@ async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluste
 
 def test_sentinels_may_have_a_password_of_their_own() -> None:
     with contextlib.ExitStack() as cleanup:
-        master = cleanup.enter_context(contextlib.closing(Node({**PLAIN, "requirepass": "server"})))
+        master = cleanup.enter_context(Node({**PLAIN, "requirepass": "server"}))
         watch = (
             f"sentinel monitor {SERVICE} {HOST} {master.port} 1\n"
             f"sentinel auth-pass {SERVICE} server\n"
         )
         sentinel = cleanup.enter_context(
-            contextlib.closing(Node({"requirepass": "own"}, lines=watch, is_sentinel=True))
+            Node({"requirepass": "own"}, lines=watch, is_sentinel=True)
         )
         url = f"redis+sentinel://:server@{sentinel.address}/{SERVICE}?sentinel_password=own"
         client = cleanup.enter_context(contextlib.closing(connect(url)))
@@ -351,7 +351,7 @@ def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: P
         # Given a cluster of one that names the TLS port to its clients
         names = {"cluster-announce-ip": HOST, "cluster-announce-port": str(proxy.port)}
         options = {**Cluster.OPTIONS, **names, "unixsocket": str(socket_path)}
-        with contextlib.closing(Node(options)) as node:
+        with Node(options) as node:
             node.wait_started()
             node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
             eventually(

@@ -10,7 +10,6 @@ registration.
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -44,8 +43,8 @@ REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
 # The workers of a model do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
-# What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
-_NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUOT)}
+# In what pip says of a full disk, or a network that fails: another try may succeed.
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
 _PTH = "shared_with_the_server.pth"
 
 MAX_REQUIREMENTS_BYTES = 1024**2
@@ -195,7 +194,8 @@ class Installer:
         if child.returncode != 0:
             reason = reason.removeprefix("ERROR:").strip(" .")
             text = f"{reason}. The node's log has all that pip said."
-            raise DependenciesFailed(text) from _no_room(reason)
+            number = _ERRNO.search(reason)
+            raise DependenciesFailed(text) from (number and OSError(int(number[1]), reason))
 
 
 def _python_in(folder: Path) -> Path:
@@ -204,11 +204,6 @@ def _python_in(folder: Path) -> Path:
 
 def _is_ready(folder: Path) -> bool:
     return (folder / READY).exists() and _python_in(folder).exists()
-
-
-def _no_room(reason: str) -> OSError | None:
-    numbers = (number for sign, number in _NO_ROOM.items() if sign in reason)
-    return next((OSError(number, os.strerror(number)) for number in numbers), None)
 
 
 def _make(folder: Path) -> None:

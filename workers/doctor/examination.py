@@ -37,11 +37,14 @@ from workers.machine import require_safe_torch
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
 from workers.python_models.tensor_model import Port, how_to_export, is_one_by_one, load_net
 
-_REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*", re.MULTILINE)
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
 # Where torch says in a page of text which class it has met.
 _FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+)")
 _PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
+_NOT_INSTALLED = (
+    "install it on the nodes, or name it in a requirements.txt, with a --config that says "
+    "install_py_dep_per_model=true"
+)
 # What need not run when the file is loaded, or may fail without harm.
 _MAY_FAIL = (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
 # Key of model-config.yaml -> the type that counts. First the server's keys, then those that
@@ -127,8 +130,6 @@ class _Examination:
         self._files = {
             file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.is_file()
         }
-        # Names in requirements.txt, in lower case.
-        self._required: frozenset[str] = frozenset()
         self._handler, self._function = split_handler(info.handler)
 
     def run(self) -> Iterator[Finding]:
@@ -175,12 +176,10 @@ class _Examination:
         if name not in self._files:
             return
         try:
-            names = _REQUIREMENT_NAME.findall(read_requirements(self._folder, name))
+            listed = ", ".join(read_requirements(self._folder, name).splitlines()) or "nothing"
         except DependenciesFailed as error:
             yield problem("requirements", error.message)
             return
-        self._required = frozenset(it.lower().replace("_", "-") for it in names)
-        listed = ", ".join(sorted(self._required)) or "nothing"
         if self._is_installing:
             yield ok("requirements", f"{name} installs {listed}")
         else:
@@ -239,18 +238,11 @@ class _Examination:
                         judge = note if is_optional else problem
                         yield judge("handler", f"{text} {module}: {reason}")
                 elif top not in own and not _is_installed(top):
-                    may_be_there = is_optional or (self._required and self._is_installing)
-                    judge = note if may_be_there else problem
-                    missing = f"{top}, which is not installed here; {self._advice}"
+                    brings = self._is_installing and self._model.get("requirementsFile")
+                    advice = "perhaps requirements.txt brings it" if brings else _NOT_INSTALLED
+                    missing = f"{top}, which is not installed here; {advice}"
+                    judge = note if is_optional or brings else problem
                     yield judge("handler", f"{text} {missing}")
-
-    @property
-    def _advice(self) -> str:
-        if not self._required:
-            return "install it on the nodes or add a requirements.txt"
-        if self._is_installing:
-            return "perhaps requirements.txt brings it"
-        return "install it on the nodes, or give --config with install_py_dep_per_model=true"
 
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")

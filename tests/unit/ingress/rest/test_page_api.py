@@ -203,13 +203,6 @@ def test_batches_that_left_are_told_once(typed):
     assert typed.predict(f"/page/batches?after={after_s!r}", "GET").json()["batches"] == []
 
 
-def test_few_batches_are_kept(typed):
-    metrics = typed.services.metrics.version(VersionKey("house", "1.0"), None)
-    for _ in range(1000):
-        metrics.count_answer(200, 0.01, BatchTiming(1, 1, 1, is_first=True))
-    assert len(typed.predict("/page/batches", "GET").json()["batches"]) == 256
-
-
 def test_batches_come_with_the_number_of_processes_that_share_the_port(ingress):
     # Given
     services = replace(ingress.services, siblings=Siblings(0, 3))

@@ -179,11 +179,11 @@ def test_requirements_are_read_and_not_installed(tmp_path):
     missing = "own.py, line 1: imports no_such_package, which is not installed here; "
     assert "is installed only where install_py_dep_per_model=true" in notes(found)[0]
     [text] = problems(found)
-    assert text.startswith(f"{missing}install it on the nodes, or give --config with")
+    assert text.startswith(f"{missing}install it on the nodes, or name it in a requirements.txt")
     report = examine(tmp_path / "model.mar", is_installing=True)
     texts = [finding.text for finding in report.findings]
     assert report.will_run
-    assert "requirements.txt installs no-such-package, other" in texts
+    assert "requirements.txt installs no-such-package==1, other>2" in texts
     assert f"{missing}perhaps requirements.txt brings it" in texts
 
 

@@ -63,53 +63,35 @@ def test_file_that_cannot_be_served_is_refused_with_what_helps(name, tmp_path):
     assert [judged in text for text in problems(found)] == ([True] if judged else [])
 
 
+NO_WEIGHTS = ("External data path does not exist", "net.onnx.data", "--extra-files")
+
+
 def test_missing_file_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         load(tmp_path / "absent.onnx")
 
 
-def test_onnx_without_its_weights_is_a_problem(tmp_path):
-    # Given
-    nets.save_onnx(tmp_path / "net.onnx", data="net.onnx.data")
+@pytest.mark.parametrize(
+    ("handler", "options", "verdict", "texts"),
+    [
+        *(
+            (handler, {"data": "net.onnx.data"}, "problem", NO_WEIGHTS)
+            for handler in ("tensor_model", "image_classifier")
+        ),
+        ("base_handler", {}, "problem", ("name tensor_model",)),
+        ("tensor_model", {"batch": 1}, "note", ("rows are run one by one",)),
+    ],
+)
+def test_doctor_judges_onnx(tmp_path, handler, options, verdict, texts):
+    # Given a graph, without the file of its weights
+    nets.save_onnx(tmp_path / "net.onnx", **options)
     content = (tmp_path / "net.onnx").read_bytes()
-
     # When
-    found = [
-        problems(diagnose(tmp_path, {"net.onnx": content}, handler=one, serializedFile="net.onnx"))
-        for one in ("tensor_model", "image_classifier")
-    ]
-
+    found = diagnose(tmp_path, {"net.onnx": content}, handler=handler, serializedFile="net.onnx")
     # Then
-    for (text,) in found:
-        assert "External data path does not exist" in text
-        assert "net.onnx.data" in text
-        assert "--extra-files" in text
-
-
-def test_base_handler_alone_is_a_problem(tmp_path):
-    # Given
-    nets.save_onnx(tmp_path / "net.onnx")
-    files = {"net.onnx": (tmp_path / "net.onnx").read_bytes()}
-
-    # When
-    found = diagnose(tmp_path, files, handler="base_handler", serializedFile="net.onnx")
-
-    # Then
-    (text,) = problems(found)
-    assert "name tensor_model" in text
-
-
-def test_fixed_axis_of_one_is_a_note(tmp_path):
-    # Given
-    nets.save_onnx(tmp_path / "net.onnx", 1)
-    files = {"net.onnx": (tmp_path / "net.onnx").read_bytes()}
-
-    # When
-    found = diagnose(tmp_path, files, handler="tensor_model", serializedFile="net.onnx")
-
-    # Then
-    assert not problems(found)
-    assert any("rows are run one by one" in text for text in notes(found))
+    told = problems(found) if verdict == "problem" else notes(found)
+    assert any(all(text in line for text in texts) for line in told)
+    assert len(problems(found)) == (verdict == "problem")
 
 
 def test_row_that_torchscript_does_not_take_is_refused_alone(tmp_path):
