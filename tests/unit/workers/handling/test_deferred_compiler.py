@@ -1,5 +1,6 @@
 """torchvision is imported without torch's compiler, which is there once it is used."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,9 @@ def run(code):
     """Runs the code in a process of its own, because this one may have the compiler already."""
     prelude = "import sys\nfrom workers.handling.handlers import CompilerDeferred\n"
     words = [sys.executable, "-c", prelude + textwrap.dedent(code)]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, sys.path))  # with the package `ts`
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_torchvision_loads_no_compiler_until_it_asks_for_it():
