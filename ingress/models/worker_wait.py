@@ -163,8 +163,8 @@ class WorkerWait:
     ) -> bool:
         """Returns whether it is so, or becomes so in time and before this server stops.
 
-        If `is_patient`, also while Redis is away: the caller has changed the registry already, and an
-        error would make its client repeat that.
+        If `is_patient`, also while Redis is away: the caller has changed the registry already, and
+        an error would make its client repeat that.
         """
         while True:
             try:
