@@ -99,7 +99,7 @@ def calls_in_rounds(folder: Path, ask: Callable[[Serving], bytes]) -> list[Count
 
 @pytest.mark.parametrize(
     ("ask", "most_in_ingress", "most_in_all"),
-    [(predict, MOST_IN_INGRESS, MOST_IN_ALL), (predict_later, 11, 38)],
+    [(predict, MOST_IN_INGRESS, MOST_IN_ALL), (predict_later, 11, 36)],
     ids=["prediction", "job"],
 )
 def test_a_request_passes_few_of_our_files(tmp_path, ask, most_in_ingress, most_in_all):
