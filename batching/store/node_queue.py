@@ -249,7 +249,7 @@ class NodeQueue:
         await client.delete(names.counters, names.metrics, names.ingress_beats, names.workers)
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
-        """Takes dead nodes and their workers off the lists; returns those that no other call has."""
+        """Takes dead nodes and their workers off the lists; returns those that it removed."""
         dead = frozenset(node_ids)
         if dead:
             await self._forget_workers_of(dead)
