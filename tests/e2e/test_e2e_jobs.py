@@ -250,14 +250,6 @@ def test_header_that_is_not_understood_is_told(server, model, name, value, words
     assert words in answer.json()["message"]
 
 
-@pytest.mark.parametrize("tail", ["0" * 32, "x", "../models", "0" * 31, "%2e%2e"])
-def test_unknown_job_is_not_found(server, model, tail):
-    for method, end in (("GET", ""), ("GET", "/result"), ("DELETE", "")):
-        answer = ask(method, f"{server.inference}/jobs/{tail}{end}")
-        assert answer.status_code in {404, 405}, answer.text
-    assert ask("POST", f"{server.management}/jobs/{'0' * 32}/retry").status_code == 404
-
-
 def test_operator_lists_retries_and_deletes_many(server, scripted, ledger):
     with server.model(scripted, "listed", batch_size=1) as model:
         check_lists(server, model, ledger)
