@@ -94,11 +94,7 @@ def settings_options(command: Command) -> Command:
 def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Returns the settings from file, environment and flags; warns of keys without effect.
-
-    Raises:
-        ClickException: the file cannot be read, or a value has the wrong type.
-    """
+    """Returns the settings from file, environment and flags; warns of keys without effect."""
     try:
         settings, without_effect = load_settings(config, flags=flags, defaults=defaults)
     except SettingsError as error:
@@ -154,11 +150,7 @@ version_option = click.option(
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuses text that a header must not have.
-
-    Raises:
-        BadParameter: the text has such characters.
-    """
+    """Refuses text that a header must not have."""
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")
     return value

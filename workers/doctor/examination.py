@@ -17,14 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.models.config_keys import (
+from batching.models.registration import (
     NOT_HERE,
     SERVER_TYPES,
     WITHOUT_EFFECT,
+    ModelDefaults,
     ignored_values,
+    spec_from_registration,
     why_not_here,
 )
-from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
 from workers.archives.installer import read_requirements
 from workers.archives.model_archive import (
@@ -34,8 +35,8 @@ from workers.archives.model_archive import (
     unpack_archive,
 )
 from workers.machine import require_safe_torch
+from workers.python_models.files_without_code import Port, how_to_export, is_one_by_one, load_net
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
-from workers.python_models.tensor_model import Port, how_to_export, is_one_by_one, load_net
 
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
 # Where torch says in a page of text which class it has met.
