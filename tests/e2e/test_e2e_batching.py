@@ -187,20 +187,3 @@ def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
         # Then they run in their order in batches of three, three and one
         assert [answer.body.decode() for answer in clients.receive(7)] == bodies
     assert [call.bodies for call in ledger.calls()] == [bodies[:3], bodies[3:6], bodies[6:]]
-
-
-@pytest.mark.slow
-def test_batch_of_one_does_not_wait_for_more(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    # Given a model that does not batch but has a long delay
-    with (
-        server.model(scripted, "single", batch_size=1, max_batch_delay=2000) as model,
-        Clients(server.inference, 1) as clients,
-    ):
-        # When a request comes
-        exchange = clients.ask(f"/predictions/{model}", ["alone"])
-
-    # Then it runs at once
-    assert exchange.bodies == ["alone"]
-    assert_within(ledger.calls()[0].started_at - exchange.sent_at[0], 0.5)

@@ -11,8 +11,6 @@ from tests.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-UNUSABLE = 2
-
 
 def test_vertex_ai_predicts_through_the_routes_that_it_chooses(container):
     # Given
@@ -40,23 +38,13 @@ def test_vertex_ai_predicts_through_the_routes_that_it_chooses(container):
     assert container.process.stop(signal.SIGTERM).exit_code == 0
 
 
-def test_vertex_ai_bucket_ends_the_container_with_what_to_do(container):
-    variables = {"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"}
-    process = container.start(environment=variables)
-    eventually(process.has_ended, 30)
-    assert process.exit_code() == UNUSABLE
-    assert "this image reads folders, not buckets" in process.log().replace("\n", " ")
-
-
-@pytest.mark.parametrize("is_unpacked", [False, True], ids=["mar", "folder"])
-def test_sagemaker_serves_what_it_has_put_into_its_folder(container, is_unpacked):
+def test_sagemaker_serves_what_it_has_put_into_its_folder(container):
     # Given
     model = container.folder / "ml" / "model"
     model.mkdir(parents=True)
     path = model / make_archive(model, "m", ECHO)
-    if is_unpacked:
-        zipfile.ZipFile(path).extractall(model)
-        path.unlink()
+    zipfile.ZipFile(path).extractall(model)
+    path.unlink()
     variables = {
         **sagemaker_variables(container),
         "SAGEMAKER_TS_BATCH_SIZE": "4",
@@ -68,7 +56,7 @@ def test_sagemaker_serves_what_it_has_put_into_its_folder(container, is_unpacked
     # Then
     eventually(lambda: container.ask("GET", "ping").status_code == 200, 30)
     assert container.ask("POST", "invocations", data=b"hello").text == "hello"
-    described = container.describe("model" if is_unpacked else "m", 1)
+    described = container.describe("model", 1)
     assert (described["batchSize"], described["maxBatchDelay"]) == (4, 7)
     # And only this machine reaches management
     assert container.ask("GET", "models", 0).status_code == 404

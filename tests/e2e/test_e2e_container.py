@@ -17,12 +17,11 @@ from tests.support import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("command", [[], ["serve"]], ids=["nothing", "serve"])
-def test_container_starts_with_the_file_of_its_image(container, command):
+def test_container_starts_with_the_file_of_its_image(container):
     # Given
     container.configure(f"load_models=m={make_archive(container.store, 'm', ECHO)}\n")
     # When
-    process = container.start(*command)
+    process = container.start()
     container.wait_started()
     # Then it asks for no tokens, as theirs
     answer = container.ask("POST", "predictions/m", data=b"hello")
@@ -110,7 +109,6 @@ def test_container_stays_as_long_as_the_server_that_a_script_has_left_behind(con
     ("command", "exit_code", "printed"),
     [
         (["torchserve", "--version"], 0, "TorchServe Version is"),
-        (["torch-model-archiver", "--help"], 0, "--model-name"),
         (["sh", "-c", "echo ran; exit 3"], 3, "ran"),
         (["no-such-program"], 127, "no-such-program: No such file or directory"),
     ],

@@ -10,7 +10,7 @@ import tritonclient.http as triton
 from onnx import TensorProto
 
 from tests import nets
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import ferry_server
 from tests.e2e.test_e2e_python_models import npy, put
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -23,17 +23,12 @@ SIZED = ("sized.onnx", "sized.pt2")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    running = FerryServer(folder, environment={"HF_HUB_OFFLINE": "1"})
-    try:
-        running.wait_started()
+    with ferry_server(folder, environment={"HF_HUB_OFFLINE": "1"}) as running:
         nets.save_onnx(folder / "sized.onnx", data="sized.onnx.data")
         nets.save_pt2(folder / "sized.pt2")
         for name in SIZED:
             serve(running, name, **TOGETHER)
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 def serve(server, name, **config):
@@ -115,21 +110,6 @@ def test_file_for_one_row_is_served_row_by_row(server, name):
     assert f"{name}: the first axis is fixed to 1, so rows are run one by one" in (
         log + server.process.log()
     )
-
-
-def test_file_that_cannot_be_served_is_refused_with_what_helps(server):
-    # Given
-    nets.save_onnx(server.folder / "three.onnx", 3)
-    put(server.store, "three.onnx", str(server.folder / "three.onnx"))
-    # When
-    answer = server.manage(
-        "POST", "models", url="three.onnx", initial_workers=1, synchronous="true"
-    )
-    # Then
-    assert answer.status_code == 500
-    said = answer.json()["message"]
-    assert "The first axis of input x is fixed to 3" in said
-    assert "torch.onnx.export" in said
 
 
 def test_text_whole_numbers_and_bool_are_served_from_onnx(server):

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 
 pytestmark = pytest.mark.slow
 
@@ -80,17 +80,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     gate, key_file = folder / "gate", folder / "keys.json"
     aliases = "/vertex=/predictions/guarded,/named=/invocations"
     options = ["--key-file", str(key_file), "--path-aliases", aliases]
-    server = FerryServer(folder, *options, "--trusted-proxies", "127.0.0.0/8,unix")
-    try:
-        server.wait_started()
+    with ferry_server(folder, *options) as server:
         keys = json.loads(key_file.read_text())
         server.http.headers["Authorization"] = f"Bearer {keys['management']['key']}"
         files = {"handler.py": HANDLER, "gate": str(gate)}
         server.register(make_archive(server.store, "guarded", files))
         yield Guarded(server, keys, gate)
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
 
 
 DOORS = [
@@ -167,18 +162,6 @@ def test_handler_sees_the_names_of_headers_as_they_were_sent(guarded, door):
         assert (seen["X-Own-Name"], seen["Accept"]) == ("1", "text/x")
         assert {"Host", "User-Agent"} <= {*seen}
         assert "authorization" not in {name.lower() for name in seen}
-
-
-def test_bad_input_is_refused_by_every_door_as_ever(guarded):
-    for door in DOORS:
-        path, headers, body = request_of(door, "x")
-        bad = {"Inference-Header-Content-Length": "9999"}
-        if "binary" not in door:
-            bad = {"Content-Type": "multipart/form-data"}  # without a boundary
-        direct = guarded.ask("POST", path, data=body, headers=headers | bad)
-        asked = guarded.ask("POST", path, data=body, headers=headers | bad | ASYNC)
-        assert direct.status_code == 400, (door, direct.text)
-        assert told(asked) == told(direct), door
 
 
 def test_time_that_is_over_is_told_as_by_every_door(guarded):
@@ -259,43 +242,7 @@ def test_b11_each_route_of_jobs_needs_its_key(guarded):
     refused_retry = guarded.ask("POST", f"management://jobs/{job['id']}/retry", "management")
     assert refused_retry.status_code == 409
 
-
-def test_listing_has_no_bodies(guarded):
-    # Given an input that fails, one that is answered with text, and one that waits
-    guarded.gate.unlink(missing_ok=True)
-    jobs = [guarded.submit(f"{word} of a client") for word in ("raise", "fine", "hold", "secret")]
-    for job in jobs[:2]:
-        guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
-
-    # When
-    listed = guarded.ask("GET", "management://jobs", "management")
-    guarded.gate.touch()
-
-    # Then
-    by_id = {job["id"]: job for job in listed.json()["jobs"]}
-    assert [by_id[job["id"]]["status"] for job in jobs[:2]] == ["failed", "succeeded"]
-    assert "of a client" not in listed.text
-    assert "of the handler" not in listed.text
-    assert not {"body", "input", "result"} & {name for job in by_id.values() for name in job}
-
-
-def test_urls_are_those_of_the_proxy(guarded):
-    forwarded = {
-        "X-Forwarded-Proto": "https",
-        "X-Forwarded-Host": "models.example.com",
-        "X-Forwarded-Prefix": "/serving",
-    }
-    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | forwarded)
-    begin = "https://models.example.com/serving/jobs/"
-    urls = {answer.headers["location"], answer.json()["cancel_url"], answer.json()["result_url"]}
-    listed = guarded.ask("GET", "management://jobs", "management", headers=forwarded).json()
-    urls |= {job["result_url"] for job in listed["jobs"]}
-    assert all(url.startswith(begin) for url in urls), urls
-
-    # And what no proxy would write gets into no URL
-    hostile = {name: "a@b, c d" for name in forwarded}
-    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | hostile)
-    assert answer.headers["location"].startswith(f"{guarded.server.inference}/jobs/")
-    host = {"Host": "user@evil.example/<script>"}
-    answer = guarded.ask("POST", "/predictions/guarded", data="x", headers=ASYNC | host)
-    assert answer.headers["location"].startswith("http://localhost/jobs/")
+    # And no process tells a key on its command line, and the log has none either
+    process = guarded.server.process
+    words = "".join(process.family()) + process.log_path.read_text()
+    assert not any(entry["key"] in words for entry in guarded.keys.values())

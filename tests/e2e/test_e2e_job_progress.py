@@ -15,7 +15,6 @@ from tests.support import eventually
 
 HANDLER = Path(__file__).with_name("streaming_handler.py")
 ASYNC = {"Prefer": "respond-async"}
-REPLACED = chr(0xFFFD)
 
 pytestmark = pytest.mark.slow
 
@@ -95,31 +94,6 @@ def test_progress_changes_the_tag_but_ends_no_wait_for_the_status(model):
     assert waited.headers["etag"] != first.headers["etag"]
     model.let_go()
     assert finished(job)["status"] == "succeeded"
-
-
-def test_last_report_of_a_burst_is_told(model):
-    job = model.submit("report:0.1", "report:0.2", "report:0.3", "hold", "last:x")
-    eventually(lambda: get(job["cancel_url"]).json().get("progress") == {"share": 0.3})
-    model.let_go()
-
-
-def test_job_that_streams_may_take_longer_than_the_time_limit(model):
-    steps = ["send:a", "sleep:1.2", "send:b", "sleep:1.2", "send:c", "sleep:1.2", "last:d"]
-    job = finished(model.submit(*steps))
-    while job["status"] == "running":
-        job = finished(job)
-    assert (job["status"], job["attempts"]) == ("succeeded", 1)
-    assert get(job["result_url"]).content == b"abcd"
-
-
-def test_share_that_is_none_fails_the_prediction(model):
-    job = finished(model.submit("report:7", "last:x"))
-    assert job["status"] == "failed"
-
-
-def test_progress_of_an_ordinary_request_goes_nowhere(model):
-    answer = model.server.predict("telling", b"report:0.5,half last:x")
-    assert (answer.status_code, answer.content) == (200, b"x")
 
 
 def test_full_batch_says_so(model):

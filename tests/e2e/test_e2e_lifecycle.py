@@ -4,12 +4,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.archives import Ledger, make_archive, make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -60,57 +61,41 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
 
 
 @pytest.mark.slow
-def test_scaling_to_none_answers_what_waits(
-    server: FerryServer, scripted: str, ledger: Ledger
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [(("PUT", {"min_worker": 0, "synchronous": "true"}), 503), (("DELETE", {}), 404)],
+    ids=["scaled to none", "unregistered"],
+)
+def test_model_that_goes_answers_what_waits_and_leaves_no_worker(
+    server: FerryServer,
+    scripted: str,
+    ledger: Ledger,
+    change: tuple[str, dict[str, Any]],
+    refused: int,
 ) -> None:
-    # Given a busy worker and a queue
+    # Given a busy worker and requests that wait
     with (
-        server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
+        server.model(scripted, "leaving", batch_size=1, max_batch_delay=0),
         Clients(server.inference, 4) as clients,
     ):
-        clients.send("/predictions/abandoned", ["hold stop|"] * 4)
-        eventually(
-            lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
-        )
+        [pid] = server.worker_pids("leaving")
+        clients.send("/predictions/leaving", ["hold stop|"] * 4)
+        eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 3, 5)
 
-        # When the model is scaled to none
+        # When the model goes
         ledger.let_go()
         started = time.monotonic()
-        server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
-        statuses = [answer.status for answer in clients.receive(4)]
+        method, parameters = change
+        assert server.manage(method, "models/leaving", **parameters).status_code == 200
+        answers = clients.receive(4)
 
-    # Then the running request is answered and the waiting ones are refused; no client hangs
-    assert sorted(statuses) == [200, 503, 503, 503]
-    assert_within(time.monotonic() - started, 5)
+        # Then each client has an answer: the one at work its own
+        assert sorted(answer.status for answer in answers) == [200, refused, refused, refused]
+        assert_within(time.monotonic() - started, 5)
 
-
-@pytest.mark.slow
-def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    # Given a model with a busy worker and requests that wait
-    server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
-    [pid] = server.worker_pids("leaving")
-    with Clients(server.inference, 5) as clients:
-        clients.send("/predictions/leaving", ["hold stop|"] * 5)
-        eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5)
-
-        # When it is unregistered
-        ledger.let_go()
-        started = time.monotonic()
-        response = server.manage("DELETE", "models/leaving")
-        answers = clients.receive(5)
-        seconds = time.monotonic() - started
-
-    # Then each client has an answer: the one at work its own, the others that it is gone
-    assert response.json() == {"status": 'Model "leaving" unregistered'}
-    assert sorted(answer.status for answer in answers) == [200, 404, 404, 404, 404]
-    assert_within(seconds, 5)
-
-    # And the model and its worker are gone
-    assert server.manage("GET", "models/leaving").status_code == 404
-    assert server.predict("leaving").status_code == 404
-    assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
+        # And the worker is gone
+        assert server.predict("leaving").status_code == refused
+        assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
 
 
 # Loads in a folder as it was unpacked, and in no other.
@@ -176,9 +161,7 @@ def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
 def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
     work_dir = tmp_path / "work"
-    server = FerryServer(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"})
-    try:
-        server.wait_started()
+    with ferry_server(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"}) as server:
         archive, _ = make_scripted(server.store, "current")
         server.register(archive)
         [needed] = [path for path in work_dir.iterdir() if len(path.name) > 64]
@@ -191,6 +174,3 @@ def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) ->
         eventually(lambda: not unused.exists(), 10)
         eventually(lambda: needed.stat().st_mtime > 0, 10)
         assert server.predict("current", b"x").text == "x"
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()

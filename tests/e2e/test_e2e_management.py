@@ -6,29 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.archives import make_archive, make_scripted
+from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
-
-
-@pytest.mark.slow
-def test_asynchronous_registration_answers_202_before_the_workers_are_ready(
-    server: FerryServer,
-) -> None:
-    # Given a model that takes two seconds to load
-    archive, _ = make_scripted(server.store, "sluggish", load_delay="2")
-    with server.cleaned_up("sluggish"):
-        # When it is registered without waiting
-        parameters = {"initial_workers": 1, "synchronous": "false"}
-        response = server.manage("POST", "models", url=archive, **parameters)
-
-        # Then the answer comes first, while describe shows a worker that is not ready yet
-        assert response.status_code == 202
-        assert response.json() == {"status": "Processing worker updates..."}
-        assert server.worker_pids("sluggish") == []
-
-        # And a request that comes meanwhile waits for the worker
-        assert server.predict("sluggish", b"patient").text == "patient"
-        assert len(server.worker_pids("sluggish")) == 1
 
 
 def _handler(word: str) -> dict[str, bytes | str]:

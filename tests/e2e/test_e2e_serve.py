@@ -195,26 +195,6 @@ def test_options_choose_workers_device_and_model(tmp_path, serve):
     assert f"http://127.0.0.1:{serving.port} is in use" in second.output()
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("import nosuchmodule\ndef predict(b): ...\n", 'File "tag.py", line 1, in <module>'),
-        ("def predict(batch:\n", "tag.py:1: '(' was never closed"),
-    ],
-)
-def test_what_fails_at_start_ends_it_without_reload(tmp_path, serve, text, shown):
-    # Given
-    (tmp_path / "tag.py").write_text(text)
-    # When
-    serving = serve(tmp_path / "tag.py", "--no-reload")
-    assert eventually(serving.process.has_ended, 30)
-    # Then
-    assert serving.process.exit_code() == 1
-    assert shown in serving.output()
-    assert "/ferry/" not in serving.output()
-    assert serving.process.family() == []
-
-
 def test_terminal_has_reload_and_a_broken_start_waits_for_the_next_save(tmp_path):
     # Given a model that does not load, and a terminal
     path = tmp_path / "tag.py"
@@ -271,3 +251,48 @@ def test_archive_answers_on_another_server_as_the_file_does(tmp_path, serve, ser
     packed = serve(server.store / "shouting.mar")
     packed.wait_started()
     assert packed.predict("shouting", b"softly", **ask).text == "SOFTLY"
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "tag.py").write_text(TAGGING.format("first"))
+    return tmp_path / "tag.py"
+
+
+def test_hasty_saves_end_with_the_last_one(path):
+    # Given a model that loads slowly
+    slow = f"import time\ntime.sleep(1)\n{TAGGING}"
+    with running(Serving(path.parent, path, "--reload")) as serving:
+        with Load(serving, "tag", per_second=50).going() as load:
+            # When it is saved again while it loads
+            save(path, slow.format("given up"))
+            assert eventually(lambda: len(serving.describe("tag")) == 2, 10)
+            save(path, slow.format("soon over"))
+            # Then the last one counts
+            seconds = save_and_hear(load, path, "last")
+            # When the file goes, and comes back as it was, and a module beside it changes
+            path.rename(path.with_suffix(".away"))
+            wait_for_lines(serving, "there is no file", "Still served: ")
+            path.with_suffix(".away").rename(path)
+            (path.parent / "helper.py").write_text("x = 1")
+            wait_for_lines(serving, "serves after")
+        # Then
+        assert load.failures == []
+        assert {b"given up", b"soon over"}.isdisjoint(load.heard)
+    assert_within(seconds, 5)
+
+
+def test_models_that_come_and_go_are_served_and_not(path):
+    # Given
+    two = TAGGING.format("kept") + "\nimport ferry\n@ferry.model\ndef other(batch): return batch\n"
+    path.write_text(two)
+    with running(Serving(path.parent, path, "--reload")) as serving:
+        assert serving.predict("other", b"1").json() == 1
+        # When one is removed, then it is not served any more
+        save(path, TAGGING.format("kept"))
+        assert eventually(lambda: serving.predict("other", b"1").status_code == 404, 15)
+        # When it is back, then it is
+        save(path, two)
+        assert eventually(lambda: serving.predict("other", b"1").status_code == 200, 15)
+        assert serving.predict("tag", b"1").text == "kept"
