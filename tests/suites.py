@@ -21,7 +21,6 @@ LONG_FILES = frozenset(
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",
-        "test_e2e_clouds.py",
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_files_without_code.py",

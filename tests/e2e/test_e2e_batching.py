@@ -28,7 +28,7 @@ TOLERANCE_MS = 3.0
 DELAYS_MS = (5, 10, 50)
 BETWEEN_TRIES_S = 0.01
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -123,7 +123,6 @@ def report(text: str, values: list[float]) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
 def test_full_batch_leaves_at_once(
     server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
@@ -148,7 +147,6 @@ def test_full_batch_leaves_at_once(
     assert_within(percentile(found.from_last_ms, 0.99), latest_ms)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
 def test_partial_batch_runs_when_its_delay_is_over(
     server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
@@ -168,7 +166,6 @@ def test_partial_batch_runs_when_its_delay_is_over(
     assert_within(abs(percentile(found.from_first_ms, 0.99) - delay_ms), TOLERANCE_MS)
 
 
-@pytest.mark.slow
 def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:

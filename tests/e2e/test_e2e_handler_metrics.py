@@ -13,6 +13,8 @@ HANDLER = """
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 
+pytestmark = pytest.mark.slow
+
 def handle(data, context):
     if data is None:
         return None
@@ -26,7 +28,6 @@ def handle(data, context):
 """
 
 
-@pytest.mark.slow
 def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path) -> None:
     # Given a server that shows every metric, and a model with two workers
     with ferry_server(tmp_path, "--model-metrics-auto-detect") as server:
@@ -56,7 +57,6 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["prometheus", "log"])
 def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mode) -> None:
     # Given a server with two ingress processes that shows metrics, or writes them into a file
@@ -81,7 +81,6 @@ def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mod
         assert found == [*range(1, 101)]
 
 
-@pytest.mark.slow
 def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None:
     # Given a file that is named from the folder in which the server is started
     declared = tmp_path / "metrics.yaml"

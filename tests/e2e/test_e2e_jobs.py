@@ -3,16 +3,19 @@
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
+import ferry
 from tests.described import Described
-from tests.e2e.archives import Ledger
+from tests.e2e.archives import Ledger, make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
+STREAMING = Path(__file__).with_name("streaming_handler.py")
 ASYNC = {"Prefer": "respond-async"}
 WAITING = {"queued", "running"}
 
@@ -241,6 +244,31 @@ def check_lists(server: FerryServer, model: str, ledger: Ledger) -> None:
     assert ask("DELETE", url).status_code == 400
     assert ask("DELETE", url, params=query).json() == {"jobs": 5}
     assert ask("GET", jobs[0]["result_url"]).status_code == 410
+
+
+def test_progress_is_told_while_the_job_runs_and_its_pieces_are_put_together(server):
+    # Given
+    ledger = server.store / "telling.ledger"
+    ledger.touch()
+    files = {"handler.py": STREAMING.read_text(encoding="utf-8"), "ledger": str(ledger)}
+    archive = make_archive(server.store, "telling", files)
+    with server.model(archive, "telling", batch_size=2, max_batch_delay=200):
+        # When
+        job = submit(server, "report:0.4,page_4_of_10 send:a hold report:1 last:x", "telling")
+        shown = eventually(
+            lambda: (it := ask("GET", job["cancel_url"])).json().get("progress") and it
+        )
+
+        # Then
+        assert shown.json()["progress"] == {"share": 0.4, "text": "page 4 of 10"}
+        assert (shown.json()["status"], bool(shown.json()["batch"]["worker"])) == ("running", True)
+        with ferry.Client(server.inference) as client:
+            assert client.job(job["id"]).progress == ferry.JobProgress(0.4, "page 4 of 10")
+        Path(f"{ledger}.go").touch()
+        job = finished(job)
+        assert (job["status"], job["batch"]["closed_by"]) == ("succeeded", "delay")
+        result = ask("GET", job["result_url"])
+        assert (result.content, result.headers["content-type"]) == (b"ax", "text/plain")
 
 
 def test_answers_about_a_job_are_as_described(server, model):

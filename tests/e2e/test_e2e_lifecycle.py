@@ -1,8 +1,10 @@
-"""Scale and unregister: what becomes of workers, and of requests that wait."""
+"""A model's life: scaled, unregistered, its folder; what becomes of workers and requests."""
 
 import os
+import shutil
 import signal
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from tests.support import eventually
 from tests.timing import assert_within
 
 
-@pytest.mark.slow
 def test_scaling_up_and_down_to_none_changes_who_answers(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:
@@ -60,7 +61,6 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
         assert server.predict("elastic", b"back").text == "back"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "refused"),
     [(("PUT", {"min_worker": 0, "synchronous": "true"}), 503), (("DELETE", {}), 404)],
@@ -102,6 +102,8 @@ def test_model_that_goes_answers_what_waits_and_leaves_no_worker(
 RENAMES = """
 import os
 
+pytestmark = pytest.mark.slow
+
 def handle(data, context):
     if data is None:
         folder = context.system_properties["model_dir"]
@@ -114,7 +116,6 @@ def handle(data, context):
 MAKES = RENAMES.replace("os.rename", "print").replace("model.pt", "weights.pt")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("handler", [RENAMES, MAKES], ids=["renames", "makes a folder"])
 def test_handler_that_changes_its_folder_serves_at_each_start(
     server: FerryServer, handler: str
@@ -139,7 +140,6 @@ def test_handler_that_changes_its_folder_serves_at_each_start(
         assert server.predict("changing").text == "heavy"
 
 
-@pytest.mark.slow
 def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
     server: FerryServer,
 ) -> None:
@@ -157,7 +157,6 @@ def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
         assert answers == [(200, b"heavy")] * 8
 
 
-@pytest.mark.slow
 def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
     work_dir = tmp_path / "work"
@@ -174,3 +173,46 @@ def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) ->
         eventually(lambda: not unused.exists(), 10)
         eventually(lambda: needed.stat().st_mtime > 0, 10)
         assert server.predict("current", b"x").text == "x"
+
+
+def _handler(word: str) -> dict[str, bytes | str]:
+    return {"handler.py": f"def handle(data, context):\n    return [{word!r}] * len(data or [])\n"}
+
+
+def _swap(link: Path, target: str) -> None:
+    """Makes the link lead to another place at once, as Kubernetes does."""
+    new = link.with_name("..data_tmp")
+    new.symlink_to(target)
+    new.rename(link)
+
+
+def test_archives_behind_links_of_the_operator_are_served(
+    server: FerryServer, tmp_path: Path
+) -> None:
+    # Given a volume as Kubernetes mounts it, and a model's folder on another disk
+    for generation, word in (("..2026_1", "old"), ("..2026_2", "new")):
+        (server.store / generation).mkdir()
+        make_archive(server.store / generation, "mounted", _handler(word))
+    _swap(server.store / "..data", "..2026_1")
+    (server.store / "mounted.mar").symlink_to("..data/mounted-1.0.mar")
+    with zipfile.ZipFile(tmp_path / make_archive(tmp_path, "elsewhere", _handler("far"))) as files:
+        files.extractall(tmp_path / "folder")
+    (server.store / "elsewhere").symlink_to(tmp_path / "folder")
+
+    # When / Then
+    with server.model("mounted.mar", "mounted"), server.model("elsewhere", "elsewhere"):
+        assert (server.predict("mounted").text, server.predict("elsewhere").text) == ("old", "far")
+
+        # When the volume is updated, what was registered is served on
+        _swap(server.store / "..data", "..2026_2")
+        shutil.rmtree(server.store / "..2026_1")
+        assert server.manage("PUT", "models/mounted", min_worker=2, synchronous="true").ok
+        assert server.predict("mounted").text == "old"
+
+    # Then the next registration finds the new archive
+    with server.model("mounted.mar", "mounted"):
+        assert server.predict("mounted").text == "new"
+
+    # And a client's own words lead nowhere
+    for url in (f"{tmp_path}/folder", "../folder", "..data/mounted-1.0.mar", "elsewhere/../x"):
+        assert server.manage("POST", "models", url=url).status_code == 404

@@ -9,10 +9,11 @@ from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
+pytestmark = pytest.mark.slow
+
 NAP_S = 0.2
 
 
-@pytest.mark.slow
 def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str) -> None:
     labels = {"model": "measured", "version": "1.0"}
     with (
@@ -60,7 +61,6 @@ def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str)
     assert scrape.value("ts_queue_latency_microseconds_total", **theirs) > 0
 
 
-@pytest.mark.slow
 def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
     server: FerryServer, innocent: str
 ) -> None:

@@ -16,6 +16,8 @@ HANDLER = f"""
 import sys
 import {PACKAGE}
 
+pytestmark = pytest.mark.slow
+
 def handle(data, context):
     return [f"{{{PACKAGE}.ANSWER}} {{sys.prefix}}"] * len(data or ())
 """
@@ -39,7 +41,6 @@ def failed_workers(server: FerryServer, name: str) -> list[dict[str, str]]:
     return [worker for worker in server.describe(name)["workers"] if worker.get("error")]
 
 
-@pytest.mark.slow
 def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
     # Given a handler that needs a package which the server does not have
     archive = archive_with(server.store, "needy", f"{PACKAGE}==1.0\n")
@@ -56,7 +57,6 @@ def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
         assert (refused.status_code, refused.json()["code"]) == (500, 500)
 
 
-@pytest.mark.slow
 def test_installation_that_fails_is_in_the_description_and_is_not_repeated(
     server: FerryServer,
 ) -> None:

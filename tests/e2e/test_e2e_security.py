@@ -21,6 +21,8 @@ from tests.support import command_lines, eventually
 
 ODD_ANSWERS = """
 import math
+
+pytestmark = pytest.mark.slow
 CASES = {
     b"nan": [math.nan],
     b"object": [object()],
@@ -41,7 +43,6 @@ def handle(data, context):
 """
 
 
-@pytest.mark.slow
 def test_b12_server_listens_on_loopback_only(server: FerryServer) -> None:
     # Given every process of the server
     pids = {int(line.split()[0]) for line in server.process.family()}
@@ -74,7 +75,6 @@ def odd(server: FerryServer) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.slow
 def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worker(
     server: FerryServer, odd: str
 ) -> None:
@@ -124,7 +124,6 @@ def check_jobs(inference: str, management: str) -> None:
     assert requests.post(f"{management}/jobs/retry", timeout=20).json() == {"jobs": 0}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_redis_users_are_enough_for_a_whole_day_of_work(
     guarded_redis: EmbeddedRedis, tmp_path: Path

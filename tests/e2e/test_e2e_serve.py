@@ -260,6 +260,7 @@ def path(tmp_path):
     return tmp_path / "tag.py"
 
 
+@pytest.mark.long
 def test_hasty_saves_end_with_the_last_one(path):
     # Given a model that loads slowly
     slow = f"import time\ntime.sleep(1)\n{TAGGING}"
@@ -283,6 +284,7 @@ def test_hasty_saves_end_with_the_last_one(path):
     assert_within(seconds, 5)
 
 
+@pytest.mark.long
 def test_models_that_come_and_go_are_served_and_not(path):
     # Given
     two = TAGGING.format("kept") + "\nimport ferry\n@ferry.model\ndef other(batch): return batch\n"
