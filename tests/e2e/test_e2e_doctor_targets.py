@@ -10,8 +10,6 @@ from tests.e2e.ferry_process import ferry_server
 from workers.doctor.examination import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-JSON = {"content-type": "application/json"}
 EXPORTS = ("onnx", "pt2", "pt")
 
 
@@ -109,20 +107,3 @@ def test_doctor_says_what_the_server_does(server, case):
     # Then
     assert (answer.status_code == 200) == is_served, answer.text
     assert report.will_run == is_served, report.findings
-
-
-@pytest.mark.parametrize("envelope", ["json", "body"])
-def test_envelope_decodes_for_base_handler(envelope, tmp_path):
-    # Given
-    model = {"handler": "base_handler", "serializedFile": "net.pt"}
-    with ferry_server(tmp_path, environment={"FERRY_SERVICE_ENVELOPE": envelope}) as running:
-        folder = running.store / "enveloped"
-        put(folder, "enveloped", model, script)
-        # When
-        running.register("enveloped")
-        answer = running.predict(
-            "enveloped", b'{"instances": [[1.0, 0.0, 0.0, 0.0]]}', headers=JSON
-        )
-        report = examine(folder, envelope=envelope)
-        # Then
-        assert (answer.status_code == 200) == report.will_run == (envelope == "json"), answer.text

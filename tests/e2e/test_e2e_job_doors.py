@@ -143,57 +143,6 @@ def test_result_is_what_the_door_would_have_answered(guarded, door):
         assert (b'"error"' in direct.content) is is_v2_error
 
 
-@pytest.mark.parametrize("door", [door for door in DOORS if "binary" not in door])
-def test_handler_sees_the_names_of_headers_as_they_were_sent(guarded, door):
-    # Given
-    path, headers, body = request_of(door, "names")
-    headers |= {"X-Own-Name": "1", "Accept": "text/x"}
-    # When: waited for, in chunks, and as a job
-    answers = [
-        guarded.ask("POST", path, data=body, headers=headers),
-        guarded.ask("POST", path, data=iter([body]), headers=headers),
-        guarded.ask(
-            "POST", path, data=body, headers={"Prefer": "respond-async, wait=30", **headers}
-        ),
-    ]
-    # Then
-    for answer in answers:
-        seen = answer.json()
-        assert (seen["X-Own-Name"], seen["Accept"]) == ("1", "text/x")
-        assert {"Host", "User-Agent"} <= {*seen}
-        assert "authorization" not in {name.lower() for name in seen}
-
-
-def test_time_that_is_over_is_told_as_by_every_door(guarded):
-    # Given a worker that is busy
-    guarded.gate.unlink(missing_ok=True)
-    held = guarded.submit("hold")
-    guarded.ask("GET", f"/jobs/{held['id']}", headers={"Prefer": "wait=10"})
-    late = {"X-Request-Timeout-Ms": "100"}
-
-    # When
-    answers = {}
-    for door in DOORS:
-        path, headers, body = request_of(door, "late")
-        direct = guarded.ask("POST", path, data=body, headers=headers | late)
-        job = guarded.ask("POST", path, data=body, headers=headers | late | ASYNC).json()
-        result = guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
-        answers[door] = direct, result
-    guarded.gate.touch()
-
-    # Then all but the sentence is the same: a waiting client's ingress cannot know who was late
-    for door, (direct, result) in answers.items():
-        assert (direct.status_code, result.status_code) == (504, 504), (door, direct.text)
-        assert list(direct.headers) == list(result.headers), door
-        reasons = {direct.headers["x-ferry-reason"], result.headers["x-ferry-reason"]}
-        assert reasons == {"deadline_exceeded"}, door
-        assert "before a worker could take it" in result.json()["message"]
-        assert list(result.json()) == list(direct.json()), door
-        assert result.json().get("error") == (
-            result.json()["message"] if "binary" in door else None
-        )
-
-
 MANAGED = [
     ("GET", "management://jobs"),
     ("GET", "management://jobs?status=failed&limit=1"),

@@ -255,9 +255,8 @@ def test_progress_is_told_while_the_job_runs_and_its_pieces_are_put_together(ser
     with server.model(archive, "telling", batch_size=2, max_batch_delay=200):
         # When
         job = submit(server, "report:0.4,page_4_of_10 send:a hold report:1 last:x", "telling")
-        shown = eventually(
-            lambda: (it := ask("GET", job["cancel_url"])).json().get("progress") and it
-        )
+        eventually(lambda: ask("GET", job["cancel_url"]).json().get("progress"))
+        shown = ask("GET", job["cancel_url"])
 
         # Then
         assert shown.json()["progress"] == {"share": 0.4, "text": "page 4 of 10"}
