@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +14,13 @@ from tests.e2e.ferry_process import FerryServer, ferry_server
 pytestmark = pytest.mark.slow
 
 HANDLER = """
-import time
-from pathlib import Path
-
 from ts.utils.util import PredictionException
-
-GATE = Path(Path("gate").read_text())
-
 
 def handle(data, context):
     return data and [answer(str(row), context) for row in data]
 
 
 def answer(text, context):
-    if "hold" in text:
-        while not GATE.exists():
-            time.sleep(0.01)
-    if "names" in text:
-        return dict(context.get_all_request_header(0))
     if "raise" in text:
         raise ValueError("a secret of the handler")
     if "refuse" in text:
@@ -49,11 +37,10 @@ OWN = {"x-request-id", "date"}
 
 @dataclass
 class Guarded:
-    """Holds the server, its keys, and the file that lets its handler go on."""
+    """Holds the server and its keys."""
 
     server: FerryServer
     keys: Mapping[str, Any]
-    gate: Path
 
     def ask(self, method: str, path: str, key: str = "inference", **options: Any) -> Any:
         """Returns the inference port's answer, or with a path of `management:`, that one's."""
@@ -77,15 +64,14 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    gate, key_file = folder / "gate", folder / "keys.json"
+    key_file = folder / "keys.json"
     aliases = "/vertex=/predictions/guarded,/named=/invocations"
     options = ["--key-file", str(key_file), "--path-aliases", aliases]
     with ferry_server(folder, *options) as server:
         keys = json.loads(key_file.read_text())
         server.http.headers["Authorization"] = f"Bearer {keys['management']['key']}"
-        files = {"handler.py": HANDLER, "gate": str(gate)}
-        server.register(make_archive(server.store, "guarded", files))
-        yield Guarded(server, keys, gate)
+        server.register(make_archive(server.store, "guarded", {"handler.py": HANDLER}))
+        yield Guarded(server, keys)
 
 
 DOORS = [
