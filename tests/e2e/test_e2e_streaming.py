@@ -1,6 +1,5 @@
 """Answers that come in pieces, from a real handler to a real client."""
 
-import http.client
 import socket
 from pathlib import Path
 
@@ -34,9 +33,6 @@ class Streamer:
     def clear(self):
         self._ledger.write_text("")
         self._gate.unlink(missing_ok=True)
-
-    def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
 
     def ask(self, body, path="stream", **options):
         url = f"{self.server.inference}/predictions/{path}"
