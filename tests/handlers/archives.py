@@ -182,7 +182,22 @@ def _plain() -> list[Archive]:
         Archive("metric_uses", each_of(names_in("metric_uses.py", r"def (\w+)\(self, metrics"))),
         Archive(
             "refusing",
-            each_of("400 404 599 refuse fail memory cuda none text short object fine".split()),
+            each_of(
+                [
+                    "400",
+                    "404",
+                    "599",
+                    "refuse",
+                    "fail",
+                    "memory",
+                    "cuda",
+                    "none",
+                    "text",
+                    "short",
+                    "object",
+                    "fine",
+                ]
+            ),
         ),
         Archive(
             "status_and_headers",
