@@ -9,11 +9,11 @@ from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
+pytestmark = pytest.mark.slow
+
 HANDLER = """
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
-
-pytestmark = pytest.mark.slow
 
 def handle(data, context):
     if data is None:

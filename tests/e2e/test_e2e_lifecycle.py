@@ -16,6 +16,8 @@ from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
 
+pytestmark = pytest.mark.slow
+
 
 def test_scaling_up_and_down_to_none_changes_who_answers(
     server: FerryServer, scripted: str, ledger: Ledger
@@ -101,8 +103,6 @@ def test_model_that_goes_answers_what_waits_and_leaves_no_worker(
 # Loads in a folder as it was unpacked, and in no other.
 RENAMES = """
 import os
-
-pytestmark = pytest.mark.slow
 
 def handle(data, context):
     if data is None:

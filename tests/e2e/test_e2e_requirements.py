@@ -12,11 +12,11 @@ from tests.support import eventually
 from tests.timing import assert_within
 from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
 
+pytestmark = pytest.mark.slow
+
 HANDLER = f"""
 import sys
 import {PACKAGE}
-
-pytestmark = pytest.mark.slow
 
 def handle(data, context):
     return [f"{{{PACKAGE}.ANSWER}} {{sys.prefix}}"] * len(data or ())

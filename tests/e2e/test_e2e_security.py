@@ -19,10 +19,11 @@ from tests.ports import free_ports
 from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import command_lines, eventually
 
+pytestmark = pytest.mark.slow
+
 ODD_ANSWERS = """
 import math
 
-pytestmark = pytest.mark.slow
 CASES = {
     b"nan": [math.nan],
     b"object": [object()],
