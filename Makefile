@@ -86,15 +86,14 @@ bench: install
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
 
-# A first model beside LitServe, BentoML and mosec, and what batching does for one: some eight
-# minutes. Needs wrk. Writes README's table and charts.
+# What batching does for README's model: two minutes. Needs wrk. Writes README's figures and charts.
 bench-first: install
-	$(BIN)/python -m benchmarks.first_model && $(BIN)/python -m benchmarks.batching
+	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.summary
 
 # ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: install
-	$(BIN)/python -m benchmarks.compare --workload resnet resnet-bf16
+	$(BIN)/python -m benchmarks.compare --workload resnet
 
 # ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
 #   make bench-gpu BENCH_OPTIONS="--models resnet50"

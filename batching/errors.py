@@ -1,34 +1,5 @@
 """Errors that become answers to clients. One that is raised in a single place is declared there.
 
-    ServeError
-    ├── BadRequest 400
-    │   ├── InvalidModel
-    │   ├── DownloadFailed
-    │   └── DependenciesFailed
-    ├── VersionInUse 403
-    ├── NotFound 404
-    │   ├── ModelNotFound
-    │   └── VersionNotFound
-    ├── MethodNotAllowed 405
-    ├── RequestTimeout 408
-    ├── Conflict 409
-    ├── PayloadTooLarge 413
-    ├── InternalError 500
-    │   ├── RecordUnreadable
-    │   └── WorkerDied
-    ├── Unavailable 503
-    │   ├── NoWorker
-    │   ├── QueueFull
-    │   ├── QueueMemoryFull
-    │   ├── QueueLost
-    │   ├── StoreUnavailable
-    │   │   └── StoreFull
-    │   ├── NoThread
-    │   └── Draining
-    ├── PredictionFailed 503
-    ├── DeadlineExceeded 504
-    └── OutOfResources 507
-
 Each class carries its HTTP status and the `type` that TorchServe puts in the JSON body, so the
 ingress needs exactly one error handler. `reason` is a stable word for machines.
 """

@@ -25,11 +25,7 @@ _LOCAL_NAMES = re.compile(r"(.*\.)?(localhost|local|internal|localdomain)")
 
 
 def read_secrets(text: str) -> list[bytes]:
-    """Returns the keys of a comma list of `whsec_...`.
-
-    Raises:
-        ValueError: it is none, with the sentence that helps.
-    """
+    """Returns the keys of a comma list of `whsec_...`; a ValueError has the sentence that helps."""
     secrets = [part.strip() for part in text.split(",") if part.strip()]
     if len(secrets) > MOST_SECRETS:
         raise ValueError("there may be two at most: a new one, and the one that it replaces")
@@ -38,8 +34,8 @@ def read_secrets(text: str) -> list[bytes]:
         kind, _, encoded = secret.partition("_")
         try:
             key = base64.b64decode(encoded, validate=True)
-        except ValueError as error:
-            raise ValueError("write whsec_ and then base64") from error
+        except ValueError:
+            key = b""
         if kind != "whsec" or not LEAST_BYTES <= len(key) <= MOST_BYTES:
             raise ValueError(
                 f"write whsec_ and then base64 of {LEAST_BYTES} to {MOST_BYTES} random bytes"
@@ -62,10 +58,9 @@ class ReceiverRules:
         return cls(is_http_allowed, frozenset(host for host in hosts if host))
 
     def check_url(self, url: str) -> SplitResult:
-        """Returns the parts of a receiver's URL; whom its name leads to is not asked here.
+        """Returns the parts of a receiver's URL; a ValueError says why it may be none.
 
-        Raises:
-            ValueError: it may be none, with the reason.
+        Whom its name leads to is not asked here.
         """
         # Parsers disagree about blanks, control characters, `\\` and `user@`.
         if len(url) > MOST_URL_CHARS or not _PLAIN.fullmatch(url) or "\\" in url:
@@ -92,11 +87,7 @@ class ReceiverRules:
         return host.rstrip(".") in self.allowed_hosts
 
     def check_addresses(self, host: str, addresses: Sequence[str]) -> None:
-        """Refuses a name that leads into a network; one such address among others is enough.
-
-        Raises:
-            ValueError: it does.
-        """
+        """Refuses a name that leads into a network, if only by one of its addresses."""
         if not self.is_allowed(host) and not all(is_public(address) for address in addresses):
             raise ValueError(f"{host} leads to an address that is not public")
 

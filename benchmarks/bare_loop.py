@@ -1,11 +1,12 @@
 """A model in a loop in one process, without any server: what is left to gain.
 
     python -m benchmarks.bare_loop handler ARCHIVE JPEG BATCH_SIZE SECONDS
-    python -m benchmarks.bare_loop forward ARCHIVE DEVICE BATCH_SIZE SECONDS
+    python -m benchmarks.bare_loop forward ARCHIVE DEVICE SECONDS BATCH_SIZE...
 
 `handler` runs the archive's handler, JPEGs in, the best classes out, and prints a LoadReport in one
-line of JSON. `forward` runs the model alone on a batch that lies on the device, prepared as the
-server prepares it, and prints images per second. `compat/` has to be on the path.
+line of JSON. `forward` runs the model alone on batches that lie on the device, prepared as the
+server prepares it, and prints images per second by the size of the batch, in JSON. `compat/` has to
+be on the path.
 """
 
 import json
@@ -81,14 +82,20 @@ def run_forward(archive: Path, kind: str, batch_size: int, seconds: float) -> fl
     while time.perf_counter() - started_s < seconds:
         run()
         rounds += 1
-    return rounds * FORWARDS[kind] * batch_size / (time.perf_counter() - started_s)
+    return round(rounds * FORWARDS[kind] * batch_size / (time.perf_counter() - started_s), 1)
 
 
 if __name__ == "__main__":
-    what, archive, second, batch_size, seconds = sys.argv[1:]
+    what, archive, *words = sys.argv[1:]
     if what == "forward":
-        print(run_forward(Path(archive), second, int(batch_size), float(seconds)))
+        kind, seconds, *sizes = words
+        rates = {
+            size: run_forward(Path(archive), kind, int(size), float(seconds)) for size in sizes
+        }
+        print(json.dumps(rates))
     else:
-        photo = Path(second).read_bytes()
-        report = run_handler(Path(archive), photo, int(batch_size), float(seconds))
+        photo, batch_size, seconds = words
+        report = run_handler(
+            Path(archive), Path(photo).read_bytes(), int(batch_size), float(seconds)
+        )
         print(json.dumps(asdict(report)))

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_model import PROGRAMS, ROW
 from benchmarks.measuring.load import Load, drive_with_wrk
 from benchmarks.measuring.records import Verdict, at_least, at_most, finish, parse, told
 from benchmarks.servers.child import ferry_command
 from benchmarks.servers.running import ServedModel, Torchferry
 
-MODEL, CONNECTIONS = "model", 64
+PROGRAMS = Path(__file__).with_name("programs")
+MODEL, ROW, CONNECTIONS = "model", "[1, 2, 3, 4]", 64
 SIZES, DELAY_MS = (1, 4, 16, 32), 10
 LEAST_RATIO = 3.0
 

@@ -29,7 +29,7 @@ PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 1
 FIRST_WARM_UP_S, WARM_UP_S = 15.0, 3.0
 SCORE_TOLERANCE = 1e-3
 # What `make bench-compare` measures: the request path. A network takes longer than all of them.
-REQUEST_PATH = [name for name, workload in WORKLOADS.items() if not workload.network]
+REQUEST_PATH = [name for name, workload in WORKLOADS.items() if not workload.is_network]
 PACKAGES = ("torchferry", "torch", "torchvision", "httptools", "redis", "aiohttp")
 KINDS = ("ingress", "Redis", "workers")
 HEADS = ("", "requests/s", "ours to it", "in turns", "p50 ms", "p99 ms", "processor us", "errors")
@@ -58,9 +58,9 @@ def parse() -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> int:
     """Prints and writes the comparisons; returns the worst of their exit codes."""
     codes = []
-    for network in sorted({WORKLOADS[name].network for name in options.workload}):
-        names = [name for name in options.workload if WORKLOADS[name].network == network]
-        for name, record in compare(network, names, options):
+    for is_network in sorted({WORKLOADS[name].is_network for name in options.workload}):
+        names = [name for name in options.workload if WORKLOADS[name].is_network == is_network]
+        for name, record in compare(names, options, is_network=is_network):
             table = markdown(record, name)
             print(f"\n{table}")
             records.publish(record, name, table, is_short=options.short)
@@ -69,29 +69,28 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def compare(
-    network: str, names: Sequence[str], options: argparse.Namespace
+    names: Sequence[str], options: argparse.Namespace, *, is_network: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measures these workloads on the same servers; yields each one's record as it is done.
 
     Raises:
         BenchmarkError: torchferry or a tool is missing or failed.
     """
-    if not network:
+    if not is_network:
         wrk_path()
     asked = {name: options.servers or WORKLOADS[name].servers for name in names}
     with ExitStack() as stack:
         # Before the folder goes, the servers have to be gone.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="model-")))
-        models, photos = contest.prepare(network, folder)
-        own = [contest.own_model(model, network) for model in models]
-        ours = stack.enter_context(Torchferry(*own))
+        models, photos = contest.prepare(folder, is_network=is_network)
+        ours = stack.enter_context(Torchferry(*models))
         tree = options.before and options.before.resolve()
-        before = [stack.enter_context(Torchferry(*own, tree=tree))] if tree else []
+        before = [stack.enter_context(Torchferry(*models, tree=tree))] if tree else []
         others: dict[str, Participant] = {}
         left_out: dict[str, str] = {}
         for server in dict.fromkeys(itertools.chain(*asked.values())):
             try:
-                rival = contest.other(server, models, own[0], photos)
+                rival = contest.other(server, models, photos)
                 others[server] = stack.enter_context(rival) if isinstance(rival, Server) else rival
             except records.BenchmarkError as error:
                 left_out[server] = str(error)
@@ -153,7 +152,7 @@ def to_record(
             turns = [round(one / other, 3) for one, other in zip(ours, theirs, strict=True)]
             measured[server.name]["ratios_of_turns"] = turns
     others = [run["others_percent"] for some in runs.values() for run in some]
-    setting = ("model", "connections", "body_bytes", "network")
+    setting = ("model", "connections", "body_bytes")
     return {
         "title": workload.title,
         **records.origin(),
@@ -191,18 +190,14 @@ def verdicts(workload: Workload, record: Mapping[str, Any]) -> Iterator[Verdict]
         elif bar.rival in record["left_out"]:  # one that was not asked for says nothing
             yield Verdict(None, f"{bar.rival} was not measured")
     if answers := record.get("answers"):
-        yield judge_answers(workload.network, answers)
+        yield judge_answers(answers)
     errors = servers[OURS]["median"]["errors"]
     text = f"{errors} requests answered with an error by {OURS} (at most 0)"
     yield Verdict(errors == 0, text)
 
 
-def judge_answers(network: str, answers: Mapping[str, Any]) -> Verdict:
-    """In half precision the best class has to be TorchServe's, else all five with their scores."""
+def judge_answers(answers: Mapping[str, Any]) -> Verdict:
     photos = f"as {contest.TORCHSERVE} for {answers['photos']} photos"
-    if network == "bfloat16":
-        is_same = answers["has_same_best"]
-        return Verdict(is_same, f"{'the' if is_same else 'not the'} same best class {photos}")
     is_same, difference = answers["has_same_five"], answers["largest_difference"]
     text = (
         f"{'the' if is_same else 'not the'} same five best classes {photos}, "

@@ -1,10 +1,11 @@
 """Images per second served on a GPU, beside the model's forward alone.
 
     python -m benchmarks.gpu
+    python -m benchmarks.gpu --report RECORD
 
-JPEGs in, the five best classes out, through `ferry up`. The record is written after each point, and
-what it has of this commit is not measured again: a time limit ends no measurement. Exit code 0: the
-bar is reached, or there is no GPU; 1: it is missed; 2: nothing was measured.
+JPEGs in, the five best classes out, through `ferry up`. The record is written after each point.
+`--report` writes the table of a record that another machine has made. Exit code 0: the bar is
+reached, or there is no GPU; 1: it is missed; 2: nothing was measured.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,12 +25,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_report import markdown, verdict
 from benchmarks.measuring import records
 from benchmarks.measuring.load import Load, LoadReport, drive
 from benchmarks.measuring.processors import Meter
 from benchmarks.servers.child import run_module
-from benchmarks.servers.running import ServedModel, Torchferry
+from benchmarks.servers.running import Torchferry
 
 DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")
 # Sixteen cores decode some 2,000 photos per second; a GPU runs four times as many through this one.
@@ -38,17 +39,14 @@ WORKERS_OF = {"cpu": (4, 8), "gpu": (1, 4)}
 MAX_BATCH_DELAY_MS = 50
 # Batches that wait or are on their way while each worker runs one.
 BATCHES_PER_WORKER = 3
+QUEUE_SIZE = 4096
 # A process of load gets no further than some thousand requests per second.
 LOADERS = max(1, min(4, (os.cpu_count() or 1) // 4))
 # Connections are made, lazy imports and first kernels are behind, all loaders have begun.
 WARM_UP_S = 2.0
 # Of the forward's images per second.
 BAR = 0.9
-# Points that differ in one of these do not belong in one table.
-LIKE = ("commit", "is_clean", "versions", "setting", "bar")
-KEY = ("network", "batch_size", "decode", "workers")
-
-Point = dict[str, Any]
+MODEL = "classifier"
 
 
 def parse() -> argparse.Namespace:
@@ -62,7 +60,8 @@ def parse() -> argparse.Namespace:
     add("--seconds", type=float, default=5.0, help="of each run")
     words = "cpu: to try the command out; the record stays in .bench, the document as it is"
     add("--device", choices=("cuda", "cpu"), default="cuda", help=words)
-    add("--record", type=Path, help="the file to continue and to write")
+    add("--record", type=Path, help="the file to write")
+    add("--report", type=Path, help="a record of which to write the table")
     options = parser.parse_args()
     if options.device == "cpu":
         options.workers, options.decode = (options.workers or [1])[:1], ["cpu"]
@@ -96,107 +95,68 @@ def measure(options: argparse.Namespace, gpu: Mapping[str, str] | None) -> int:
         "load_average": round(os.getloadavg()[0], 2),
         "setting": {name: getattr(options, name) for name in ("device", "dtype", "seconds")},
         "bar": BAR,
+        "points": [],
     }
-    record["points"] = points_like(record, options.record)
     for network in options.models:
-        decoders = options.decode or DECODERS_OF.get(network, DECODERS)
-        with tempfile.TemporaryDirectory(prefix="gpu-") as name:
-            folder = Path(name)
-            run_module("networks", "classifier", folder, network, options.dtype, *decoders)
-            for batch_size, decode in itertools.product(options.batches, decoders):
-                workers = options.workers or WORKERS_OF[decode]
-                points = [
-                    dict(zip(KEY, (network, batch_size, decode, n), strict=True)) for n in workers
-                ]
-                measure_points(points, folder, options, record)
-    table = markdown(record)
-    print(f"{table}\nwritten to {options.record}")
-    if gpu is None:
-        return 0
-    records.write_block("gpu", table)
-    return 0 if verdict(record) else 1
+        with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+            measure_network(network, Path(folder), options, record)
+    return finish(record, is_document=gpu is not None)
 
 
-def points_like(head: Mapping[str, Any], path: Path) -> list[Point]:
-    """Returns points of this very code, measured with the same settings on such a machine."""
-    if not path.is_file() or not head["is_clean"]:
-        return []
-    before = json.loads(path.read_text(encoding="utf-8"))
-
-    def machine(record: Mapping[str, Any]) -> list[Any]:
-        where, gpu = record["machine"], record["gpu"] or {}
-        return [
-            where["cpus"],
-            where["processor"],
-            gpu.get("name"),
-            *(record[name] for name in LIKE),
-        ]
-
-    return before["points"] if machine(before) == machine(head) else []
-
-
-def measure_points(
-    points: list[Point], folder: Path, options: argparse.Namespace, record: dict[str, Any]
+def measure_network(
+    network: str, folder: Path, options: argparse.Namespace, record: dict[str, Any]
 ) -> None:
-    """Measures those of the points that the record lacks, and writes it after each."""
-    known = [[point[name] for name in KEY] for point in record["points"]]
-    missing = [point for point in points if list(point.values()) not in known]
-    if not missing:
-        return
-    batch_size, decode = missing[0]["batch_size"], missing[0]["decode"]
+    """Measures all points of one network, and writes the record after each."""
+    decoders = options.decode or DECODERS_OF.get(network, DECODERS)
+    run_module("networks", "classifier", folder, network, options.dtype, *decoders)
     # The forward of the prepared model, and of the model as it came, in float32.
+    words = (options.device, options.seconds, *options.batches)
     alone_per_s, raw_per_s = (
-        float(
-            run_module(
-                "bare_loop", "forward", folder / name, options.device, batch_size, options.seconds
-            )
-        )
-        for name in (f"plain-{decode}.mar", "raw.mar")
+        json.loads(run_module("bare_loop", "forward", folder / archive, *words))
+        for archive in (f"plain-{decoders[0]}.mar", "raw.mar")
     )
-    for point in missing:
-        report, cores = served(point, folder, options)
-        print(f"{point}: {report.requests_per_s:.1f} of {alone_per_s:.1f} images/s", flush=True)
-        record["points"].append(
-            {
-                **point,
-                "raw_per_s": round(raw_per_s, 1),
-                "forward_per_s": round(alone_per_s, 1),
-                "served_per_s": round(report.requests_per_s, 1),
-                "share": round(report.requests_per_s / alone_per_s, 3),
-                "p50_ms": report.p50_ms,
-                "p99_ms": report.p99_ms,
-                "errors": report.errors,
-                "cores": cores,
-            }
-        )
-        record["points"].sort(key=lambda point: [point[name] for name in KEY])
-        records.write_record(record, options.record)
+    settings = {"FERRY_JOB_QUEUE_SIZE": str(QUEUE_SIZE)}
+    if options.device == "cpu":
+        settings["FERRY_NUMBER_OF_GPU"] = "0"
+    with Torchferry(settings=settings) as server:
+        for decode in decoders:
+            archive = folder / f"plain-{decode}.mar"
+            shutil.copy(archive, server.folder / "store")
+            workers = options.workers or WORKERS_OF[decode]
+            for batch_size, count in itertools.product(options.batches, workers):
+                asked = {"batch_size": batch_size, "max_batch_delay": MAX_BATCH_DELAY_MS}
+                asked |= {"url": archive.name, "initial_workers": count}
+                server.register(MODEL, **asked)
+                connections = BATCHES_PER_WORKER * batch_size * count
+                report, cores = served(
+                    server, (folder / "photo.jpg").read_bytes(), connections, options.seconds
+                )
+                server.unregister(MODEL)
+                forward_per_s = alone_per_s[str(batch_size)]
+                point = {"network": network, "batch_size": batch_size, "decode": decode}
+                point |= {"workers": count, "raw_per_s": raw_per_s[str(batch_size)]}
+                point |= {
+                    "forward_per_s": forward_per_s,
+                    "served_per_s": round(report.requests_per_s, 1),
+                }
+                point["share"] = round(report.requests_per_s / forward_per_s, 3)
+                point |= {"p50_ms": report.p50_ms, "p99_ms": report.p99_ms}
+                point |= {"errors": report.errors, "cores": cores}
+                print(point, flush=True)
+                record["points"].append(point)
+                records.write_record(record, options.record)
 
 
 def served(
-    point: Mapping[str, Any], folder: Path, options: argparse.Namespace
+    server: Torchferry, photo: bytes, connections: int, seconds: float
 ) -> tuple[LoadReport, dict[str, float]]:
     """Returns what clients saw, and how many cores each kind of process kept busy meanwhile."""
-    connections = BATCHES_PER_WORKER * point["batch_size"] * point["workers"]
-    model = ServedModel(
-        point["network"],
-        folder / f"plain-{point['decode']}.mar",
-        point["batch_size"],
-        MAX_BATCH_DELAY_MS,
-        queue_size=2 * connections,
-        workers=point["workers"],
-    )
-    settings = {"FERRY_NUMBER_OF_GPU": "0"} if options.device == "cpu" else {}
     context = multiprocessing.get_context("spawn")
-    with (
-        Torchferry(model, settings=settings) as server,
-        concurrent.futures.ProcessPoolExecutor(LOADERS, mp_context=context) as pool,
-    ):
-        photo = (folder / "photo.jpg").read_bytes()
-        load = Load(server.url_of(model.name), photo, -(-connections // LOADERS), "image/jpeg")
+    with concurrent.futures.ProcessPoolExecutor(LOADERS, mp_context=context) as pool:
+        load = Load(server.url_of(MODEL), photo, -(-connections // LOADERS), "image/jpeg")
         list(pool.map(loaded, [load] * LOADERS, [WARM_UP_S] * LOADERS))
         meter = Meter(server.processes())
-        parts = list(pool.map(loaded, [load] * LOADERS, [options.seconds] * LOADERS))
+        parts = list(pool.map(loaded, [load] * LOADERS, [seconds] * LOADERS))
         cores = {role: round(usage.percent / 100, 2) for role, usage in meter.read().items()}
     reports = [report for report, _ in parts]
     together = LoadReport(
@@ -215,8 +175,75 @@ def loaded(load: Load, seconds: float) -> tuple[LoadReport, float]:
     return report, (time.process_time() - used_s) / (time.perf_counter() - started_s)
 
 
+# --- what it comes to
+
+
+def finish(record: Mapping[str, Any], *, is_document: bool) -> int:
+    """Prints the table and writes it into the journal; returns the exit code."""
+    table = markdown(record)
+    print(table)
+    if not is_document:
+        return 0
+    records.write_block("gpu", table)
+    return 0 if verdict(record) else 1
+
+
+def verdict(record: Mapping[str, Any]) -> bool:
+    """Returns whether each network and batch size reaches the bar in one way, without errors."""
+    best: dict[tuple[str, int], float] = {}
+    for point in record["points"]:
+        key = (point["network"], point["batch_size"])
+        best[key] = max(point["share"], best.get(key, 0.0))
+    has_errors = any(point["errors"] for point in record["points"])
+    return not has_errors and min(best.values()) >= record["bar"]
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    gpu, setting, points = record["gpu"], record["setting"], record["points"]
+    roles = sorted({role for point in points for role in point["cores"]})
+    where = "no GPU" if gpu is None else f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}"
+    lines = [
+        f"`make bench-gpu` at {records.told(record)}; {where}; torch "
+        f"{record['versions']['torch']}, {setting['dtype']}; load average "
+        f"{record['load_average']} before. Images/s, and the cores that were busy meanwhile:",
+        "",
+        "| | Batch | Workers | JPEGs decoded by | Forward as it came | Forward alone | Served "
+        f"| Share | p99, ms | Errors | {' | '.join(roles)} |",
+        "|---|---|---|---|---|---|---|---|---|---|" + "---|" * len(roles),
+    ]
+    for point in points:
+        share = f"{point['share']:.0%}"
+        cells = [
+            *(point[name] for name in ("network", "batch_size", "workers", "decode")),
+            *(f"{point[name]:.1f}" for name in ("raw_per_s", "forward_per_s", "served_per_s")),
+            f"**{share}**" if point["share"] >= record["bar"] else share,
+            f"{point['p99_ms']:.0f}",
+            point["errors"],
+            *(f"{point['cores'].get(role, 0.0):.1f}" for role in roles),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns a record with results.
+
+    Raises:
+        BenchmarkError: says in one sentence what to do.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["points"]:
+            return record
+    raise records.BenchmarkError(
+        f"There are no results in {path}: name the record that `make bench-gpu` has written."
+    )
+
+
 def main() -> int:
     options = parse()
+    if options.report:
+        return records.guarded(lambda: finish(read_record(options.report), is_document=True))
     gpu = find_gpu() if options.device == "cuda" else None
     if options.device == "cuda" and gpu is None:
         print("skipped: there is no CUDA device here; --device cpu tries the command out")

@@ -3,8 +3,8 @@
     python -m benchmarks.jobs
 
 A model whose batches take 20 ms whatever is in them, at a fixed rate of requests, with and without
-10,000 jobs behind it; then the ingress's processor time for each job; then a store in which ever
-more jobs wait. Exit code 0: every bar is reached; 1: one is missed; 2: it could not be measured.
+10,000 jobs behind it; then a store in which ever more jobs wait. Exit code 0: every bar is
+reached; 1: one is missed; 2: it could not be measured.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from batching.store.node_queue import NodeQueue
 from batching.store.worker_queue import WorkerQueue
 from benchmarks.measuring import records
 from benchmarks.measuring.load import BINARY, Load, drive
-from benchmarks.measuring.processors import processor_s
 from benchmarks.measuring.records import Verdict, at_least, at_most
 from benchmarks.scaling import claim_and_reply_ms
 from benchmarks.servers.running import Torchferry
@@ -50,7 +49,6 @@ CLAIMED, SUBMITTED_AT_ONCE = 32, 512
 DEAD_AFTER_MS, DAY_MS = 600_000, 24 * 3600 * 1000
 
 P99_GROWTH, LEAST_SHARE = 1.15, 0.9
-ACCEPT_GROWTH = 1.3
 CLAIM_MS, LOOK_MS = 1.0, 1.0
 # With its body of 1 KiB.
 BYTES_PER_JOB = 2_560
@@ -64,7 +62,6 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdi
         "measured": "what jobs cost",
         "seconds": options.seconds,
         "free_seats": list(pairs(options.rounds, options.jobs, options.seconds)),
-        "accept_us": accept_us(options.rounds, options.seconds / 2),
         "waiting": [waiting(jobs, tries) for jobs in (SHORT_WAITING if options.short else WAITING)],
     }
     return record, verdicts(record)
@@ -138,30 +135,6 @@ async def _submit_jobs(load: Load, count: int) -> None:
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(submit_some(session) for _ in range(SUBMITTERS)))
-
-
-def accept_us(rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Measures the ingress's processor time for a request and for accepting a job, in turns.
-
-    A request's includes its answer; a job's includes neither polls nor its result.
-    """
-    spent_us: dict[str, list[float]] = {"request": [], "job": []}
-    with Torchferry(handler="count") as server:
-        (ingress,) = server.processes()["ingress"]
-        for number in range(rounds + 1):
-            for kind, times in spent_us.items():
-                model = f"{kind}{number}"
-                server.register(model, batch_size=BATCH_SIZE, max_batch_delay=0)
-                headers = ASYNC if kind == "job" else {}
-                load = Load(server.url_of(model), BODY, SUBMITTERS, headers=headers)
-                before_s = processor_s(ingress)
-                answers = drive(load, seconds, is_strict=True)
-                used_s = processor_s(ingress) - before_s
-                server.unregister(model)
-                time.sleep(SETTLE_S)
-                if number:  # the first round runs much for the first time
-                    times.append(round(1e6 * used_s / len(answers.latencies_s), 1))
-    return spent_us
 
 
 # --- a store in which jobs wait
@@ -245,9 +218,6 @@ def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
     share = statistics.median(share_of_seats(beside) for _, beside in runs)
     text = "free seats that jobs had: {}"
     yield at_least(100 * share, 100 * LEAST_SHARE, text, "{:.1f} %")
-    request_us, job_us = map(statistics.median, record["accept_us"].values())
-    text = "accepting a job: {} of the ingress's processor time for a request"
-    yield at_most(job_us / request_us, ACCEPT_GROWTH, text, "{:.2f} x")
     for one in record["waiting"]:
         where = f"{one['jobs']} jobs wait: "
         yield at_most(one["claim_ms"], CLAIM_MS, f"{where}claim of {CLAIMED} {{}}", "{:.2f} ms")
@@ -257,7 +227,6 @@ def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    request_us, job_us = map(statistics.median, record["accept_us"].values())
     lines = [
         f"`python -m benchmarks.jobs` at {records.told(record)}; load average before: "
         f"{record['load_average']}. {RATE_PER_S:.0f} requests/s, batches of {BATCH_SIZE} that take "
@@ -274,9 +243,6 @@ def markdown(record: Mapping[str, Any]) -> str:
             f"| {run['batches_per_s'] * HANDLER_MS / 10:.0f} % |"
         )
     lines += [
-        "",
-        f"Processor time of the ingress, {len(BODY)} bytes: {request_us:.0f} µs for a request and "
-        f"its answer, {job_us:.0f} µs for accepting a job.",
         "",
         f"| jobs that wait | claim of {CLAIMED}, worst | a look at the next | at the last | each |",
         "|---:|---:|---:|---:|---:|",

@@ -34,14 +34,13 @@ BUILT_IN = "image_classifier"
 
 
 def write_resnet(folder: Path) -> None:
-    """Writes photos, and a ResNet-152 as it is and with `dtype: bfloat16`."""
+    """Writes photos and a ResNet-152."""
     photos = [photo(number) for number in range(PHOTOS)]
     for number, content in enumerate(photos):
         (folder / f"photo-{number}.jpg").write_bytes(content)
     weights = folder / f"{RESNET}.pt"
     save_script(make_decided_network([pixels(content) for content in photos]), weights)
     write_script(folder / f"{RESNET}.mar", weights)
-    write_script(folder / f"{RESNET}-bfloat16.mar", weights, "dtype: bfloat16\n")
 
 
 def write_classifier(folder: Path, name: str, dtype: str, decoders: Sequence[str]) -> None:

@@ -19,14 +19,14 @@ import psutil
 
 from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
+from batching.store.channel import SUBMIT_AT_ONCE
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import IngressQueue, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
-from batching.store.submitter import SUBMIT_AT_ONCE
 from batching.store.worker_queue import WorkerQueue
 from benchmarks.measuring import records
-from benchmarks.measuring.load import Load, drive, drive_with_wrk, wrk_path
+from benchmarks.measuring.load import Load, drive_with_wrk, wrk_path
 from benchmarks.measuring.processors import Meter
 from benchmarks.measuring.records import Verdict, at_least, at_most
 from benchmarks.servers.running import Torchferry
@@ -40,7 +40,6 @@ LEAST_SHARE = 0.95
 FULL_PERCENT = 90.0  # of a core by one process, or of the machine by all
 
 DELAY_MS, FIXED_MORE_MS, ADAPTIVE_MS = 10, 1.5, 2.0
-RATE_PER_S, IDLE_WORKERS, LEAST_BATCH_SHARE = 300.0, (1, 2, 4, 8), 0.95
 WAITING, CLAIMED, CLAIMS, CLAIM_MS = 10_000, 32, 200, 1.0
 ROUNDS = 3
 SETTLE_S = 1.0
@@ -56,7 +55,6 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdi
         "seconds": seconds,
         "alone_p50_ms": alone_ms(seconds, 1 if is_short else ROUNDS),
         "points": list(throughputs({1: (1, 2)} if is_short else LAYOUTS, seconds)),
-        "batch_sizes": batch_sizes(IDLE_WORKERS[:2] if is_short else IDLE_WORKERS, seconds),
     }
     with EmbeddedRedis(find_server()) as redis:
         times = claim_times_ms(redis.url, waiting=WAITING, limit=CLAIMED, claims=CLAIMS)
@@ -124,25 +122,6 @@ def _point(server: Torchferry, nodes: int, workers: int, seconds: float) -> Poin
     }
 
 
-def batch_sizes(workers: Sequence[int], seconds: float) -> dict[int, float]:
-    """Measures the mean batch at a load that one worker can carry, by number of workers.
-
-    Raises:
-        BenchmarkError: a request was not answered.
-    """
-    sizes = {}
-    with Torchferry(handler="nap") as server:
-        server.register("steady", batch_size=32, max_batch_delay=DELAY_MS, initial_workers=0)
-        for count in workers:
-            scale(server, "steady", count)
-            batches, requests = server.batches("steady")
-            load = Load(server.url_of("steady"), b"0", connections=256)
-            drive(load, seconds, RATE_PER_S, is_strict=True)
-            more_batches, more_requests = server.batches("steady")
-            sizes[count] = round((more_requests - requests) / (more_batches - batches), 2)
-    return sizes
-
-
 def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> list[float]:
     """Measures each claim of `limit` requests, in ms, as its worker sees it, decoding included.
 
@@ -194,18 +173,13 @@ def shares(points: Sequence[Point]) -> list[float]:
 
 
 def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
-    alone, points, sizes = (record[name] for name in ("alone_p50_ms", "points", "batch_sizes"))
+    alone, points = record["alone_p50_ms"], record["points"]
     text = f"one client, delay {DELAY_MS} ms, {{policy}}: p50 {{{{}}}}"
     bars_ms = {"fixed": DELAY_MS + FIXED_MORE_MS, "adaptive": ADAPTIVE_MS}
     for policy, bar_ms in bars_ms.items():
         yield at_most(alone[policy], bar_ms, text.format(policy=policy), "{:.2f} ms")
     for point, share in zip(points, shares(points), strict=True):
         yield _judge(point, share)
-    fewest = min(sizes)
-    for workers, size in sizes.items():
-        if workers != fewest:
-            text = f"workers {workers}, {RATE_PER_S:.0f} requests/s: batches of {{}}"
-            yield at_least(size, LEAST_BATCH_SHARE * sizes[fewest], text, "{:.2f}")
     text = f"claim of {CLAIMED} while {WAITING} wait: {{}}"
     yield at_most(record["claim_ms"]["median"], CLAIM_MS, text, "{:.2f} ms")
 
@@ -237,11 +211,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             f"| {100 * share:.1f} % | {point['busiest']} {point['busiest_percent']:.0f} % "
             f"| {point['machine_percent']:.0f} % |"
         )
-    sizes = ", ".join(f"{size:.2f} ({workers})" for workers, size in record["batch_sizes"].items())
-    return "\n".join(lines) + (
-        f"\n\nMean batch at {RATE_PER_S:.0f} requests/s and a delay of {DELAY_MS} ms, by the "
-        f"number of workers, one of which would do: {sizes}."
-    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

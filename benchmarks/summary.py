@@ -1,11 +1,10 @@
-"""The figures and charts of README.md and docs/performance.md, from benchmarks/results/.
+"""README's figures and the charts, from benchmarks/results/.
 
-`make charts` writes them, and a test holds the pages against the records.
+`make charts` writes them, and a test holds them against the records.
 """
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -16,7 +15,7 @@ from benchmarks.measuring.records import OURS, ROOT, record_of, write_block
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "images"
 TEAL, GREY, INK = "#0f9488", "#b8c1cc", "#56606c"
 OTHER = "TorchServe"
@@ -27,7 +26,7 @@ FREE = {
     "label-1m": "1 MB in, a label out",
     "echo-110k": "110 kB in and out",
 }
-NETWORKS = {"resnet": "ResNet-152, float32", "resnet-bf16": "ResNet-152, bfloat16 here"}
+NETWORKS = {"resnet": "ResNet-152, float32"}
 # Text stays text, and the same record always gives the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": OURS, "font.family": "sans-serif"})
 
@@ -53,8 +52,8 @@ def batching() -> dict[str, float]:
     return {f"batches of up to {one['batch_size']}": one["requests_per_s"] for one in points}
 
 
-def written() -> dict[tuple[str, Path], str]:
-    """Returns what belongs between the marks of which page."""
+def written() -> dict[str, str]:
+    """Returns what belongs between which marks of README."""
     against = ratios()
     least, *_, most = sorted(against[words] for words in FREE.values())
     single, *_, batched = batching().values()
@@ -67,50 +66,10 @@ def written() -> dict[tuple[str, Path], str]:
         f"With one worker and 64 clients, they answer {single:,.0f} requests per "
         f"second one at a time, and {batched:,.0f} in batches:"
     )
-    lines = [f"- {line}" for line in performance(against, least, most, batched / single)]
     return {
-        ("speed", README): speed,
-        ("batching", README): batches,
-        ("summary", PERFORMANCE): "\n".join(lines),
+        "speed": speed,
+        "batching": batches,
     }
-
-
-def performance(
-    against: Mapping[str, float], least: float, most: float, batching_ratio: float
-) -> list[str]:
-    """Returns the sentences of the page about performance."""
-    echo, scaling = record_of("echo"), record_of("scaling")
-    servers, alone_ms = rates(echo), scaling["alone_p50_ms"]
-    full, half = (against[words] for words in NETWORKS.values())
-    bare = record_of("resnet")["beside"]["bare loop"]["ratio"]
-    largest = record_of("batching")["points"][-1]["batch_size"]
-    first, last = scaling["points"][0], scaling["points"][-1]
-    jobs, idle = (
-        record_of(name)["verdicts"][0]["text"].partition(" (")[0] for name in ("jobs", "idle")
-    )
-    return [
-        f"All was measured on virtual machines with {echo['machine']['cpus']} cores, which clients "
-        "and servers share: only what stands in one table can be compared. Each figure is a median "
-        "of turns.",
-        f"Where the network costs nothing, torchferry answers {least:.2f} to {most:.2f} times "
-        f"TorchServe's requests/s. Echoes of 1 KiB: {servers[OURS]:,.0f} to {servers[OTHER]:,.0f}; "
-        "the aim was three times, and is missed.",
-        f"With ResNet-152 it is {full:.2f} times, with the same answers, as networks are "
-        f"prepared for the processor. In bfloat16, for which TorchServe has no setting, it is "
-        f"{half:.2f} times. A loop without any server gives as much ({bare:.2f}).",
-        f"mosec is faster: {servers['mosec']:,.0f} echoes/s, "
-        f"{servers['mosec'] / servers[OURS]:.1f} times as many. Its queue is in the memory of one "
-        f"process in Rust, and is lost with it, as {OTHER}'s is.",
-        f"Batches of up to {largest} gave README's five lines {batching_ratio:.1f} times the "
-        "requests/s of one at a time.",
-        f"A client that is alone waits {alone_ms['fixed']:.1f} ms for an answer with a delay of "
-        f"10 ms, and {alone_ms['adaptive']:.2f} ms with `batch_policy=adaptive`.",
-        f"{last['workers']} workers on {last['nodes']} nodes answer "
-        f"{last['requests_per_s'] / first['requests_per_s']:.2f} times as much as one, for a model "
-        "that leaves the processor idle.",
-        f"Jobs hardly slow requests: {jobs}.",
-        f"A server that nobody asks costs little: {idle}.",
-    ]
 
 
 def draw(name: str, title: str, bars: Mapping[str, float], form: str, base: float) -> None:
@@ -136,8 +95,8 @@ def main() -> int:
     rising = batching()
     single = next(iter(rising.values()))
     draw("batching", "requests/s of one worker, 64 clients", rising, "{:,.0f}", single)
-    for (name, page), text in written().items():
-        write_block(name, text, page)
+    for name, text in written().items():
+        write_block(name, text, README)
     return 0
 
 

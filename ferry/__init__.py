@@ -3,76 +3,20 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ferry.modeling import Answer, BadInput, Model, Requests, count, model, observe
+
 if TYPE_CHECKING:
     from ferry.local_model import local
-    from ferry.modeling import Answer, BadInput, Model, Requests, count, model, observe
-    from ferry_client import (
-        AnswerError,
-        AsyncClient,
-        AsyncJob,
-        BadRequest,
-        Client,
-        Conflict,
-        FerryError,
-        Job,
-        JobError,
-        JobProgress,
-        JobState,
-        NotFound,
-        Overloaded,
-        Prediction,
-        PredictionFailed,
-        ResultGone,
-        ServerUnreachable,
-        Unauthorized,
-        WaitTimeout,
-    )
+    from ferry_client import *  # noqa: F403 - as `ferry_client` says
 
-__all__ = [
-    "Answer",
-    "AnswerError",
-    "AsyncClient",
-    "AsyncJob",
-    "BadInput",
-    "BadRequest",
-    "Client",
-    "Conflict",
-    "FerryError",
-    "Job",
-    "JobError",
-    "JobProgress",
-    "JobState",
-    "Model",
-    "NotFound",
-    "Overloaded",
-    "Prediction",
-    "PredictionFailed",
-    "Requests",
-    "ResultGone",
-    "ServerUnreachable",
-    "Unauthorized",
-    "WaitTimeout",
-    "count",
-    "local",
-    "model",
-    "observe",
-]
-
-# Where the other names are; a module is loaded when it is first asked for: the commands import
-# this package, too, and most of them need no client.
-_CLIENT = "ferry_client"
-_PLACES = {
-    "local": "ferry.local_model",
-    **dict.fromkeys(
-        ("Answer", "BadInput", "Model", "Requests", "count", "model", "observe"), "ferry.modeling"
-    ),
-}
+__all__ = ["Answer", "BadInput", "Model", "Requests", "count", "local", "model", "observe"]
 
 if not TYPE_CHECKING:  # else no misspelt name of this package would be found
 
     def __getattr__(name: str) -> Any:
-        if name not in __all__:
+        """Loads what needs more modules when it is first asked for: most commands need neither."""
+        module = importlib.import_module("ferry.local_model" if name == "local" else "ferry_client")
+        if name != "local" and name not in module.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(_PLACES.get(name, _CLIENT)), name)
-        globals()[name] = found
-        return found
+        globals()[name] = getattr(module, name)
+        return globals()[name]

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import click
 import httpx
@@ -20,16 +20,10 @@ INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 INVALID_KEY = "InvalidKeyException"
 
 _ASK_TIMEOUT_S = 2.0
-# A path that only this listener of a server has, and its port unless it was set.
-_MARKS = {
-    "inference": ("/predictions/{model_name}", 8080),
-    "management": ("/models", 8081),
-    "metrics": ("/metrics", 8082),
-}
-_OF_MANAGEMENT = frozenset({"models", "nodes"})
-# The types of errors that may mean: the server's other listener has the path, or takes the key.
-ELSEWHERE = frozenset({"ResourceNotFoundException", "MethodNotAllowedException", INVALID_KEY})
 _UNKNOWN_PATH = frozenset({404, 405, 501})
+# The types of errors that the server's other listeners answer for a path that is not theirs.
+_ELSEWHERE = frozenset({"ResourceNotFoundException", "MethodNotAllowedException"})
+_PORTS = ": is that the right port? Unless they were set, 8080 is inference, 8081 management"
 _LONGEST_QUOTE = 100
 
 # Where others can ask, the server's answer does not tell what a handler raised.
@@ -67,7 +61,7 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self._sender.close()
 
-    def send(
+    def answer(
         self,
         method: str,
         *path: str,
@@ -85,30 +79,19 @@ class Api:
             content_type: of the body; empty sends no such header.
 
         Raises:
-            ClickException: no server answers at this address.
+            ClickException: no server answers at this address, or none of ours.
         """
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        target = "".join(f"/{quote(segment, safe=':')}" for segment in path)
+        target += f"?{httpx.QueryParams(query)}" if query else ""
+        headers = {"content-type": content_type} if content_type else {}
         with _told():
-            return self._sender.send(
-                Call(
-                    method,
-                    "".join(f"/{quote(segment, safe=':')}" for segment in path)
-                    + (f"?{httpx.QueryParams(query)}" if query else ""),
-                    {"content-type": content_type} if content_type else {},
-                    content,
-                    self._answer_timeout_s,
-                )
-            )
-
-    def answer(self, method: str, *path: str, **request: Any) -> httpx.Response:
-        """Returns the answer, as `send`, of a listener that has what was asked for.
-
-        Raises:
-            ClickException: no server answers at this address, another listener, or none of ours.
-        """
-        response = self.send(method, *path, **request)
-        if response.is_error and (complaint := _wrong_address(self._base_url, response)):
-            raise click.ClickException(complaint)
+            call = Call(method, target, headers, content, self._answer_timeout_s)
+            response = self._sender.send(call)
+        # A handler may have made any other answer.
+        is_strange = is_page(response) or response.status_code in _UNKNOWN_PATH
+        if response.is_error and is_strange and not _error_type(response) and not self._is_ours():
+            raise click.ClickException(self._no_server_of_ours(response))
         return response
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
@@ -124,7 +107,7 @@ class Api:
         try:
             return response.json()
         except ValueError as error:
-            raise click.ClickException(_no_server_of_ours(self._base_url, response)) from error
+            raise click.ClickException(self._no_server_of_ours(response)) from error
 
     def page(self, *path: str, **params: Any) -> dict[str, Any]:
         """Returns a page of a list, an object that has a list under the path's last segment.
@@ -136,6 +119,22 @@ class Api:
         if not isinstance(answer, dict) or not isinstance(answer.get(path[-1]), list):
             raise click.ClickException(f"{self._base_url} does not answer as a ferry server does")
         return answer
+
+    def _is_ours(self) -> bool:
+        """Asks the server for its description."""
+        call = Call("GET", "/api-description", answer_timeout_s=_ASK_TIMEOUT_S)
+        try:
+            document = self._sender.send(call).json()
+        except (FerryError, ValueError):
+            return False
+        return isinstance(document, dict) and "paths" in document
+
+    def _no_server_of_ours(self, response: httpx.Response) -> str:
+        """Returns in one line that this answer is another program's."""
+        line = " ".join(text_of(response).split())
+        quoted = line[:_LONGEST_QUOTE] + ("..." if len(line) > _LONGEST_QUOTE else "")
+        status = response.status_code
+        return f"{self._base_url} does not answer as a ferry server does: {quoted} (HTTP {status})"
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
@@ -166,7 +165,8 @@ def error_text(response: httpx.Response) -> str:
         return text_of(response)
     if not isinstance(record, dict) or "message" not in record:
         return json.dumps(record)
-    hint = token_hint() if record.get("type") == INVALID_KEY else ""
+    kind = record.get("type")
+    hint = token_hint() if kind == INVALID_KEY else _PORTS if kind in _ELSEWHERE else ""
     return f"{record['message']}{hint}"
 
 
@@ -175,65 +175,9 @@ def token_hint() -> str:
     return f": {TOKEN_VARIABLE} {state}"
 
 
-def _wrong_address(base_url: str, response: httpx.Response) -> str:
-    """Returns in one line what listens there instead; empty if it is what was asked for.
-
-    Asks the server for its description only if the error may be another listener's, or another
-    program's.
-
-    Args:
-        base_url: what the user named, without a slash at its end.
-        response: the error.
-    """
-    error_type = _error_type(response)
-    # A handler may have made any other answer.
-    is_strangers = is_page(response) or response.status_code in _UNKNOWN_PATH
-    if error_type not in ELSEWHERE and not (error_type == "" and is_strangers):
-        return ""
-    names = _listeners(base_url)
-    if not names:
-        return _no_server_of_ours(base_url, response) if error_type == "" else ""
-    path = [segment for segment in response.url.path.split("/") if segment]
-    # Both listeners have a job; to list and to retry is the management's.
-    is_of_management = path[0] in _OF_MANAGEMENT or path == ["jobs"] or path[-1] == "retry"
-    wanted = "management" if is_of_management else "inference"
-    if wanted in names:
-        return ""
-    here = f"{base_url} is the {' and '.join(names)} port"
-    usual = _MARKS[wanted][1]
-    if port := urlsplit(base_url).port:
-        head = base_url[: base_url.rindex(f":{port}") + 1]
-        # As far away as usual, or at its usual port.
-        for other in dict.fromkeys((port + usual - _MARKS[names[0]][1], usual)):
-            if wanted in _listeners(f"{head}{other}"):
-                return f"{here}; {wanted} is {head}{other}"
-    return f"{here}; {wanted} is another one, {usual} unless it was set"
-
-
-def _no_server_of_ours(base_url: str, response: httpx.Response) -> str:
-    """Returns in one line that this answer is another program's."""
-    line = " ".join(text_of(response).split())
-    quoted = line[:_LONGEST_QUOTE] + ("..." if len(line) > _LONGEST_QUOTE else "")
-    status = response.status_code
-    return f"{base_url} does not answer as a ferry server does: {quoted} (HTTP {status})"
-
-
 def _error_type(response: httpx.Response) -> str:
     try:
         record = response.json()
     except ValueError:
         return ""
     return str(record.get("type", "")) if isinstance(record, dict) else ""
-
-
-def _listeners(base_url: str) -> list[str]:
-    """Returns which listeners of a server are there, by its description; none if it is not ours."""
-    try:
-        with contextlib.closing(Sender(Endpoint(base_url, None), patience_s=0)) as sender:
-            answer = sender.send(Call("GET", "/api-description", answer_timeout_s=_ASK_TIMEOUT_S))
-        document: Any = answer.json()
-    except (FerryError, ValueError):
-        return []
-    paths = document.get("paths") if isinstance(document, dict) else None
-    known = paths if isinstance(paths, dict) else {}
-    return [name for name, (mark, _) in _MARKS.items() if mark in known]

@@ -31,7 +31,7 @@ _COMPARE = "Move and measure"
 # The help lists sections and commands in this order.
 COMMANDS = (
     LazyCommand("serve", "ferry.commands.serve", _SERVE, "A model from its file, at once."),
-    LazyCommand("up", "ferry.commands.up", _SERVE, "Redis, ingress and one node, here."),
+    LazyCommand("up", "ferry.commands.roles", _SERVE, "Redis, ingress and one node, here."),
     LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
     LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
@@ -58,26 +58,22 @@ class LazyGroup(click.Group):
     """Finds its commands in `COMMANDS`, and loads the module of the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [one.name for one in COMMANDS]
+        return [it.name for it in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for one in COMMANDS:
-            if one.name == cmd_name and not one.module:
-                return added_command(cmd_name)
-            if one.name == cmd_name:
-                command = getattr(importlib.import_module(one.module), one.name)
-                assert isinstance(command, click.Command)
-                return command
-        return None
+        module = next((it.module for it in COMMANDS if it.name == cmd_name), None)
+        if module is None:
+            return None
+        if not module:
+            return added_command(cmd_name)
+        command: click.Command = getattr(importlib.import_module(module), cmd_name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(one.name) for one in COMMANDS)
-        for section in dict.fromkeys(one.section for one in COMMANDS if one.section):
-            rows = [
-                (one.name.ljust(width), one.short_help)
-                for one in COMMANDS
-                if one.section == section
-            ]
+        width = max(len(it.name) for it in COMMANDS)
+        for section in dict.fromkeys(it.section for it in COMMANDS if it.section):
+            commands = [it for it in COMMANDS if it.section == section]
+            rows = [(it.name.ljust(width), it.short_help) for it in commands]
             with formatter.section(section):
                 formatter.write_dl(rows)
 
@@ -89,7 +85,6 @@ def added_command(name: str) -> click.Command:
         UsageError: it is not installed.
     """
     for point in importlib.metadata.entry_points(group=_GROUP, name=name):
-        command = point.load()
-        assert isinstance(command, click.Command)
+        command: click.Command = point.load()
         return command
     raise click.UsageError(f"this takes one package more: pip install {MOVING}")

@@ -21,11 +21,13 @@ if str(ts_folder()) not in sys.path:
 
 from workers.python_models.decoding import Row  # noqa: E402
 from workers.python_models.python_model import (  # noqa: E402
+    JSON_TYPE,
+    TEXT_TYPE,
     PythonModel,
     encode,
     no_requests,
 )
-from workers.python_models.targets import find_model, settings_of  # noqa: E402
+from workers.python_models.targets import find_model  # noqa: E402
 
 
 def local(
@@ -45,38 +47,38 @@ def local(
     module = ModuleType(target.__module__)
     setattr(module, target.__name__, target)
     model = find_model(module, target.__name__)
-    batch_size = int(settings_of(model).get("batch_size", _DEFAULT_BATCH_SIZE))
+    batch_size = int(getattr(model, "batch_size", _DEFAULT_BATCH_SIZE))
     python_model = PythonModel(model, target.__name__, model.version)
     python_model.load(device, batch_size)
 
     def answers(rows: Iterable[Any]) -> list[Any]:
-        waiting, found = iter(rows), []
+        waiting, answered = iter(rows), []
         while batch := [_row(value) for value in itertools.islice(waiting, batch_size)]:
-            found += _answers(python_model, batch)
-        return found
+            answered += _answers(python_model, batch)
+        return answered
 
     return answers
 
 
 def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
-    pieces: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
+    streamed: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
 
-    def send(some: Mapping[int, tuple[bytes, str]]) -> None:
-        for place, piece in some.items():
-            pieces[place].append(piece)
+    def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
+        for index, piece in pieces.items():
+            streamed[index].append(piece)
 
     outcomes = model.answer(rows, no_requests, send)
-    return [_value(outcome, pieces[place]) for place, outcome in enumerate(outcomes)]
+    return [_value(outcome, streamed[index]) for index, outcome in enumerate(outcomes)]
 
 
 def _row(value: Any) -> Row:
-    is_form = isinstance(value, dict) and any(map(_is_file, value.values()))
-    fields = value if is_form else {"body": value}
-    return Row({name: _part(name, field) for name, field in fields.items()})
-
-
-def _is_file(value: Any) -> bool:
-    return not isinstance(value, str) and encode(value)[1] != "application/json"
+    """Returns a dict with a file among its values as a form, all else as a body."""
+    parts: list[Part] = []
+    if isinstance(value, dict):
+        parts = [_part(name, field) for name, field in value.items()]
+    if all(part.content_type in (JSON_TYPE, TEXT_TYPE) for part in parts):
+        parts = [_part("body", value)]
+    return Row({part.name: part for part in parts})
 
 
 def _part(name: str, value: Any) -> Part:
@@ -93,4 +95,4 @@ def _value(outcome: Any, pieces: list[tuple[bytes, str]]) -> Any:
     kind = pieces[0][1] if pieces else outcome.headers.get("content-type", "")
     if kind.startswith("text/"):
         return body.decode(errors="replace")
-    return msgspec.json.decode(body) if kind == "application/json" and not pieces else body
+    return msgspec.json.decode(body) if kind == JSON_TYPE and not pieces else body

@@ -3,38 +3,12 @@
 Imports neither torch nor anything else of this project, so that a model's file is cheap to import.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, overload
 
-# What `POST /models` calls them, and the two of an archive's own file.
-SETTINGS = frozenset(
-    {
-        "async_after",
-        "batch_policy",
-        "batch_size",
-        "client_timeout",
-        "device_ids",
-        "device_type",
-        "job_queue_size",
-        "latency_slo_ms",
-        "max_batch_delay",
-        "max_retry_timeout",
-        "max_worker",
-        "min_worker",
-        "queue_timeout",
-        "response_timeout",
-        "startup_timeout",
-    }
-)
-# Attributes that are no settings of the queue.
-NAMES = frozenset({"name", "version", "warm_up"})
-
 # Where a decorated function keeps its settings.
 MARK = "__ferry_settings__"
-
-_SIMILAR = 0.8
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,17 +62,6 @@ class Model:
     version: ClassVar[str] = "1.0"
     warm_up: ClassVar[Sequence[Any]] = ()
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for attribute, value in vars(cls).items():
-            if attribute.startswith("_") or callable(value) or attribute in SETTINGS | NAMES:
-                continue
-            if nearest := nearest_setting(attribute, _SIMILAR):
-                raise TypeError(
-                    f"{cls.__name__}.{attribute} is no setting; did you mean {nearest}? "
-                    f"(An attribute of your own with such a name may begin with an underscore.)"
-                )
-
     def load(self, device: str) -> None:
         """Loads what `predict` needs, once per worker; `device` is what torch calls it."""
 
@@ -123,26 +86,13 @@ def model(**settings: Any) -> Callable[[F], F]: ...
 
 
 def model(function: Any = None, /, **settings: Any) -> Any:
-    """Marks a function as a model: `@ferry.model(batch_size=8)` or `@ferry.model`.
-
-    Raises:
-        TypeError: a keyword is no setting.
-    """
-    for keyword in settings:
-        if keyword not in SETTINGS | NAMES:
-            nearest = nearest_setting(keyword, 0.0)
-            raise TypeError(f"{keyword} is no setting; did you mean {nearest}?")
+    """Marks a function as a model: `@ferry.model(batch_size=8)` or `@ferry.model`."""
 
     def mark(marked: F) -> F:
         setattr(marked, MARK, settings)
         return marked
 
     return mark if function is None else mark(function)
-
-
-def nearest_setting(word: str, likeness: float) -> str:
-    """Returns the setting with the most similar name; empty if none is so similar, from 0 to 1."""
-    return next(iter(difflib.get_close_matches(word, SETTINGS | NAMES, 1, likeness)), "")
 
 
 # Takes kind, name and value of a measurement. A worker puts its own in; elsewhere there is none.

@@ -118,8 +118,6 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     kind: dict[str, Any] = {"type": setting.kind}
     if setting.name == "load_models":
         kind = {"multiple": True, "metavar": "[NAME=]ARCHIVE"}
-    elif setting.kind is bool:
-        kind = {}
     elif setting.kind is Path:
         kind = {"type": click.Path(path_type=Path)}
     return click.option(

@@ -14,9 +14,7 @@ LIVE_TEXT = "Live"
 class Lifecycle:
     """Says whether the ingress is loading its startup models, or draining. Read from any thread."""
 
-    def __init__(self) -> None:
-        self.is_loading = False
-        self.is_draining = False
+    is_loading = is_draining = False
 
 
 class Health:
@@ -72,5 +70,4 @@ class Health:
 
     def _is_staffed(self, spec: ModelSpec, alive: Set[str]) -> bool:
         workers = self._registry.workers(spec.key, alive)
-        counted = [worker for worker in workers if worker.state is not WorkerState.FAILED]
-        return len(counted) >= spec.min_worker
+        return sum(one.state is not WorkerState.FAILED for one in workers) >= spec.min_worker

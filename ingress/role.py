@@ -34,9 +34,9 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
         role = Role(name)
         address = parse_address(written, role)
         table[address] = table.get(address, frozenset()) | {role}
-    is_open_allowed = settings.allow_open_management or settings.keys_path() is not None
+    may_be_open = settings.allow_open_management or settings.keys_path() is not None
     for address, roles in table.items():
-        if Role.MANAGEMENT in roles and not address.is_private and not is_open_allowed:
+        if Role.MANAGEMENT in roles and not address.is_private and not may_be_open:
             raise SettingsError(
                 f"management_address={address} is reachable from other machines, and a client that "
                 "reaches it can run code here. Use 127.0.0.1, or ask for tokens with "

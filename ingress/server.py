@@ -21,10 +21,9 @@ from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
-from ingress.access.access_log import NO_GUESSING, AccessLog, answering_preflights, cors_headers
-from ingress.access.authorizer import Authorizer
+from ingress.access.access_log import NO_GUESSING, answering_preflights, cors_headers, logged
 from ingress.access.certificate import Certificate, certificate_of
-from ingress.access.key_file import open_keys
+from ingress.access.tokens import Authorizer, open_keys
 from ingress.http1.exchange import Application
 from ingress.http1.listener import Address, Listener
 from ingress.models.registrar import Registrar
@@ -129,12 +128,12 @@ class _Ingress:
         if services.keys is not None and cors_headers(settings):
             # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
             app = answering_preflights(app)
-        count = services.metrics.torchserve.count_answer
+        note = services.metrics.note_answer
         return Listener(
             address,
             app,
             error_answer,
-            note_answer=AccessLog(count, is_logging=settings.access_log).note,
+            note_answer=logged(note) if settings.access_log else note,
             added_headers=[NO_GUESSING, *cors_headers(settings)],
             settings=settings,
             tls=None if self._certificate is None else self._certificate.context,
@@ -143,10 +142,8 @@ class _Ingress:
 
     def _has_to_load(self) -> bool:
         """Returns whether there are startup models that Redis does not remember. Blocks."""
-        if not self._is_told_to_load():
-            return False
         with contextlib.suppress(StoreUnavailable):
-            return not self._services.probe_registry.snapshot()
+            return self._is_told_to_load() and not self._services.probe_registry.snapshot()
         return True
 
     def _is_told_to_load(self) -> bool:
@@ -190,20 +187,8 @@ class _Ingress:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
-                if waiting := self._services.broker.waiting:
-                    log.warning("refusing open=%d", waiting)
-                else:
-                    # Their requests are not at work: they send or read too slowly, or not at all.
-                    log.warning(
-                        "cutting off clients=%d",
-                        sum(len(listener.connections) for listener in listeners),
-                    )
-                await self._services.broker.close()
-                error = Draining("The server is shutting down.", retry_after_s=1.0)
-                for connection in [c for listener in listeners for c in listener.connections]:
-                    connection.refuse_incomplete(error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
+                await self._refuse_open(listeners)
+                await asyncio.wait({closed}, timeout=_REFUSAL_S)
         finally:
             forced.cancel()
             closed.cancel()
@@ -211,6 +196,18 @@ class _Ingress:
             await self._save_last(self._snapshots, ends_s)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
+
+    async def _refuse_open(self, listeners: list[Listener]) -> None:
+        connections = [client for listener in listeners for client in listener.connections]
+        if waiting := self._services.broker.waiting:
+            log.warning("refusing open=%d", waiting)
+        else:
+            # Their requests are not at work: they send or read too slowly, or not at all.
+            log.warning("cutting off clients=%d", len(connections))
+        await self._services.broker.close()
+        error = Draining("The server is shutting down.", retry_after_s=1.0)
+        for connection in connections:
+            connection.refuse_incomplete(error)
 
     async def _save_last(self, snapshots: SnapshotWriter, ends_s: float) -> None:
         with contextlib.suppress(TimeoutError):

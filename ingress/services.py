@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
+from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.broker import Broker
@@ -17,13 +17,12 @@ from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from ingress.access.key_file import KeyFile, KeyScope
+from ingress.access.tokens import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.ingress_metrics import Metrics, broker_families
-from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.metrics.ingress_metrics import LEGACY, Metrics, broker_families
 from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
@@ -39,20 +38,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Holds the time limits of registrations.
+    """Holds the time limits of registrations."""
 
-    `node_s`: for a node to come. One that starts together with the ingress has to load torch first.
-    `archive_s`: for an archive to be downloaded and unpacked. The largest have tens of gigabytes.
-    `listed_s`: for a node to take a version on. It takes milliseconds, unless the node is busy or
-    about to die. `grace_s`: beyond `startup_timeout`, which the nodes measure as well and then
-    report. `remind_s`: between two log lines about a startup model that cannot be loaded yet.
-    """
-
-    node_s: float = 10.0
-    archive_s: float = 900.0
-    listed_s: float = 2.0
-    grace_s: float = 5.0
-    remind_s: float = 30.0
+    node_s: float = 10.0  # for a node to come, which may have to load torch first
+    archive_s: float = 900.0  # for an archive to be downloaded and unpacked: tens of gigabytes
+    listed_s: float = 2.0  # for a node to take a version on: milliseconds, unless it is busy
+    grace_s: float = 5.0  # beyond `startup_timeout`, which nodes measure, too, and then report
+    remind_s: float = 30.0  # between log lines about a startup model that cannot be loaded yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +111,24 @@ def build_services(
     outage = OutageLog(log, settings.redis_url)
     catalog = Catalog(registry, url, outage)
     broker = Broker(url, outage, dead_after_s=dead_after_s)
-    metrics = Metrics(
-        is_logging=settings.is_logging_metrics,
-        unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
-    )
-    broker_numbers = partial(broker_families, lambda: broker.waiting, broker.resubmitted)
+    # The log has what /metrics does not show.
+    unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
+    logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()
+    metrics = Metrics(logged)
     job_store = JobStore(
         broker.client,
         settings.job_backlog,
         settings.job_memory_share,
         is_writing_file=settings.redis_append_only,
     )
-    jobs = JobAnswers(
-        JobService(
-            job_store,
-            registry,
-            timeout_s=settings.job_timeout_s,
-            keep_s=settings.job_result_ttl_s,
-            receivers=settings.receiver_rules(),
-            submitters="" if keys is None else KeyScope.INFERENCE,
-        ),
+    job_service = JobService(
+        job_store,
+        registry,
+        timeout_s=settings.job_timeout_s,
+        keep_s=settings.job_result_ttl_s,
+        receivers=settings.receiver_rules(),
     )
+    jobs = JobAnswers(job_service)
     predictor = PredictionService(catalog, broker, metrics)
     lifecycle = Lifecycle()
     return Services(
@@ -159,7 +148,7 @@ def build_services(
         http_predictions=HttpPredictions(predictor, jobs, settings),
         metrics=metrics,
         siblings=siblings,
-        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_numbers()], siblings),
+        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_families(broker)], siblings),
         lifecycle=lifecycle,
         health=Health(probe_registry, lifecycle),
     )

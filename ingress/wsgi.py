@@ -18,9 +18,9 @@ from flask import Flask
 
 from batching.process.logs import configure_logging
 from batching.settings.loading import load_settings
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import SettingsError
 from batching.store.server_check import check_server
-from ingress.access.key_file import KeyFile, open_keys
+from ingress.access.tokens import open_keys
 from ingress.rest.app import create_app as create_rest_app
 from ingress.role import Role
 from ingress.services import build_services
@@ -54,16 +54,9 @@ def create_app() -> Flask:
         loop.call_soon_threadsafe(loop.stop)
 
     atexit.register(close)
-    return create_rest_app(services, _roles(settings, keys))
-
-
-def _roles(settings: Settings, keys: KeyFile | None) -> frozenset[Role]:
-    roles = {Role.INFERENCE}
-    if settings.enable_metrics_api:
-        roles.add(Role.METRICS)
-    if keys is not None or settings.allow_open_management:
-        roles.add(Role.MANAGEMENT)
-    return frozenset(roles)
+    has_management = keys is not None or settings.allow_open_management
+    is_served = {Role.METRICS: settings.enable_metrics_api, Role.MANAGEMENT: has_management}
+    return create_rest_app(services, [role for role in Role if is_served.get(role, True)])
 
 
 class _AppPerProcess:

@@ -14,7 +14,6 @@ LONG_FILES = frozenset(
         "test_chaos_jobs.py",
         "test_chaos_redis.py",
         "test_chaos_registry.py",
-        "test_chaos_rig.py",
         "test_chaos_stop.py",
         "test_chaos_storm.py",
         # Whole servers.
@@ -32,6 +31,7 @@ LONG_FILES = frozenset(
         "test_e2e_ingress_processes.py",
         "test_e2e_outputs.py",
         "test_e2e_page.py",
+        "test_e2e_reload.py",
         "test_e2e_requirements.py",
         "test_e2e_resnet.py",
         "test_e2e_restart.py",

@@ -200,7 +200,7 @@ def is_permanent(name: str, others: Collection[str]) -> bool:
         return True
     if not name.startswith("{model2:"):
         return False
-    version_keys = VersionKeys(name[: name.index("}") + 1])
+    version_keys = VersionKeys.after(name[: name.index("}") + 1])
     return version_keys.config in others and name in version_keys.permanent()
 
 

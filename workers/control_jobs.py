@@ -25,11 +25,7 @@ from batching.settings.settings import Settings
 from batching.store.clients import connect, for_rq, store_url
 from batching.store.held_connections import Client
 from batching.store.redis_errors import AWAY, RedisError
-from batching.store.registry.control_queue import (
-    INSPECT_ARCHIVE,
-    JOB_BEAT_S,
-    wrap_error,
-)
+from batching.store.registry.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, wrap_error
 from batching.store.registry.registry import Registry
 from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
@@ -131,9 +127,8 @@ def _is_unused(url: str, settings: Settings) -> bool:
 
 
 def make_worker(client: Client) -> ControlWorker:
-    client = for_rq(client)
     shared: dict[str, Any] = {
-        "connection": client,
+        "connection": for_rq(client),
         "serializer": JSONSerializer,
         "job_class": ControlJob,
     }

@@ -42,8 +42,7 @@ def list_gpus(limit: int) -> list[int]:
 def ask_nvidia_smi(*arguments: str) -> list[str] | None:
     """Returns the lines that nvidia-smi prints; None where it is not installed.
 
-    Raises:
-        OSError, SubprocessError: the driver does not answer.
+    Raises OSError or SubprocessError if the driver does not answer.
     """
     if (program := shutil.which("nvidia-smi")) is None:
         return None
@@ -62,10 +61,9 @@ def _count_gpus() -> int:
 
 
 def _count_visible(visible: str, count: int) -> int:
-    """Returns how many of `count` GPUs CUDA takes: all before the first entry that is unknown.
+    """Returns how many of `count` GPUs CUDA takes: all before the first unknown entry, such as -1.
 
-    Such are numbers beyond the last GPU, and by convention -1. A process gets one part of a GPU
-    (MIG) at most.
+    A process gets one part of a GPU (MIG) at most.
     """
     known = 0
     for entry in (part.strip() for part in visible.split(",")):

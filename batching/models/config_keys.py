@@ -8,7 +8,7 @@ from batching.errors import InvalidModel
 from batching.models.spec import PARAMETERS
 
 # Key -> the type that counts.
-SERVER_TYPES: Mapping[str, type] = {one.word: one.kind for one in PARAMETERS}
+SERVER_TYPES: Mapping[str, type] = {it.word: it.kind for it in PARAMETERS}
 
 _ONE_PROCESS = "a model cannot be spread over several processes"
 # Key -> why a handler that needs it would answer wrongly.

@@ -87,8 +87,7 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
     """Returns the requested version of this entry, or its default.
 
     Raises:
-        ModelNotFound: there is no entry.
-        VersionNotFound: it has no such version.
+        ModelNotFound, VersionNotFound: there is no entry, or it has no such version.
     """
     known = existing(entry, model_name)
     version = known.default_version if model_version is None else model_version
@@ -98,11 +97,7 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
 
 
 def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
-    """Returns the entry.
-
-    Raises:
-        ModelNotFound: the entry is None.
-    """
+    """Returns the entry, or raises ModelNotFound if it is None."""
     if entry is None:
         raise _no_model(model_name)
     return entry

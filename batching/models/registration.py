@@ -7,15 +7,16 @@ from typing import Any
 
 from batching.errors import BadRequest, InvalidModel
 from batching.models.config_keys import has_type, worker_range
-from batching.models.parameters import MAX_INTEGER, MIN_INTEGER, Parameter
 from batching.models.spec import (
     DEFAULT_VERSION,
-    LATENCY_SLO_REFUSAL,
+    MAX_INTEGER,
+    MIN_INTEGER,
     NAME_PATTERN,
     PARAMETERS,
     VERSION_PATTERN,
     ArchiveInfo,
     ModelSpec,
+    Parameter,
 )
 
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
@@ -29,7 +30,7 @@ SERVING_DEFAULTS = {"min_worker": 1, "batch_size": 8, "batch_policy": "adaptive"
 
 # Stands for the archive in `check_parameters`, before it is fetched. With it, only those parameters
 # are refused that every archive would make invalid.
-_ANY_CONFIG = {one.word: 1 for one in PARAMETERS if one.is_archives} | {
+_ANY_CONFIG = {it.word: 1 for it in PARAMETERS if it.is_archives} | {
     "maxWorkers": 1,
     "batchPolicy": "adaptive",
 }
@@ -134,51 +135,48 @@ def _defaults(parameters: Mapping[str, Any], configured: Mapping[str, Any]) -> M
 def _values(
     parameters: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    values = {
-        one.name: _value(one, parameters, config, defaults.get(one.name, one.default))
-        for one in PARAMETERS
-    }
+    values = {}
+    for it in PARAMETERS:
+        value = defaults.get(it.name, it.default)
+        if it.is_archives:
+            value = _configured(it, config, _requested(it, parameters, value))
+        else:
+            value = _requested(it, parameters, _configured(it, config, value))
+        it.check(value)
+        values[it.name] = value
     if values["latency_slo_ms"] and values["batch_policy"] != "adaptive":
-        raise BadRequest(LATENCY_SLO_REFUSAL)
+        raise BadRequest("latency_slo_ms is a number of milliseconds, with batch_policy=adaptive.")
     requested = max(0, int_parameter(parameters, "initial_workers", defaults.get("min_worker", 0)))
     workers = worker_range(config) or (requested, requested)
     check_worker_count(min(workers))
     return values | {"min_worker": workers[0], "max_worker": workers[1]}
 
 
-def _value(
-    one: Parameter, parameters: Mapping[str, Any], config: Mapping[str, Any], default: Any
-) -> Any:
-    if one.is_archives:
-        value = _configured(one, config, _requested(one, parameters, default))
-    else:
-        value = _requested(one, parameters, _configured(one, config, default))
-    one.check(value)
-    return value
-
-
-def _requested(one: Parameter, parameters: Mapping[str, Any], default: Any) -> Any:
-    if not one.rest:
+def _requested(it: Parameter, parameters: Mapping[str, Any], default: Any) -> Any:
+    if not it.rest:
         return default
-    if one.kind is bool:
-        return bool_parameter(parameters, one.rest, default=default)
-    if one.kind is str:
-        return str(parameters.get(one.rest, default))
-    number = int_parameter(parameters, one.rest, default)
-    return default if one.is_unset_by_zero and number == 0 else number
+    if it.kind is str:
+        return str(parameters.get(it.rest, default))
+    number = int_parameter(parameters, it.rest, default)
+    return default if it.is_unset_by_zero and number == 0 else number
 
 
-def _configured(one: Parameter, config: Mapping[str, Any], default: Any) -> Any:
+def _configured(it: Parameter, config: Mapping[str, Any], default: Any) -> Any:
     """Returns the value in model-config.yaml.
 
     One of the wrong type counts as missing, as in TorchServe.
     """
-    value: Any = config.get(one.word)
-    if not has_type(value, one.kind):
+    value: Any = config.get(it.word)
+    if not has_type(value, it.kind):
         return default
-    if one.kind is list:
-        return _checked_integers(value, one.word)
-    return _checked_integer(value, one.word) if one.kind is int else value
+    if it.kind is str:
+        return value
+    numbers = value if it.kind is list else [value]
+    if not all(isinstance(number, int) for number in numbers):
+        return ()
+    if not all(MIN_INTEGER <= number <= MAX_INTEGER for number in numbers):
+        raise BadRequest(f"{it.word} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
+    return tuple(numbers) if it.kind is list else value
 
 
 def check_worker_count(min_worker: int) -> None:
@@ -189,18 +187,6 @@ def check_worker_count(min_worker: int) -> None:
     """
     if min_worker > MAX_WORKERS_PER_NODE:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
-
-
-def _checked_integers(values: list[Any], name: str) -> tuple[int, ...]:
-    if not all(isinstance(value, int) for value in values):
-        return ()
-    return tuple(_checked_integer(value, name) for value in values)
-
-
-def _checked_integer(value: int, name: str) -> int:
-    if not MIN_INTEGER <= value <= MAX_INTEGER:
-        raise BadRequest(f"{name} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
-    return value
 
 
 def _check_text(text: str, pattern: re.Pattern[str], kind: str, signs: str) -> None:

@@ -1,5 +1,10 @@
-"""Defines a registered model version, `ModelSpec`, and its parameters."""
+"""Defines a registered model version, `ModelSpec`, and its parameters: one place for each.
 
+Registration, config.properties, snapshots, describe, OpenAPI, `ferry models register` and
+docs/configuration.md go by `PARAMETERS`.
+"""
+
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -8,14 +13,13 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from batching.models.parameters import parameter, parameters_of
+from batching.errors import BadRequest
 
 # Names that keys, paths and labels can hold without being quoted.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 # A plus stands before the build: 1.0+cpu.
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 DEFAULT_VERSION = "1.0"  # of an archive that names none
-BATCH_POLICIES = ("fixed", "adaptive")
 
 # Handlers that are given requests as they came, and decode them by what their models take.
 DECODING_HANDLERS = frozenset({"python_model", "tensor_model"})
@@ -24,12 +28,67 @@ URL_QUERY = "url_query"
 
 INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
 
-# In the place of a name in requests.
-FILES_ONLY = ""
+# Java's int, as in TorchServe: 68 years of seconds. Python reads any number of digits, and then no
+# clock or system call takes them.
+MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
-_TIMEOUT_REFUSAL = "response_timeout and startup_timeout must be 1 second or more."
-_QUEUE_REFUSAL = "jobQueueSize and queue_timeout must be 1 or more."
-LATENCY_SLO_REFUSAL = "latency_slo_ms is a number of milliseconds, with batch_policy=adaptive."
+_UNITS = {"ms": "milliseconds", "s": "seconds"}
+_KINDS: dict[Any, type] = {int: int, float: int, int | float: int, bool: bool, str: str}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Describes one field of a spec that operators may set.
+
+    Attributes:
+        name: the field.
+        kind: what requests and files hold: int, bool, str, or list (of integers).
+        default: where neither a request nor a file says anything.
+        word: TorchServe's name in files, snapshots and describe.
+        doc: one sentence for people.
+        rest: the parameter of `POST /models`; "" where only the archive can say it. Snapshots keep
+            what a request can say: the archive brings the rest back.
+        lowest: the lowest number allowed.
+        choices: the texts allowed; empty: any.
+        is_archives: whether model-config.yaml wins over the request, not the request over it.
+        is_described: whether describe shows it.
+        shown_with: the field that must differ from its default for describe to show this one.
+        is_unset_by_zero: whether a request's 0 means the default.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    word: str
+    doc: str
+    rest: str = ""
+    lowest: int = MIN_INTEGER
+    choices: tuple[str, ...] = ()
+    is_archives: bool = False
+    is_described: bool = True
+    shown_with: str = ""
+    is_unset_by_zero: bool = False
+
+    @property
+    def unit(self) -> str:
+        return _UNITS.get(self.name.rpartition("_")[2], "")
+
+    def check(self, value: Any) -> None:
+        """Checks that a version can have this value.
+
+        Raises:
+            BadRequest: the value is out of range, or not one of the choices.
+        """
+        if self.choices and value not in self.choices:
+            raise BadRequest(f"{self.rest} must be one of {', '.join(self.choices)}.")
+        if self.kind is int and value < self.lowest:
+            bound = f"{self.lowest} or more {self.unit}".strip()
+            raise BadRequest(f"{self.rest or self.word} must be {bound}, not {value}.")
+
+
+def _parameter(default: Any, word: str, doc: str, **facts: Any) -> Any:
+    """Declares a field that is a parameter; `facts` are further attributes of `Parameter`."""
+    return field(default=default, metadata={"word": word, "doc": doc, **facts})
 
 
 class VersionKey(NamedTuple):
@@ -66,104 +125,85 @@ class ModelSpec:
     handler: str
     runtime: str = "python"
     archive_sha256: str = ""
-    min_worker: int = parameter(
-        0, "initial_workers", "minWorkers", is_archives=True, doc="Workers on each node."
+    min_worker: int = _parameter(
+        0, "minWorkers", "Workers on each node.", rest="initial_workers", is_archives=True
     )
-    max_worker: int = parameter(
-        0,
-        FILES_ONLY,
-        "maxWorkers",
-        doc="At least `minWorkers`, which counts only together with this.",
+    max_worker: int = _parameter(
+        0, "maxWorkers", "At least `minWorkers`, which counts only together with this."
     )
-    batch_size: int = parameter(
-        1, "batch_size", "batchSize", lowest=1, doc="The most requests in one batch."
+    batch_size: int = _parameter(
+        1, "batchSize", "The most requests in one batch.", rest="batch_size", lowest=1
     )
-    max_batch_delay_ms: int = parameter(
+    max_batch_delay_ms: int = _parameter(
         100,
-        "max_batch_delay",
         "maxBatchDelay",
+        "How long a batch may wait to fill, from its oldest request on.",
+        rest="max_batch_delay",
         lowest=0,
-        doc="How long a batch may wait to fill, from its oldest request on.",
     )
-    response_timeout_s: int = parameter(
+    response_timeout_s: int = _parameter(
         120,
-        "response_timeout",
         "responseTimeout",
+        "How long a batch may run.",
+        rest="response_timeout",
         lowest=1,
-        refusal=_TIMEOUT_REFUSAL,
         is_archives=True,
-        doc="How long a batch may run.",
     )
-    startup_timeout_s: int | float = parameter(
+    startup_timeout_s: int | float = _parameter(
         120,
-        "startup_timeout",
         "startupTimeout",
+        "How long a worker may load.",
+        rest="startup_timeout",
         lowest=1,
-        refusal=_TIMEOUT_REFUSAL,
         is_archives=True,
-        doc="How long a worker may load.",
     )
-    max_retry_timeout_s: int = parameter(
-        300,
-        FILES_ONLY,
-        "maxRetryTimeoutInSec",
-        doc="How long a worker that dies is started again and again.",
+    max_retry_timeout_s: int = _parameter(
+        300, "maxRetryTimeoutInSec", "How long a worker that dies is started again and again."
     )
-    client_timeout_ms: int = parameter(
+    client_timeout_ms: int = _parameter(
         0,
-        FILES_ONLY,
         "clientTimeoutInMills",
-        doc="How long a request may take in all; 0: as long as waiting and running may.",
+        "How long a request may take in all; 0: as long as waiting and running may.",
     )
-    device_type: str = parameter(
-        "", FILES_ONLY, "deviceType", doc="`cpu` or `gpu`: where workers run."
-    )
-    batch_policy: str = parameter(
+    device_type: str = _parameter("", "deviceType", "`cpu` or `gpu`: where workers run.")
+    batch_policy: str = _parameter(
         "fixed",
-        "batch_policy",
         "batchPolicy",
-        choices=BATCH_POLICIES,
+        "`fixed`: a batch always waits for more; `adaptive`: only while that pays.",
+        rest="batch_policy",
+        choices=("fixed", "adaptive"),
         shown_with="batch_policy",
-        doc="`fixed`: a batch always waits for more; `adaptive`: only while that pays.",
     )
-    latency_slo_ms: int = parameter(
+    latency_slo_ms: int = _parameter(
         0,
-        "latency_slo_ms",
         "latencySloMs",
+        "The 99th percentile that `adaptive` aims at; 0: none.",
+        rest="latency_slo_ms",
         lowest=0,
-        refusal=LATENCY_SLO_REFUSAL,
         shown_with="batch_policy",
-        doc="The 99th percentile that `adaptive` aims at; 0: none.",
     )
-    async_after_s: int = parameter(
+    async_after_s: int = _parameter(
         0,
-        "async_after",
         "asyncAfter",
+        "After so long a client is given a job instead of an answer; 0: never.",
+        rest="async_after",
         lowest=0,
         shown_with="async_after_s",
-        doc="After so long a client is given a job instead of an answer; 0: never.",
     )
-    device_ids: tuple[int, ...] = parameter(
-        (), FILES_ONLY, "deviceIds", shown_with="device_ids", doc="The GPUs that workers run on."
+    device_ids: tuple[int, ...] = _parameter(
+        (), "deviceIds", "The GPUs that workers run on.", shown_with="device_ids"
     )
-    job_queue_size: int = parameter(
-        100,
-        FILES_ONLY,
-        "jobQueueSize",
-        lowest=1,
-        refusal=_QUEUE_REFUSAL,
-        is_described=False,
-        doc="The most requests that may wait.",
+    job_queue_size: int = _parameter(
+        100, "jobQueueSize", "The most requests that may wait.", lowest=1, is_described=False
     )
-    queue_timeout_s: float = parameter(
+    queue_timeout_s: float = _parameter(
         120.0,
-        "queue_timeout",
         "queueTimeout",
+        "How long a request may wait, on top of `response_timeout`.",
+        rest="queue_timeout",
         lowest=0,
-        refusal=_QUEUE_REFUSAL,
         is_described=False,
         is_unset_by_zero=True,
-        doc="How long a request may wait, on top of `response_timeout`.",
     )
     is_loaded_at_startup: bool = False
     # Why its archive could not be loaded when a server started. It has no workers then.
@@ -214,4 +254,8 @@ class ModelSpec:
         return {**record.pop("others"), **record}
 
 
-PARAMETERS = parameters_of(ModelSpec)
+PARAMETERS = tuple(
+    Parameter(it.name, _KINDS.get(it.type, list), it.default, **it.metadata)
+    for it in dataclasses.fields(ModelSpec)
+    if it.metadata
+)

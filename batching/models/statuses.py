@@ -42,9 +42,9 @@ class WorkerStatus(_Record):
     """One worker process as its node last described it.
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
-    the last successful load; `error` is the reason of the last one, for operators only, `traceback`
-    its place in the model's own files, and `reason` its word for machines, if it has one.
-    `interface` says what its model takes and gives; it is empty for TorchServe's handlers.
+    the last successful load; `error` is why the last one failed, for operators only, `traceback`
+    where in the model's own files, and `reason` its word for machines. `interface` says what its
+    model takes and gives; it is empty for TorchServe's handlers.
     """
 
     worker_id: str

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -41,13 +41,21 @@ def spawn(
     """Starts a child that dies with this process and leads its own session.
 
     The kernel sends the signal when the *thread* that forked ends, not the process, so only the
-    main thread may call this. `env` is the child's whole environment; the other arguments are those
-    of `subprocess.Popen`.
+    main thread may call this. `env` is the child's whole environment.
 
     Raises:
         RuntimeError: called from another thread than the main one.
         OSError: the program cannot be started.
     """
+    parent_pid = os.getpid()
+
+    def die_with_parent() -> None:
+        assert _LIBC is not None
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # If the parent died before the prctl, the signal never comes.
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("spawn() belongs to the main thread: a child dies with its thread")
     try:
@@ -61,7 +69,7 @@ def spawn(
             cwd=cwd,
             start_new_session=True,
             # Safe although other threads may exist: one prctl, two getppid, no lock, no import.
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
+            preexec_fn=die_with_parent if _LIBC is not None else None,  # noqa: PLW1509
         )
     except BlockingIOError as error:
         message = f"no process can be started: {PROCESS_LIMIT_ADVICE}"
@@ -110,17 +118,3 @@ async def exited(child: "subprocess.Popen[bytes]") -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _die_with(parent_pid: int) -> Callable[[], None] | None:
-    libc = _LIBC
-    if libc is None:
-        return None
-
-    def ask_kernel() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # If the parent died before the prctl, the signal never comes.
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
-    return ask_kernel

@@ -22,32 +22,20 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
 
     The limit that counts may be that of an outer group: of a pod, or a slice of systemd.
     """
-    for mount, group in _mounted_groups(cgroups, membership):
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 1 has a hierarchy for each controller, and a file for each number.
+        mount = cgroups / "cpu" if controllers else cgroups
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        group = mount / path.lstrip("/")
         # A container may be told the host's path; then only its own group is there, at the top.
         for folder in (group, *group.parents):
             if folder.is_relative_to(mount):
                 with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                    quota_us, period_us = _limit(folder)
+                    numbers = " ".join((folder / name).read_text() for name in names)
+                    quota_us, period_us = map(int, numbers.split())  # "max" is no number
                     if quota_us > 0:
                         yield math.ceil(quota_us / period_us)
-
-
-def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields each mounted hierarchy of cgroups that may limit CPU, with this process's group."""
-    with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                yield cgroups, cgroups / path.lstrip("/")
-            elif "cpu" in controllers.split(","):
-                yield cgroups / "cpu", cgroups / "cpu" / path.lstrip("/")
-
-
-def _limit(folder: Path) -> tuple[int, int]:
-    """Returns a group's microseconds of CPU time per so many of wall-clock time, or raises."""
-    if (both := folder / "cpu.max").exists():
-        quota_us, period_us = both.read_text().split()  # "max" is no number
-        return int(quota_us), int(period_us)
-    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    quota, period = ((folder / name).read_text() for name in names)
-    return int(quota), int(period)

@@ -13,8 +13,6 @@ from batching.process.child_process import PROCESS_LIMIT_ADVICE
 T = TypeVar("T")
 Outcome = concurrent.futures.Future[Any]
 
-_NO_THREAD = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
-
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
     """Returns what `work` returns or raises in a thread of its own.
@@ -34,10 +32,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
 
 class DaemonThread:
-    """Runs blocking work in one thread, in order.
-
-    Started early, it works even when the system refuses to start further threads.
-    """
+    """Runs blocking work in one thread, in order; does so even where no other can be started."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Outcome] | None]
@@ -48,7 +43,8 @@ class DaemonThread:
         try:
             threading.Thread(target=self._work_on, name="blocking work", daemon=True).start()
         except RuntimeError as error:
-            raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
+            message = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
+            raise NoThread(message, retry_after_s=1.0) from error
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Has the work done after earlier work, even if its caller is cancelled."""

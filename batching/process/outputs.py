@@ -10,7 +10,6 @@ import functools
 import io
 import logging
 import os
-import re
 import select
 import selectors
 import sys
@@ -31,11 +30,7 @@ _END_S = 0.5
 _CHUNK_BYTES = 64 * 1024
 # Lines that come one by one are read and written together: a thread costs most where it wakes.
 _GATHER_S = 0.002
-# Longer lines are cut; those that have not ended are passed on after a while.
-MOST_LINE_BYTES = 32 * 1024
-UNFINISHED_S = 1.0
-_END_OF_LINE = re.compile(rb"\r\n|\n|\r")
-_REST_OF_END = re.compile(rb"\n")
+MOST_LINE_BYTES = 32 * 1024  # longer lines are cut
 
 _outlets: dict[int, "Outlet"] = {}
 
@@ -59,7 +54,7 @@ def outlet(fd: int) -> "Outlet":
 
 
 def dropped_lines() -> int:
-    return sum(one.dropped for one in _outlets.values())
+    return sum(it.dropped for it in _outlets.values())
 
 
 class Outlet(io.RawIOBase):
@@ -67,12 +62,11 @@ class Outlet(io.RawIOBase):
 
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self.dropped = 0
-        self._reported = 0
+        self.dropped = self._reported = 0
         self._fd = fd
         self._pieces: deque[bytes] = deque()
         self._size = 0
-        self._is_stuck = self._is_cut = False
+        self._is_stuck = False
         # Its holder may take the lock once more: a signal handler may log.
         self._changed = threading.Condition()
         threading.Thread(target=self._empty, name=f"output {fd}", daemon=True).start()
@@ -86,20 +80,9 @@ class Outlet(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
-        """Takes the text, or drops it if there is no room. Never blocks or raises."""
-        return self._put(bytes(data), 0.0)
-
-    def write_line(self, line: bytes) -> None:
-        """Takes a line, for whose room it waits a moment, but not time and again."""
-        self._put(line + b"\n", _PATIENCE_S)
-
-    def drain(self) -> None:
-        """Waits until all is written; not for an output that takes nothing."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._size, _END_S)
-
-    def _put(self, piece: bytes, patience_s: float) -> int:
+    def write(self, data: Any, patience_s: float = 0.0) -> int:
+        """Takes the text, or drops it if no room comes in time. Never raises."""
+        piece = bytes(data)
         most = _MOST_BYTES - len(piece)
         with self._changed:
             if self._size > most and patience_s and not self._is_stuck:
@@ -114,6 +97,15 @@ class Outlet(io.RawIOBase):
                 self._changed.notify_all()
         return len(piece)
 
+    def write_line(self, line: bytes) -> None:
+        """Takes a line, for whose room it waits a moment, but not time and again."""
+        self.write(line + b"\n", _PATIENCE_S)
+
+    def drain(self) -> None:
+        """Waits until all is written; not for an output that takes nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._size, _END_S)
+
     def _empty(self) -> None:
         while True:
             if not self._pieces:
@@ -125,31 +117,28 @@ class Outlet(io.RawIOBase):
                 # Other processes write to the same pipe, and what is longer may be torn there.
                 while self._pieces and len(piece) + len(self._pieces[0]) <= select.PIPE_BUF:
                     piece += self._pieces.popleft()
-            self._write(piece)
+            lost = self._lost_of(piece)
             with self._changed:
+                self.dropped += lost
                 self._size -= len(piece)
                 self._is_stuck = self._is_stuck and self._size > 0
                 self._changed.notify_all()
+            if not lost and self.dropped > self._reported:
+                count, self._reported = self.dropped - self._reported, self.dropped
+                log.warning("output dropped lines=%d fd=%d", count, self._fd)
 
-    def _write(self, piece: bytes) -> None:
-        rest = b"\n" + piece if self._is_cut else piece
-        try:
-            while rest:
-                try:
-                    rest = rest[os.write(self._fd, rest) :]
-                except BlockingIOError:  # made so by another process that has it, too
-                    poller = select.poll()
-                    poller.register(self._fd, select.POLLOUT)
-                    poller.poll()
-        except OSError:
-            self._is_cut = self._is_cut or len(rest) < len(piece)
-            with self._changed:
-                self.dropped += _lines_in(rest[-len(piece) :])
-            return
-        self._is_cut = False
-        if count := self.dropped - self._reported:
-            self._reported += count
-            log.warning("output dropped lines=%d fd=%d", count, self._fd)
+    def _lost_of(self, piece: bytes) -> int:
+        """Writes the piece; returns how many of its lines the output has not taken."""
+        while piece:
+            try:
+                piece = piece[os.write(self._fd, piece) :]
+            except BlockingIOError:  # made so by another process that has it, too
+                poller = select.poll()
+                poller.register(self._fd, select.POLLOUT)
+                poller.poll()
+            except OSError:
+                return _lines_in(piece)
+        return 0
 
 
 def _lines_in(piece: bytes) -> int:
@@ -182,19 +171,14 @@ class _Reader:
         return lines.ended
 
     def _read(self) -> None:
-        unfinished: set[_Lines] = set()
         while True:
             time.sleep(_GATHER_S)
-            for key, _ in self._selector.select(UNFINISHED_S if unfinished else None):
-                if chunk := os.read(key.fd, _CHUNK_BYTES):
-                    key.data.add(chunk)
-                    unfinished.add(key.data)
-                else:
+            for key, _ in self._selector.select():
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                if not chunk:
                     self._selector.unregister(key.fileobj)
                     key.fileobj.close()  # type: ignore[union-attr]
-                    key.data.end()
-            now_s = time.monotonic()
-            unfinished = {lines for lines in unfinished if not lines.is_whole(now_s)}
+                key.data.add(chunk)
 
 
 class _Lines:
@@ -202,43 +186,21 @@ class _Lines:
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
         self._take = take
-        self._rest = bytearray()
-        self._since_s = 0.0
-        # The end of a line that is passed on already.
-        self._late_end: re.Pattern[bytes] | None = None
+        self._rest = ""
+        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # nobody can cancel it
 
     def add(self, chunk: bytes) -> None:
-        if self._late_end is not None and (end := self._late_end.match(chunk)):
-            chunk = chunk[end.end() :]
-        self._late_end = _REST_OF_END if chunk.endswith(b"\r") else None
-        *whole, rest = _END_OF_LINE.split(chunk)
-        for line in whole:
-            self._pass_on(self._rest + line)
-            self._rest.clear()
-        if not self._rest:
-            self._since_s = time.monotonic()
-        self._rest += rest
-        if len(self._rest) > MOST_LINE_BYTES:
-            self._pass_on_rest()
-
-    def end(self) -> None:
-        self._pass_on_rest()
-        self.ended.set_result(None)
-
-    def is_whole(self, now_s: float) -> bool:
-        """Returns whether nothing waits for its end; passes on what has waited for too long."""
-        if now_s - self._since_s >= UNFINISHED_S:
-            self._pass_on_rest()
-        return not self._rest
-
-    def _pass_on_rest(self) -> None:
-        if self._rest:
-            self._pass_on(self._rest)
-            self._rest.clear()
-            self._late_end = _END_OF_LINE
-
-    def _pass_on(self, line: bytes | bytearray) -> None:
-        for begin in range(0, max(1, len(line)), MOST_LINE_BYTES):
-            self._take(bytes(line[begin : begin + MOST_LINE_BYTES]))
+        """Passes on the lines that this completes; an empty chunk is the end."""
+        # Latin-1 has a character for each byte.
+        text = self._newlines.decode(chunk.decode("latin-1"), final=not chunk)
+        *lines, self._rest = (self._rest + text).split("\n")
+        if self._rest and (not chunk or len(self._rest) > MOST_LINE_BYTES):
+            lines.append(self._rest)
+            self._rest = ""
+        for line in lines:
+            for begin in range(0, max(1, len(line)), MOST_LINE_BYTES):
+                self._take(line[begin : begin + MOST_LINE_BYTES].encode("latin-1"))
+        if not chunk:
+            self.ended.set_result(None)

@@ -77,9 +77,10 @@ def ends_with_terminal() -> bool:
 
 
 class StopSignals:
-    """Counts signals that come together as one request to stop."""
+    """Counts requests to stop; signals that come together are one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
         self._clock = clock
         self._request_ends_s = float("-inf")
 
@@ -88,6 +89,7 @@ class StopSignals:
         if now_s < self._request_ends_s:
             return False
         self._request_ends_s = now_s + REPEAT_WINDOW_S
+        self.count += 1
         return True
 
 
@@ -102,7 +104,6 @@ class StopEvents:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._signals = StopSignals(clock)
-        self._requests = 0
 
     def listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,9 +113,7 @@ class StopEvents:
             loop.add_signal_handler(signal.SIGHUP, self.stop.set)
 
     def _on_signal(self) -> None:
-        if not self._signals.is_new_request():
-            return
-        self._requests += 1
-        self.stop.set()
-        if self._requests > 1:
-            self.hurry.set()
+        if self._signals.is_new_request():
+            self.stop.set()
+            if self._signals.count > 1:
+                self.hurry.set()

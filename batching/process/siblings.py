@@ -66,11 +66,10 @@ class Siblings:
         """Returns the siblings that have acted, after half a second at most. Blocks."""
         ends_s = time.monotonic() + _ANSWERS_S
         answered = set()
-        with contextlib.ExitStack() as cleanup:
-            asked = {number: cleanup.enter_context(one) for number, one in self._connections()}
-            for connection in asked.values():
+        with self._connected() as connections:
+            for connection in connections.values():
                 connection.sendall(_QUESTION)
-            for number, connection in asked.items():
+            for number, connection in connections.items():
                 connection.settimeout(max(0.001, ends_s - time.monotonic()))
                 with contextlib.suppress(OSError):
                     if connection.recv(1) == _ANSWER:
@@ -79,21 +78,22 @@ class Siblings:
 
     async def gone(self) -> None:
         while True:
-            with contextlib.ExitStack() as cleanup:
-                if not [cleanup.enter_context(one) for _, one in self._connections()]:
+            with self._connected() as connections:
+                if not connections:
                     return
             await asyncio.sleep(_LOOK_S)
 
-    def _connections(self) -> Iterator[tuple[int, socket.socket]]:
-        for number in self.others:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(_ANSWERS_S)
-            try:
-                connection.connect(str(self._socket_path(number)))
-            except OSError:
-                connection.close()
-            else:
-                yield number, connection
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[dict[int, socket.socket]]:
+        connections = {}
+        with contextlib.ExitStack() as cleanup:
+            for number in self.others:
+                connection = cleanup.enter_context(socket.socket(socket.AF_UNIX))
+                connection.settimeout(_ANSWERS_S)
+                with contextlib.suppress(OSError):
+                    connection.connect(str(self._socket_path(number)))
+                    connections[number] = connection
+            yield connections
 
     def _socket_path(self, number: int) -> Path:
         return self.folder / f"{number}.sock"

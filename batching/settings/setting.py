@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from batching.models.parameters import MAX_INTEGER
+from batching.models.spec import MAX_INTEGER
 
 _UNITS = {"s": "seconds", "bytes": "bytes"}
 # Names of types in messages.

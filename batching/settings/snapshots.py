@@ -53,13 +53,9 @@ def newest_snapshot(
 ) -> Path | None:
     """Returns the snapshot in the folder that was written last; None when there is none.
 
-    Each server has one; TorchServe has left many.
-
-    Args:
-        folder: where to look.
-        is_own: whether a snapshot with these properties counts. Two servers in one folder must not
-            restore each other's models.
-        report: told of each newer one that cannot be read.
+    Each server has one; TorchServe has left many. `is_own`: whether one with these properties
+    counts, as two servers in one folder must not restore each other's models. `report` is told of
+    each newer one that cannot be read.
     """
     try:
         paths = sorted(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns)
@@ -78,11 +74,7 @@ def newest_snapshot(
 
 
 def write_snapshot(folder: Path, settings: Settings, models: Mapping[str, ModelEntry]) -> Path:
-    """Writes this server's snapshot in the place of its last one; returns its path.
-
-    Raises:
-        OSError: it cannot be written. The last one stays.
-    """
+    """Writes this server's snapshot in the place of its last one, which stays at an OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{server_name(settings)}-snapshot.cfg"
     saved = saved_models(models)
@@ -116,11 +108,7 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
-    """Returns the versions that the snapshot holds.
-
-    Raises:
-        SettingsError: the file cannot be read, or is not a snapshot.
-    """
+    """Returns the versions in the snapshot; a SettingsError says why it cannot be read."""
     return _versions_in(path, read_properties(path))
 
 

@@ -16,9 +16,11 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 
+from redis.exceptions import OutOfMemoryError
+
 from batching import errors
-from batching.estimate import DrainRate
 from batching.models.spec import VersionKey
+from batching.policy import DrainRate
 from batching.protocol import NO_WIRE, ProtocolError, fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
@@ -27,15 +29,24 @@ from batching.store.ingress_queue import (
     CancelCode,
     IngressQueue,
     Patience,
+    Submission,
     SubmitCode,
+    refusal,
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
-from batching.store.redis_errors import AWAY, REFUSED, OutageLog, queue_lost
-from batching.store.submitter import refusal, submit, take_some
+from batching.store.redis_errors import (
+    AWAY,
+    REFUSED,
+    OutageLog,
+    memory_full,
+    queue_lost,
+    store_unavailable,
+)
 
 log = logging.getLogger(__name__)
 
+SUBMIT_AT_ONCE = 256
 MOST_IN_LOG = 8
 CANCEL_AT_ONCE = 256
 # No claim gets a request that was given up 0.3 s before, after an outage either.
@@ -46,6 +57,19 @@ LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 _Body = Callable[[], Coroutine[None, None, None]]
 _Leaving = tuple[str, float, PendingRequest | None, Exception | None]
+
+
+def take_some(pending: list[PendingRequest], most_bytes: int) -> list[PendingRequest]:
+    """Takes as many from the front as one submit may bring; returns those that still wait."""
+    count = size_bytes = 0
+    for request in pending[:SUBMIT_AT_ONCE]:
+        size_bytes += len(request.wire.head) + len(request.wire.body)
+        if count and size_bytes > most_bytes:
+            break
+        count += 1
+    taken = pending[:count]
+    del pending[:count]
+    return [request for request in taken if not request.is_over]
 
 
 class Channel:
@@ -127,8 +151,13 @@ class Channel:
         if not are_all_going:
             for body, task in self._loops.items():
                 if task is None or task.done():
-                    going = keep_going(body, "model={} version={}".format(*self._key))
-                    self._loops[body] = self._loop.create_task(going)
+                    self._loops[body] = self._loop.create_task(self._run(body))
+
+    async def _run(self, body: _Body) -> None:
+        try:
+            await body()
+        except Exception as error:
+            await keep_going(body, "model={} version={}".format(*self._key), failure=error)
 
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
@@ -147,7 +176,7 @@ class Channel:
             if not requests:
                 continue
             try:
-                codes = await submit(self._queue, requests, self._moved_at, self._patience)
+                codes = await self._submit(requests)
             except Exception as error:
                 self._give_up(requests, error)
                 if not isinstance(error, errors.ServeError):
@@ -157,6 +186,58 @@ class Channel:
             self._moved_at = self._loop.time()
             for request, code in zip(requests, codes, strict=True):
                 self._admit(request, code)
+
+    async def _submit(self, requests: Sequence[PendingRequest]) -> list[SubmitCode]:
+        """Returns what became of each request; repeats the call under the same ids.
+
+        A request's patience counts from the last submit that succeeded if it came before that: a
+        queue of slow bodies is no outage.
+
+        Raises:
+            QueueMemoryFull, StoreUnavailable: it was given up. Redis may have heard some of it, or
+                may hear it late; that is to be taken back.
+        """
+        patience, now = self._patience, self._loop.time
+        cause: Exception | None = None
+        begin = max(self._moved_at, min([request.entered_at for request in requests]))
+        end = max(now() + 2 * patience.retry_s, begin + patience.submit_s)
+        bodies_s = sum([len(request.wire.body) for request in requests]) / patience.bytes_per_s
+        try:
+            async with asyncio.timeout_at(end + bodies_s) as limit:
+                while True:
+                    try:
+                        return await self._submit_waiting(requests)
+                    except OutOfMemoryError as error:
+                        raise memory_full() from error
+                    except AWAY as error:
+                        cause = error
+                        if limit.expired():
+                            # An error that came at the same moment may win over the cancellation
+                            # (asyncio.wait_for before Python 3.12).
+                            raise TimeoutError from error
+                        limit.reschedule(end)  # a body whose submit failed is not on its way
+                        await asyncio.sleep(patience.retry_s)
+        except TimeoutError:
+            raise store_unavailable(cause) from cause
+
+    async def _submit_waiting(self, requests: Sequence[PendingRequest]) -> list[SubmitCode]:
+        # Others were answered meanwhile, or have left: an earlier try has queued them.
+        now = self._loop.time()
+        submissions = [
+            Submission(
+                request.request_id,
+                max(1, int((request.deadline - now) * 1000)),
+                request.wire,
+                None if request.is_resubmitted else int((now - request.entered_at) * 1e6),
+            )
+            for request in requests
+            if not request.is_over
+        ]
+        codes = await self._queue.submit(submissions) if submissions else []
+        if len(codes) == len(requests):
+            return codes
+        code_of = {item.request_id: code for item, code in zip(submissions, codes, strict=True)}
+        return [code_of.get(request.request_id, SubmitCode.KNOWN) for request in requests]
 
     def _give_up(self, requests: Sequence[PendingRequest], error: Exception) -> None:
         """Tells the clients at once; no request is run later, and none leaves a body behind."""
@@ -262,9 +343,9 @@ class Channel:
                     self._background.start(self._fetch_large())
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
-                text = "The worker's answer cannot be read."
+                unreadable = errors.InternalError("The worker's answer cannot be read.")
                 del self._waiting[request_id]
-                request.resolve(error_reply(errors.InternalError(text)))
+                request.resolve(error_reply(unreadable))
         self._used_at = self._loop.time()
         self._drain_rate.count(self._used_at, len(delivered))
         return delivered
@@ -436,7 +517,9 @@ class Channel:
                 self._look_for_chunks(request)
             elif code is AuditCode.ABANDONED:
                 self._cancel(request, queue_error("unregistered"))
-        pairs = [f"{old_id}:{one.request_id}" for old_id, one in lost if self._resubmit(one)]
+        pairs = [
+            f"{old_id}:{request.request_id}" for old_id, request in lost if self._resubmit(request)
+        ]
         if pairs:
             self.resubmitted += len(pairs)
             log.warning(

@@ -10,9 +10,10 @@ statistics: a sixth of what a request cost the ingress.
 """
 
 import asyncio
+import contextlib
 import functools
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -28,7 +29,7 @@ from batching.store.scripts import loader as scripts
 
 Client = redis.Redis
 AsyncClient = redis.asyncio.Redis
-Command = tuple[str | int | float | bytes, ...]
+Command = scripts.Command
 Buffer = bytes | bytearray | memoryview
 
 # A host that is cut off sends no goodbye, and its callers would wait for minutes. Here a connection
@@ -97,16 +98,6 @@ def packed_set(name: str, wire: Wire, ttl_ms: int) -> tuple[bytes, Buffer, bytes
     return head, wire.body, b"%b\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (wire.tail, len(ttl), ttl)
 
 
-def joined(sets: Sequence[tuple[bytes, Buffer, bytes]]) -> Iterator[Buffer]:
-    """Yields packed SETs in as few pieces as there can be without a copy of the bodies."""
-    before = b""
-    for head, body, tail in sets:
-        yield before + head
-        yield body
-        before = tail
-    yield before
-
-
 class StringReader:
     """Reads a list of strings from a socket, each straight into the bytearray that is returned."""
 
@@ -158,11 +149,11 @@ def _not_closed(received: Any) -> Any:
 class StringParser(DefaultParser):  # type: ignore[misc, valid-type]
     """redis-py's parser, which hands undecoded strings out as `StringReader` reads them.
 
-    Our clients decode nothing, so `disable_decoding` means nothing else on their connections.
+    Our clients decode nothing, so `disable_decoding` means nothing else on their connections: the
+    next answer is a list of strings, or an error.
     """
 
     def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
-        """Returns the next answer; with `disable_decoding` it is a list of strings, or an error."""
         if disable_decoding:
             begin = _not_closed(self._sock.recv(AHEAD_BYTES))
             if begin.startswith(b"*"):
@@ -181,22 +172,17 @@ PARSER = _noticing_the_wrong_server(StringParser)
 ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
 
 
-def _raise_first(answers: list[Any]) -> list[Any]:
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
 class HeldConnection:
     """A connection of one thread's own. One call at a time.
 
-    Its calls raise redis' own errors and OSErrors. The commands may then have been carried out.
+    Its calls raise redis' own errors and OSErrors. The commands may then have been carried out. A
+    script that the server forgot is sent again.
     """
 
     def __init__(self, client: Client) -> None:
         self._pool = client.connection_pool
         self._connection: Any = None
+        self.is_interrupted = False
 
     def exchange(self, buffers: Sequence[Buffer], count: int, **options: bool) -> list[Any]:
         """Returns the answers to so many packed commands, ResponseErrors among them.
@@ -212,6 +198,8 @@ class HeldConnection:
         drop_if_lost(connection)
 
         def exchange() -> list[Any]:
+            if self.is_interrupted:
+                raise redis.ConnectionError("interrupted")
             connection.send_packed_command(buffers)
             return [_answer_or_error(connection, options) for _ in range(count)]
 
@@ -220,30 +208,28 @@ class HeldConnection:
         )
         return answers
 
+    def try_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Returns the answers, ResponseErrors among them; one round trip for all."""
+        buffers = [packed(command) for command in commands]
+        answers = self.exchange(buffers, len(buffers))
+        for n, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                _, answers[n] = self.try_all([scripts.loading(commands[n]), commands[n]])
+        return answers
+
     def call(self, command: Command) -> Any:
-        [answer] = _raise_first(self.exchange([packed(command)], 1))
-        return answer
+        [answer] = self.try_all([command])
+        return _raised(answer)
 
     def fetch(self, names: Sequence[str]) -> list[bytearray | None]:
         """Returns the strings under these names, as they were received; None for a missing one."""
-        answers = self.exchange([packed(("MGET", *names))], 1, disable_decoding=True)
-        strings: list[bytearray | None] = _raise_first(answers)[0]
-        return strings
+        [strings] = self.exchange([packed(("MGET", *names))], 1, disable_decoding=True)
+        return _raised(strings)  # type: ignore[no-any-return]
 
-    def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
-        """Returns what the script `<verb>.lua` answers."""
-        [answer] = _raise_first(self.run_all([(verb, keys, arguments)]))
-        return answer
-
-    def run_all(self, calls: Sequence[scripts.ScriptCall]) -> list[Any]:
-        """Returns what each script answers, or its ResponseError; one round trip for all."""
-        commands = [packed(scripts.command(*call)) for call in calls]
-        answers = self.exchange(commands, len(calls))
-        for n, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):
-                self.call(("SCRIPT", "LOAD", scripts.source(calls[n][0])))
-                [answers[n]] = self.exchange([commands[n]], 1)
-        return answers
+    def interrupt(self) -> None:
+        """Ends the call that waits, and each later one, by an error; safe in a signal handler."""
+        self.is_interrupted = True
+        hang_up(self._connection)
 
 
 def _answer_or_error(connection: Any, options: dict[str, bool]) -> Any:
@@ -253,6 +239,12 @@ def _answer_or_error(connection: Any, options: dict[str, bool]) -> Any:
         raise
     except ResponseError as error:
         return error
+
+
+def _raised(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def drop_if_lost(connection: Any) -> None:
@@ -266,6 +258,14 @@ def drop_if_lost(connection: Any) -> None:
         is_stale = True
     if is_stale:
         connection.disconnect()
+
+
+def hang_up(connection: Any) -> None:
+    """Ends a blocking read on this connection; safe in a signal handler."""
+    if (opened := getattr(connection, "_sock", None)) is not None:
+        with contextlib.suppress(OSError):
+            # Not its own `shutdown`, which takes a TLS session from under the read.
+            socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 class NoticesItsLoss:
@@ -353,7 +353,6 @@ class _Exchange:
                 timer.cancel()
 
     def give_up(self) -> None:
-        """Closes the connection at once."""
         self._transport.abort()
 
     def pause_writing(self) -> None:
@@ -443,8 +442,12 @@ class StringExchange(_Exchange, asyncio.BufferedProtocol):
                 self._read = len(line)
             elif line[:1] == b"$" and line != b"$-1":
                 octets = self._begin_string(int(line[1:]) + len(_LINE_END), octets)
+            elif line[:1] == b"-":
+                self._add(ASYNC_PARSER.parse_error(line[1:].decode(errors="replace")))
+            elif line == b"$-1" or line[:1] == b":":
+                self._add(int(line[1:]) if line[:1] == b":" else None)
             else:
-                self._add(_short_answer(line))
+                raise ValueError(f"an answer begins with {line!r}")
 
     def _begin_string(self, size: int, octets: bytes) -> bytes:
         """Returns what follows the string in these bytes."""
@@ -458,18 +461,8 @@ class StringExchange(_Exchange, asyncio.BufferedProtocol):
         return octets[size:]
 
 
-def _short_answer(line: bytes) -> Any:
-    if line[:1] == b"-":
-        return ASYNC_PARSER.parse_error(line[1:].decode(errors="replace"))
-    if line[:1] == b":":
-        return int(line[1:])
-    if line == b"$-1":
-        return None
-    raise ValueError(f"an answer begins with {line!r}")
-
-
 class AsyncHeldConnection:
-    """As `HeldConnection`, for one task. A connection on which a reply may come is not reused."""
+    """As `HeldConnection`, on an event loop. One on which an answer may come is not reused."""
 
     def __init__(self, client: AsyncClient, *, is_for_strings: bool = False) -> None:
         self._pool: Any = client.connection_pool
@@ -491,18 +484,13 @@ class AsyncHeldConnection:
     async def call(self, *commands: Command) -> list[Any]:
         """Returns the answers to these commands, or raises the first error among them."""
         buffers = [packed(command) for command in commands]
-        return _raise_first(await self.exchange(buffers, len(commands)))
-
-    async def run(
-        self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]
-    ) -> Any:
-        """Returns what the script `<verb>.lua` answers."""
-        command = scripts.command(verb, keys, arguments)
-        try:
-            [answer] = await self.call(command)
-        except NoScriptError:
-            _, answer = await self.call(("SCRIPT", "LOAD", scripts.source(verb)), command)
-        return answer
+        answers = await self.exchange(buffers, len(buffers))
+        for n, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                _, answers[n] = await self.call(scripts.loading(commands[n]), commands[n])
+            elif isinstance(answer, Exception):
+                raise answer
+        return answers
 
     async def close(self) -> None:
         """Closes the connection and gives it back; no call may be under way."""

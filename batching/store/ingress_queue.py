@@ -1,13 +1,14 @@
 """The ingress's calls on one version's queue: submit, receive, audit, cancel."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError
 
+from batching import errors
+from batching.models.entry import no_version
 from batching.models.spec import VersionKey
 from batching.protocol import Wire
 from batching.store.clients import BLOCK_S, at
@@ -21,12 +22,11 @@ from batching.store.held_connections import (
 )
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.records import named_request, rest_of_record
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import memory_full
 from batching.store.scripts.loader import command, ordered_keys, script
 
 RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
-PROBE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class SubmitCode(IntEnum):
     NO_WORKER = -2
     NO_MEMORY = -3
     NO_BEAT = -5
-    TOO_LARGE = -6  # for Redis, which closes the connection; never the script's
     NO_RETRY = -7  # no job that can be tried again
 
 
@@ -70,6 +69,28 @@ _REFUSED_WITH_BODY = frozenset(
     {code for code in SubmitCode if code <= 0 and code is not SubmitCode.NO_MEMORY}
 )
 _SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
+
+
+def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
+    """Returns the error for a client whose request was refused with this code.
+
+    Each reason has a text of its own; TorchServe calls all of them "no worker". `retry_after_s` is
+    when a full queue has emptied.
+    """
+    name = key.model_name
+    if code is SubmitCode.FULL:
+        return errors.QueueFull(
+            f'The queue of model "{name}" is full. Try again later, add workers, or raise '
+            "job_queue_size.",
+            retry_after_s=retry_after_s,
+        )
+    if code is SubmitCode.NO_WORKER or code is SubmitCode.NO_BEAT:
+        return errors.NoWorker(
+            f'Model "{name}" has no worker to serve inference request. Please use scale workers '
+            "API to add workers.",
+            retry_after_s=1.0,
+        )
+    return memory_full() if code is SubmitCode.NO_MEMORY else no_version(*key)
 
 
 class AuditCode(IntEnum):
@@ -111,26 +132,29 @@ class IngressQueue:
         *,
         block_s: float = BLOCK_S,
     ) -> None:
-        self._block_s = block_s
-        self._ingress_id = ingress_id
-        self._dead_after_ms = dead_after_ms
-        self._keys = keys = VersionKeys.of(key)
+        keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
-        self._done = keys.done_prefix + ingress_id
+        self._ingress_id = ingress_id
+        self._body_prefix = keys.body_prefix
+        self._reply_prefix = keys.reply_prefix
+        self._large_reply_prefix = keys.large_reply_prefix
+        self._chunk_prefix = keys.chunk_prefix
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
         self._large = AsyncHeldConnection(client, is_for_strings=True)
+        self._submit = command("submit", ordered_keys("submit", keys), [ingress_id, dead_after_ms])
+        done = keys.done_prefix + ingress_id
+        self._pop = ("BLMPOP", block_s, 1, done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
         self._cancel = script(client, "cancel")
-        self._audit = script(client, "audit")
-        self._submit_keys = ordered_keys("submit", keys)
         self._cancel_keys = ordered_keys("cancel", keys)
+        self._audit = script(client, "audit")
         self._audit_keys = ordered_keys("audit", keys)
+        self._audit_limits = (ingress_id, LEASE_TTL_MS, dead_after_ms)
 
     async def close(self) -> None:
         """Closes its own connections; no call may be under way."""
-        await self._listener.close()
-        await self._submitter.close()
-        await self._large.close()
+        for connection in (self._listener, self._submitter, self._large):
+            await connection.close()
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Submits each request, or refuses it with a code.
@@ -138,52 +162,29 @@ class IngressQueue:
         Large bodies leave in one write with the script and before it. It refuses those requests
         whose bodies found no room.
         """
-        ingress_id = self._ingress_id
-        longest_ms = max([item.ttl_ms for item in submissions])
-        arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
+        arguments: list[str | int | bytes] = [max([item.ttl_ms for item in submissions])]
         for item in submissions:
             inline = b"" if item.wire.body else item.wire.head
-            rest = rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline)
+            rest = rest_of_record(self._ingress_id, item.ttl_ms, item.age_us, inline)
             arguments += (item.request_id, rest)
+        call = (*self._submit, *arguments)
         large = [item for item in submissions if item.wire.body]
         if not large:
-            numbers = await self._submitter.run("submit", self._submit_keys, arguments)
+            [numbers] = await self._submitter.call(call)
             return [_SUBMIT_CODES[number] for number in numbers]
-        numbers = await self._submit_with_bodies(large, arguments)
+        numbers = await self._submit_with_bodies(large, call)
         codes = [_SUBMIT_CODES[number] for number in numbers]
-        refused = [
-            item
-            for item, code in zip(submissions, codes, strict=True)
-            if item.wire.body and code in _REFUSED_WITH_BODY
-        ]
+        outcomes = zip(submissions, codes, strict=True)
+        refused = [item for item, code in outcomes if item.wire.body and code in _REFUSED_WITH_BODY]
         await self._drop_bodies(refused)
         return codes
 
-    async def refuses(self, size_bytes: int) -> bool:
-        """Returns whether a value of this size is over Redis' `proto-max-bulk-len`.
-
-        Redis closes the connection on which such a value is on its way, and its reason is lost. So
-        this announces a value, and sends none of it. The setting itself is mostly not ours to read.
-        """
-        probe = AsyncHeldConnection(self._client)
-        try:
-            announced = b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % size_bytes
-            async with asyncio.timeout(PROBE_S):
-                [answer] = await probe.exchange((announced,), 1)
-        except AWAY:  # it waits for the value, or is away
-            return False
-        finally:
-            await probe.close()
-        return isinstance(answer, ResponseError) and "bulk length" in str(answer)
-
-    async def _submit_with_bodies(
-        self, large: Sequence[Submission], arguments: Sequence[str | int | bytes]
-    ) -> list[int]:
+    async def _submit_with_bodies(self, large: Sequence[Submission], call: Command) -> Any:
         buffers: list[Buffer] = []
         for item in large:
-            name = self._keys.body_prefix + item.request_id
+            name = self._body_prefix + item.request_id
             buffers += packed_set(name, item.wire, item.ttl_ms + 60_000)
-        buffers.append(packed(command("submit", self._submit_keys, arguments)))
+        buffers.append(packed(call))
         *stored, codes = await self._submitter.exchange(buffers, len(large) + 1)
         for answer in stored:
             if isinstance(answer, Exception) and not isinstance(answer, OutOfMemoryError):
@@ -195,28 +196,26 @@ class IngressQueue:
             await self._drop_bodies(fitting[-1:])
         if isinstance(codes, (NoScriptError, OutOfMemoryError)):
             try:
-                codes = await self._submitter.run("submit", self._submit_keys, arguments)
+                [codes] = await self._submitter.call(call)
             except OutOfMemoryError:
                 # Nothing was queued: bodies that no worker will read must not fill the memory.
                 await self._drop_bodies(large)
                 raise
         if isinstance(codes, Exception):
             raise codes
-        return cast("list[int]", codes)
+        return codes
 
     async def _drop_bodies(self, large: Sequence[Submission]) -> None:
-        names = [self._keys.body_prefix + item.request_id for item in large]
-        if names:
-            await self._client.unlink(*names)
+        if large:
+            await self._client.unlink(*[self._body_prefix + item.request_id for item in large])
 
     async def receive(self, delivered: Sequence[str]) -> dict[str, bytes | None]:
         """Deletes the reply keys of `delivered`; returns the values of those that have come since.
 
         Blocks up to `block_s`; empty when nothing came. One caller at a time.
         """
-        pop: Command = ("BLMPOP", self._block_s, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
         discard: list[Command] = [("UNLINK", *self._reply_keys(delivered))] if delivered else []
-        answer = (await self._listener.call(*discard, pop))[-1]
+        answer = (await self._listener.call(*discard, self._pop))[-1]
         values: dict[str, bytes | None] = {}
         for entry in answer[1] if answer else ():
             request_id = named_request(entry)
@@ -240,21 +239,23 @@ class IngressQueue:
             attempts: by request, which attempt's reply it is.
             read: those that are needed no more; they and their reply keys are deleted first.
         """
-        discard: list[Command] = []
+        commands: list[Command] = [("GET", name) for name in self._large_replies(attempts)]
         if read:
-            discard = [("UNLINK", *self._large_replies(read), *self._reply_keys(list(read)))]
-        fetch: list[Command] = [("GET", name) for name in self._large_replies(attempts)]
-        buffers = [packed(one) for one in discard + fetch]
-        answers = await self._large.exchange(buffers, len(buffers))
-        values = [None if isinstance(one, Exception) else one for one in answers[len(discard) :]]
-        return dict(zip(attempts, values, strict=True))
+            names = [*self._large_replies(read), *self._reply_keys(list(read))]
+            commands.insert(0, ("UNLINK", *names))
+        answers = await self._large.exchange([packed(one) for one in commands], len(commands))
+        values = answers[1 if read else 0 :]
+        return {
+            request_id: None if isinstance(value, Exception) else value
+            for request_id, value in zip(attempts, values, strict=True)
+        }
 
     async def discard(self, delivered: Sequence[str]) -> None:
         await self._client.unlink(*self._reply_keys(delivered))
 
     async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
         """Deletes the first `taken` pieces of an answer; returns the oldest of the others."""
-        name = self._keys.chunk_prefix + request_id
+        name = self._chunk_prefix + request_id
         async with self._client.pipeline(transaction=False) as pipe:
             if taken:
                 pipe.ltrim(name, taken, -1)
@@ -262,7 +263,7 @@ class IngressQueue:
             return (await pipe.execute())[-1]  # type: ignore[no-any-return]
 
     async def discard_chunks(self, request_id: str) -> None:
-        await self._client.unlink(self._keys.chunk_prefix + request_id)
+        await self._client.unlink(self._chunk_prefix + request_id)
 
     async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
         """Takes these requests out of the queue, unless they have been answered already."""
@@ -270,13 +271,13 @@ class IngressQueue:
 
     async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
         """Tells Redis that this ingress is alive; returns where these requests are."""
-        arguments = [self._ingress_id, LEASE_TTL_MS, self._dead_after_ms, *request_ids]
-        return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
+        codes = await self._audit(self._audit_keys, [*self._audit_limits, *request_ids])
+        return [AuditCode(code) for code in codes]
 
     def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
-        prefix = self._keys.large_reply_prefix
+        prefix = self._large_reply_prefix
         return [f"{prefix}{request_id}:{attempt}" for request_id, attempt in attempts.items()]
 
     def _reply_keys(self, request_ids: Sequence[str]) -> list[str]:
-        prefix = self._keys.reply_prefix
+        prefix = self._reply_prefix
         return [prefix + request_id for request_id in request_ids]

@@ -2,16 +2,16 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redis.exceptions import ResponseError
 
 from batching.metrics import Measurement, MetricKind, Series
 from batching.models.spec import VersionKey
 from batching.store.clients import at
-from batching.store.held_connections import Client
+from batching.store.held_connections import Client, Command
 from batching.store.keys import VersionKeys
-from batching.store.scripts.loader import ScriptCall, ordered_keys, script, source
+from batching.store.scripts.loader import command, ordered_keys, script, source
 
 log = logging.getLogger(__name__)
 
@@ -44,23 +44,16 @@ class HandlerMeasurements:
         Raises redis' own errors, but for those of the script.
         """
         answers: list[int | ResponseError] = []
-        for _, keys, arguments in self.calls(measurements):
+        for arguments in _arguments(measurements):
             try:
-                answers.append(self._record(keys=keys, args=arguments))
+                answers.append(self._record(keys=self._keys, args=arguments))
             except ResponseError as error:
                 answers.append(error)
         return self.note(answers)
 
-    def calls(self, measurements: Sequence[Measurement]) -> list[ScriptCall]:
+    def calls(self, measurements: Sequence[Measurement]) -> list[Command]:
         """Returns what `record` runs, for a caller that sends it along with other calls."""
-        calls: list[ScriptCall] = []
-        for start in range(0, len(measurements), RECORD_AT_ONCE):
-            arguments: list[str | float] = [MAX_FIELDS]
-            for one in measurements[start : start + RECORD_AT_ONCE]:
-                operation = "set" if one.series.kind is MetricKind.GAUGE else "add"
-                arguments += (operation, one.series.to_field(), one.value)
-            calls.append(("record", self._keys, arguments))
-        return calls
+        return [command("record", self._keys, some) for some in _arguments(measurements)]
 
     def note(self, answers: Sequence[int | ResponseError]) -> int:
         """Logs what the script did not take; returns how many were dropped."""
@@ -76,11 +69,20 @@ class HandlerMeasurements:
         return dropped
 
 
+def _arguments(measurements: Sequence[Measurement]) -> Iterator[list[str | float]]:
+    for start in range(0, len(measurements), RECORD_AT_ONCE):
+        arguments: list[str | float] = [MAX_FIELDS]
+        for measured in measurements[start : start + RECORD_AT_ONCE]:
+            operation = "set" if measured.series.kind is MetricKind.GAUGE else "add"
+            arguments += (operation, measured.series.to_field(), measured.value)
+        yield arguments
+
+
 def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
     """Returns all series of the version and their values; raises redis' own errors."""
-    found: dict[Series, float] = {}
+    values: dict[Series, float] = {}
     names = VersionKeys.of(key)
     for field, value in at(client, names.tag).hgetall(names.metrics).items():
         with contextlib.suppress(ValueError):  # Redis is a socket that others may write to
-            found[Series.from_field(field)] = float(value)
-    return found
+            values[Series.from_field(field)] = float(value)
+    return values

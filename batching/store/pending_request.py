@@ -24,9 +24,8 @@ class ClientLeft(Exception):
 class PendingRequest(ABC):
     """A request that gets one call of `on_reply` or of `on_error`. Lives on one event loop.
 
-    Subclasses say what these do. `entered_at` and `deadline` are the event loop's time, 0 until the
-    request is submitted. One that Redis lost is submitted again, under another id and with its old
-    deadline.
+    `entered_at` and `deadline` are the event loop's time, 0 until the request is submitted. One
+    that Redis lost is submitted again, under another id and with its old deadline.
     """
 
     # What holds for most is the class's until it changes.
@@ -71,10 +70,10 @@ class PendingRequest(ABC):
         """Ends the request with this error, unless it has an outcome already."""
         if not self.is_over:
             self.is_over = self.is_given_up = True
-            self.wire = NO_WIRE  # lists may hold the request for longer
+            self.wire = NO_WIRE  # as above
             try:
                 self.on_error(error)
-            except Exception:  # as above
+            except Exception:
                 log.exception("error not taken request=%s", self.request_id)
 
 
@@ -83,9 +82,8 @@ class AwaitedRequest(PendingRequest):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
-        self._outcome: asyncio.Future[Reply | ReplyStream] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._outcome: asyncio.Future[Reply | ReplyStream]
+        self._outcome = asyncio.get_running_loop().create_future()
 
     def on_reply(self, reply: "Reply | ReplyStream") -> None:
         if not self._outcome.done():
@@ -192,7 +190,8 @@ class ReplyStream(PendingRequest):
 
     async def _read(self) -> bool:
         """Reads the next pieces; returns whether there were any."""
-        end = asyncio.get_running_loop().time() + self._patience.read_s
+        now = asyncio.get_running_loop().time
+        end = now() + self._patience.read_s
         while True:
             try:
                 wires = await self._queue.read_chunks(self.request_id, self._taken)
@@ -200,7 +199,7 @@ class ReplyStream(PendingRequest):
             except AWAY as error:
                 # The list may have been cut or not: a piece that comes again has a number.
                 self._taken = 0
-                if asyncio.get_running_loop().time() > end:
+                if now() > end:
                     raise store_unavailable(error) from error
                 await asyncio.sleep(self._patience.retry_s)
         self._taken = len(wires)

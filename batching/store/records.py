@@ -44,6 +44,25 @@ T = TypeVar("T")
 # Parsing raises these at text that is not ours, or of a later version.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
+# Reason -> the error, and its text.
+_QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
+    "deadline_exceeded": (
+        errors.DeadlineExceeded,
+        "The request's deadline passed before a worker could take it.",
+    ),
+    "worker_crashed": (errors.WorkerDied, "Worker died."),
+    "out_of_resources": (errors.OutOfResources, "Worker died."),
+    "no_worker": (
+        errors.NoWorker,
+        "The model has no worker left to serve this request. Please use scale workers API to add "
+        "workers.",
+    ),
+    "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
+}
+_OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
+
+_ID = re.compile(rb"[\w-]*")
+
 
 def ids_of(members: Iterable[Any]) -> list[str]:
     """Returns the members of a set of beats that can be names of nodes or workers."""
@@ -62,22 +81,19 @@ class RecordReader(Generic[T]):
         self, records: Mapping[Any, Any], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
         """Returns the records by name; takes an unreadable one from `former`, or leaves it out."""
-        found: dict[str, T] = {}
-        for name, text in records.items():
+        readable: dict[str, T] = {}
+        for name, record in records.items():
             try:
-                found[name.decode()] = self._parse(text)
+                readable[name.decode()] = self._parse(record)
             except UNREADABLE as error:
-                self._tell(name, text, error)
+                if self._told.get(name) != record:
+                    self._told[name] = record
+                    shown = name.decode(errors="backslashreplace")
+                    log.error("unreadable record %s=%s: %r", self._kind, shown, error)
                 known_as = name.decode(errors="replace")
                 if former is not None and known_as in former:
-                    found[known_as] = former[known_as]
-        return found
-
-    def _tell(self, name: bytes, text: bytes, error: Exception) -> None:
-        if self._told.get(name) != text:
-            self._told[name] = text
-            told_as = name.decode(errors="backslashreplace")
-            log.error("unreadable record %s=%s: %r", self._kind, told_as, error)
+                    readable[known_as] = former[known_as]
+        return readable
 
 
 class OpenRecord(Struct, frozen=True, gc=False):
@@ -105,26 +121,6 @@ def read_record(record: bytes) -> OpenRecord:
     return OpenRecord(int(attempts), int(queued_us), age, ingress, wire)
 
 
-_ID = re.compile(rb"[\w-]*")
-
-# Reason -> the error, and its text.
-_QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
-    "deadline_exceeded": (
-        errors.DeadlineExceeded,
-        "The request's deadline passed before a worker could take it.",
-    ),
-    "worker_crashed": (errors.WorkerDied, "Worker died."),
-    "out_of_resources": (errors.OutOfResources, "Worker died."),
-    "no_worker": (
-        errors.NoWorker,
-        "The model has no worker left to serve this request. Please use scale workers API to add "
-        "workers.",
-    ),
-    "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
-}
-_OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
-
-
 class LargeReply(Exception):
     """Says that the reply has a key of its own."""
 
@@ -136,8 +132,8 @@ class LargeReply(Exception):
 def named_request(entry: bytes) -> str:
     """Returns the id at the start of an entry of the replies list; of garbage, any text."""
     # No character of an id can follow it: msgpack begins with a byte beyond ASCII.
-    found = _ID.match(entry)
-    return found[0].decode() if found else ""
+    match = _ID.match(entry)
+    return match[0].decode() if match else ""
 
 
 def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:

@@ -47,19 +47,15 @@ def queue_lost() -> errors.ServeError:
 def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
     """Returns the error for a call that Redis did not answer, or refused."""
     if isinstance(cause, OutOfMemoryError):
-        return errors.StoreFull(
-            "The request store is at its maxmemory. Raise it, or try again later.",
-            retry_after_s=1.0,
-        )
+        text = "The request store is at its maxmemory. Raise it, or try again later."
+        return errors.StoreFull(text, retry_after_s=1.0)
+    text = "The request store does not answer. Try again shortly."
     if isinstance(cause, (*REFUSALS, *UNWELCOME)):
-        return errors.StoreUnavailable(
+        text = (
             "The request store refuses what it is asked; the server's log says why. Try again "
-            "later.",
-            retry_after_s=1.0,
+            "later."
         )
-    return errors.StoreUnavailable(
-        "The request store does not answer. Try again shortly.", retry_after_s=1.0
-    )
+    return errors.StoreUnavailable(text, retry_after_s=1.0)
 
 
 @contextlib.contextmanager
@@ -102,15 +98,14 @@ class OutageLog:
         # A refusal comes wrapped: in our own error for clients, in redis-py's for connections.
         while isinstance(error.__cause__, Exception):
             error = error.__cause__
+        event = "Redis refuses" if isinstance(error, REFUSALS) else "Redis does not answer"
+        if isinstance(error, UNWELCOME):
+            event = "Redis refuses this user or password"
         if isinstance(error, FORBIDDEN):
             # A call that this user may not make fails while all others succeed.
             self._failing[verb] = now_s + AGAIN_S
         else:
             self._failing[verb] = self._failed_at_s = now_s
-        if isinstance(error, UNWELCOME):
-            event = "Redis refuses this user or password"
-        else:
-            event = "Redis refuses" if isinstance(error, REFUSALS) else "Redis does not answer"
         # A server that comes back with another password is news.
         if now_s < self._silent_until_s.get(event, now_s):
             return
@@ -128,9 +123,7 @@ class OutageLog:
     def over(self, verb: str, *, is_for_all: bool = False) -> None:
         """Notes that this call has succeeded; the outage is over when no verb fails any more.
 
-        Args:
-            verb: as `note` was told.
-            is_for_all: a Redis that answers this call answers all others as well.
+        With `is_for_all`, a Redis that answers this call answers all others as well.
         """
         if not self._failing:
             return
@@ -140,8 +133,7 @@ class OutageLog:
             if failing == verb or (is_for_all and end_s <= now_s):
                 self._failing.pop(failing, None)
         if self._is_said and not self._failing:
-            self._log.warning(
-                "Redis answers again redis=%s away_s=%.1f", self._where, now_s - self._since_s
-            )
+            away_s = now_s - self._since_s
+            self._log.warning("Redis answers again redis=%s away_s=%.1f", self._where, away_s)
             self._silent_until_s = dict.fromkeys(self._silent_until_s, now_s + AGAIN_S)
             self._is_said = False

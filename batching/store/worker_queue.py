@@ -23,15 +23,21 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
-from batching.store.clients import at
-from batching.store.held_connections import Client, HeldConnection, joined, packed_set
+from batching.store.clients import BLOCK_S, at
+from batching.store.held_connections import (
+    Buffer,
+    Client,
+    HeldConnection,
+    drop_if_lost,
+    hang_up,
+    packed_set,
+)
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.measurements import HandlerMeasurements
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.records import read_record
 from batching.store.redis_errors import AWAY
-from batching.store.scripts.loader import ordered_keys, script
-from batching.store.waits import ParkedPop, Wakeups
+from batching.store.scripts.loader import command, ordered_keys, script
 
 log = logging.getLogger(__name__)
 
@@ -75,34 +81,40 @@ class WorkerQueue:
 
     def __init__(self, client: Client, key: VersionKey, worker_id: str, dead_after_ms: int) -> None:
         self._worker_id = worker_id
-        self._dead_after_ms = dead_after_ms
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
         self.measurements = HandlerMeasurements(client, key)
+        self._idle = HeldConnection(client)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
-        self._wakeups = Wakeups(client, keys.wakeups)
         self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
-        self._claim_keys = ordered_keys("claim", keys, lease=lease)
-        self._reply_keys = ordered_keys("reply", keys, lease=lease)
+        self._claim = command("claim", ordered_keys("claim", keys, lease=lease), [worker_id])
+        self._claim_limits = (dead_after_ms, LEASE_TTL_MS, REPLY_TTL_MS, JOB_PATIENCE_US)
+        self._reply = command(
+            "reply", ordered_keys("reply", keys, lease=lease), [worker_id, REPLY_TTL_MS]
+        )
         self._chunk_keys = ordered_keys("chunk", keys, lease=lease)
         self._progress_keys = ordered_keys("progress", keys, lease=lease)
-        self._recover_keys = reclaim_keys(key, worker_id)
+        self._recover = command(
+            "reclaim",
+            reclaim_keys(key, worker_id),
+            reclaim_arguments(worker_id, ReclaimMode.RECOVERED),
+        )
         self._chunk = script(client, "chunk")
         self._progress = script(client, "progress")
-        self._reclaim = script(client, "reclaim")
 
     # --- claim
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Claims up to `limit` requests, unless a partial batch may wait for more."""
+        call = (*self._claim, limit, int(patience_s * 1e6), *self._claim_limits)
         try:
-            answer = self._run_claim(limit, patience_s)
+            answer = self._connection.call(call)
         except OutOfMemoryError:
             # At maxmemory no window can be opened; taking the requests that wait frees memory.
-            answer = self._run_claim(limit, 0.0)
+            answer = self._connection.call((*self._claim, limit, 0, *self._claim_limits))
         window_end, self._window_end = self._window_end, None
         kind = answer[0]
         if kind == b"BATCH":
@@ -113,22 +125,13 @@ class WorkerQueue:
             return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
         return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
 
-    def _run_claim(self, limit: int, patience_s: float) -> Any:
-        arguments: list[str | int | bytes] = [
-            *(self._worker_id, limit, int(patience_s * 1e6), self._dead_after_ms),
-            *(LEASE_TTL_MS, REPLY_TTL_MS, JOB_PATIENCE_US),
-        ]
-        return self._connection.run("claim", self._claim_keys, arguments)
-
     def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
         """Returns what was claimed at this time of Redis' clock: ids, each with its record."""
         ids = [name.decode() for name in fields[0::2]]
         records = [read_record(record) for record in fields[1::2]]
-        wires = [record.wire for record in records]
+        requests = self._requests(ids, [record.wire for record in records])
         items, unreadable = [], []
-        for request_id, record, request in zip(
-            ids, records, self._requests(ids, wires), strict=True
-        ):
+        for request_id, record, request in zip(ids, records, requests, strict=True):
             owned = Owned(request_id, record.attempts + 1, record.ingress_id)
             if request is None:
                 unreadable.append(owned)
@@ -160,23 +163,17 @@ class WorkerQueue:
         ]
 
     def _requests(self, ids: Sequence[str], wires: Iterable[bytes | None]) -> list[Request | None]:
-        """Returns the requests; None for one that cannot be read.
+        """Returns the requests of these bytes; None for one that is gone or cannot be read.
 
-        Args:
-            ids: theirs.
-            wires: their bytes; empty for those in keys of their own, None for those that are gone.
+        Those whose bytes are empty have keys of their own.
         """
-        requests: list[Request | None] = []
-        large: list[int] = []
-        for n, (request_id, wire) in enumerate(zip(ids, wires, strict=True)):
-            if wire == b"":
-                large.append(n)
-            requests.append(None if wire == b"" else _request(request_id, wire))
-        if large:
-            names = [self._keys.body_prefix + ids[n] for n in large]
-            for n, body in zip(large, self._connection.fetch(names), strict=True):
-                requests[n] = _request(ids[n], body)
-        return requests
+        pairs = list(zip(ids, wires, strict=True))
+        names = [self._keys.body_prefix + request_id for request_id, wire in pairs if wire == b""]
+        bodies = iter(self._connection.fetch(names) if names else ())
+        return [
+            _request(request_id, next(bodies) if wire == b"" else wire)
+            for request_id, wire in pairs
+        ]
 
     def recover(self) -> int:
         """Gives back the requests of a claim whose answer was lost; returns how many.
@@ -185,10 +182,9 @@ class WorkerQueue:
         lives and does not know of them.
         """
         recovered: int = 0
-        arguments = reclaim_arguments(self._worker_id, ReclaimMode.RECOVERED)
         while True:
             # A few hundred at once, so that no call holds Redis up for long.
-            again, _, left = self._reclaim(self._recover_keys, arguments)
+            again, _, left = self._connection.call(self._recover)
             recovered += again
             if left == 0:
                 return recovered
@@ -206,19 +202,18 @@ class WorkerQueue:
         After an error, what was measured may count twice (`HandlerMeasurements`).
         """
         stored = self._store_large(items, replies)
-        arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
+        arguments: list[str | int | bytes] = []
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
             value = b"@" if name in stored else name.encode() + reply.encode()
             if item.is_of_job:
                 value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
+        call = (*self._reply, *arguments)
         if not measured:
-            codes = self._connection.run("reply", self._reply_keys, arguments)
-            return [_REPLY_CODES[code] for code in codes]
+            return [_REPLY_CODES[code] for code in self._connection.call(call)]
         # First what was measured: whoever has the answer finds it.
-        calls = [*self.measurements.calls(measured), ("reply", self._reply_keys, arguments)]
-        *recorded, codes = self._connection.run_all(calls)
+        *recorded, codes = self._connection.try_all([*self.measurements.calls(measured), call])
         if isinstance(codes, ResponseError):
             raise codes
         self.measurements.note(recorded)
@@ -227,7 +222,7 @@ class WorkerQueue:
     def _store_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> set[str]:
         """Stores the replies that are too large for a script, uncopied; returns their requests."""
         large: list[str] = []
-        sets = []
+        buffers: list[Buffer] = []
         for item, reply in zip(items, replies, strict=True):
             if len(reply.body) > INLINE_LIMIT_BYTES:
                 # With the attempt a stale worker cannot overwrite a newer answer. Tried again, a
@@ -235,12 +230,10 @@ class WorkerQueue:
                 key = f"{self._keys.large_reply_prefix}{item.request_id}:{item.attempt}"
                 key += f"-{self._worker_id}" if item.is_of_job else ""
                 wire = reply.to_wire(item.request_id.encode())
-                sets.append(packed_set(key, wire, REPLY_TTL_MS))
+                buffers += packed_set(key, wire, REPLY_TTL_MS)
                 large.append(item.request_id)
-        if not large:
-            return set()
         stored = set()
-        answers = self._connection.exchange([*joined(sets)], len(large))
+        answers = self._connection.exchange(buffers, len(large)) if large else []
         for name, answer in zip(large, answers, strict=True):
             # At maxmemory the script may store what a plain SET may not: it frees the request
             # first.
@@ -299,16 +292,81 @@ class WorkerQueue:
         return is_full
 
     def wait_for_work(self, timeout_s: float) -> bool:
-        """Blocks until there may be work; returns false after `timeout_s`, or a little later."""
-        return self._wakeups.wait(timeout_s)
+        """Blocks until there may be work; returns false after `timeout_s`, or soon after.
+
+        True, too, if it was interrupted, so that a token that came just then is passed on.
+        """
+        try:
+            return self._idle.call(("BLPOP", self._keys.wakeups, timeout_s)) is not None
+        except AWAY:
+            if not self._idle.is_interrupted:
+                raise
+            return True
 
     def interrupt(self) -> None:
         """Ends the waits for work and for a full batch; safe in a signal handler."""
-        self._wakeups.interrupt()
+        self._idle.interrupt()
         self._more.interrupt()
 
     def wake_one(self) -> None:
-        self._wakeups.wake_one()
+        """Wakes another idle worker."""
+        wakeups = self._keys.wakeups
+        self._connection.try_all([("RPUSH", wakeups, "1"), ("EXPIRE", wakeups, 60)])
+
+
+class ParkedPop:
+    """A blocking pop whose wait ends by the local clock, to the millisecond.
+
+    When the wait ends early the pop stays parked on its own connection and the next wait resumes
+    it. Only for lists with one reader: an element may arrive between two waits.
+    """
+
+    def __init__(self, client: Client, name: str, *, block_s: float = BLOCK_S) -> None:
+        self._block_s = block_s
+        self._pool: Any = client.connection_pool
+        self._name = name
+        self._connection: Any = None
+        self._is_parked = False
+        self.is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Ends the wait now, and each later one at once; safe in a signal handler."""
+        self.is_interrupted = True
+        hang_up(self._connection)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Returns true once an element was popped; false after `timeout_s` or an interruption.
+
+        Raises:
+            RedisError, OSError: an element may have been lost.
+        """
+        end = time.monotonic() + timeout_s
+        try:
+            while (left_s := end - time.monotonic()) > 0:
+                self._park()
+                if self.is_interrupted or not self._connection.can_read(timeout=left_s):
+                    return False
+                self._is_parked = False
+                if self._connection.read_response() is not None:
+                    return True
+        except BaseException as error:
+            if self._connection is not None:
+                self._connection.disconnect()
+                self._pool.release(self._connection)
+            self._connection, self._is_parked = None, False
+            if not (isinstance(error, AWAY) and self.is_interrupted):
+                raise
+        return False
+
+    def _park(self) -> None:
+        if self._is_parked:
+            return
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        else:
+            drop_if_lost(self._connection)
+        self._connection.send_command("BLPOP", self._name, self._block_s)
+        self._is_parked = True
 
 
 def _request(request_id: str, wire: bytes | bytearray | None) -> Request | None:

@@ -2,7 +2,6 @@
 
 import glob
 import importlib.metadata
-import io
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,12 +17,7 @@ from typing import Any
 import click
 
 from batching.models.spec import VERSION_PATTERN
-from ferry.serving.served_targets import (
-    CONFIG_FILE,
-    MANIFEST_NAME,
-    ServedTarget,
-    read_target,
-)
+from ferry.serving.served_targets import CONFIG_FILE, MANIFEST_NAME, ServedTarget, read_target
 
 BUILT_IN_HANDLERS = (
     "base_handler",
@@ -39,86 +32,12 @@ BUILT_IN_HANDLERS = (
 )
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+_NEEDED = ("model_name", "version", "handler")
+_NOT_WITH_TARGET = ("handler", "serialized_file", "model_file", "config_file")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The archive's name and contents."""
-
-    model_name: str
-    version: str
-    handler: str
-    runtime: str
-    serialized_file: Path | None
-    model_file: Path | None
-    requirements_file: Path | None
-    config_file: Path | None
-    extra_files: str
-    target: ServedTarget | None = None
-
-    def manifest(self) -> str:
-        model = {
-            "modelName": self.model_name,
-            "serializedFile": self.serialized_file,
-            "handler": self.handler,
-            "modelFile": self.model_file,
-            "modelVersion": self.version,
-            "requirementsFile": self.requirements_file,
-            "configFile": self.config_file,
-        }
-        named = {key: Path(value).name for key, value in model.items() if value}
-        if self.target is not None:
-            named["target"] = self.target.text
-        manifest = {
-            "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
-            "runtime": self.runtime,
-            "model": named,
-            "archiverVersion": importlib.metadata.version("torchferry"),
-        }
-        return json.dumps(manifest, indent=2)
-
-    def files(self) -> dict[str, Path]:
-        """Returns each file's place in the archive, and its source.
-
-        Raises:
-            click.ClickException: a file is missing, or two would lie in the same place.
-        """
-        named = (self.model_file, self.serialized_file, self._handler_file())
-        settings = (self.requirements_file, self.config_file)
-        sources = [(file.name, file) for file in (*named, *settings) if file is not None]
-        sources += self.target.sources.items() if self.target is not None else ()
-        if self.serialized_file is not None and self.serialized_file.suffix == ".onnx":
-            data = self.serialized_file.with_name(f"{self.serialized_file.name}.data")
-            sources += [(data.name, data)] if data.is_file() else []
-        files: dict[str, Path] = {}
-        for place, source in (*sources, *_extra_files(self.extra_files)):
-            if not source.is_file():
-                raise click.ClickException(
-                    f"{source} is a broken link, or a pipe, socket or device: only files are packed"
-                )
-            if not files.setdefault(place, source).samefile(source):
-                raise click.ClickException(
-                    f"Two files would both be {place!r} in the archive: {files[place]} and {source}"
-                )
-        files.pop(MANIFEST_NAME, None)  # of an archive that is packed anew; it gets its own
-        for place in {str(folder) for one in files for folder in PurePosixPath(one).parents}:
-            if place in files:
-                raise click.ClickException(f"{place!r} would be a file and a folder in the archive")
-        return files
-
-    def _handler_file(self) -> Path | None:
-        if self.target is not None or self.handler in BUILT_IN_HANDLERS:
-            return None
-        name = self.handler.partition(":")[0]
-        path = Path(name if name.endswith(".py") else f"{name}.py")
-        if not path.is_file():
-            raise click.BadParameter(
-                f"File {str(path)!r} does not exist, and the built-in handlers are: "
-                f"{', '.join(BUILT_IN_HANDLERS)}.",
-                param_hint="'--handler'",
-            )
-        return path
+# An archive's name and contents: the options, by their names, and `target`.
+Recipe = Mapping[str, Any]
 
 
 def _matching(
@@ -140,7 +59,7 @@ class _Command(click.Command):
         return super().parse_args(context, shortened)
 
 
-@click.command(cls=_Command)
+@click.command(cls=_Command, context_settings={"show_default": True})
 @click.argument("target", default="")
 @click.option(
     "--model-name",
@@ -174,27 +93,24 @@ class _Command(click.Command):
     default="",
     help="More files, separated by commas; wildcards work; of a folder its content is packed.",
 )
-@click.option(
-    "--runtime", type=click.Choice(["python", "python3"]), default="python", show_default=True
-)
+@click.option("--runtime", type=click.Choice(["python", "python3"]), default="python")
 @click.option(
     "--export-path",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    help="Folder for the archive.  [default: here]",
+    help="Folder for the archive.",
 )
 @click.option(
     "--archive-format",
     type=click.Choice(list(SUFFIXES)),
     default="default",
-    show_default=True,
     help="default: .mar; zip-store: .mar, not compressed; tgz: .tar.gz; no-archive: a folder.",
 )
 @click.option("-f", "--force", is_flag=True, help="Overwrite an existing archive.")
 @click.option("-r", "--requirements-file", type=_FILE, help="requirements.txt of the handler.")
 @click.option("-c", "--config-file", type=_FILE, help="model-config.yaml.")
 def archive(
-    target: str, export_path: Path, archive_format: str, *, force: bool, **recipe: Any
+    target: str, export_path: Path, archive_format: str, *, force: bool, **options: Any
 ) -> None:
     """Pack a model for serving: code, weights and extra files in one archive.
 
@@ -202,14 +118,14 @@ def archive(
     torch-model-archiver's flags make its archives.
     """
     with tempfile.TemporaryDirectory(prefix="ferry-archive-") as folder:
-        for packed in _recipes(target, recipe, Path(folder)):
-            path = export_path / f"{packed.model_name}{SUFFIXES[archive_format]}"
+        for recipe in _recipes(target, options, Path(folder)):
+            path = export_path / f"{recipe['model_name']}{SUFFIXES[archive_format]}"
             if path.exists() and not force:
                 raise click.ClickException(f"{path} already exists. Use --force to overwrite it.")
             try:
-                files = packed.files()
+                files = _files_of(recipe)
                 export_path.mkdir(parents=True, exist_ok=True)
-                _write(path, archive_format, packed, files)
+                _write(path, archive_format, recipe, files)
             except OSError as error:
                 raise click.ClickException(f"Cannot write {path}: {error}") from error
             click.echo(f"Wrote {path} with {', '.join(files) or 'no files'}.")
@@ -218,81 +134,143 @@ def archive(
 def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Recipe]:
     """Yields an archive's recipe for each model of the target, or the one of the options alone."""
     context = click.get_current_context()
-    parameters = {one.name: one for one in context.command.params}
-    wanted = () if target else ("model_name", "version", "handler")
-    refused = ("handler", "serialized_file", "model_file", "config_file") if target else ()
-    for name in wanted:
-        if not options[name]:
-            raise click.MissingParameter(ctx=context, param=parameters[name])
-    for name in refused:
-        if options[name]:
-            raise click.UsageError(f"{parameters[name].opts[-1]} does not go with a TARGET.")
+    for parameter in context.command.params:
+        is_given = bool(options.get(parameter.name or ""))
+        if target and is_given and parameter.name in _NOT_WITH_TARGET:
+            raise click.UsageError(f"{parameter.opts[-1]} does not go with a TARGET.")
+        if not target and not is_given and parameter.name in _NEEDED:
+            raise click.MissingParameter(ctx=context, param=parameter)
+    models = read_target(target) if target else []
     if not target:
-        yield Recipe(**options)
-        return
-    models = read_target(target)
+        yield options
     if len(models) > 1 and options["model_name"]:
         raise click.UsageError("--model-name is for one model: FILE.py:NAME picks one.")
     for model in models:
-        yield _recipe_of(model, options, folder / model.name)
+        if model.is_archive:
+            raise click.UsageError(f"{model.path} is an archive already.")
+        config = folder / model.name / CONFIG_FILE
+        config.parent.mkdir()
+        config.write_text(model.config(), encoding="utf-8")
+        yield {
+            **options,
+            "model_name": options["model_name"] or model.name,
+            "version": options["version"] or model.version,
+            "handler": model.handler,
+            "serialized_file": model.path if model.is_without_code else None,
+            "config_file": config,
+            "target": model,
+        }
 
 
-def _recipe_of(model: ServedTarget, options: dict[str, Any], folder: Path) -> Recipe:
-    if model.is_archive:
-        raise click.UsageError(f"{model.path} is an archive already.")
-    folder.mkdir()
-    config = folder / CONFIG_FILE
-    config.write_text(model.config(), encoding="utf-8")
-    own = {"model_name": model.name, "version": model.version}
-    named = {name: options[name] or value for name, value in own.items()}
-    about = {"handler": model.handler, "config_file": config, "target": model}
-    weights = {"serialized_file": model.path} if model.is_without_code else {}
-    return Recipe(**{**options, **named, **about, **weights})
+def _manifest_of(recipe: Recipe) -> str:
+    model = {
+        "modelName": recipe["model_name"],
+        "serializedFile": recipe["serialized_file"],
+        "handler": recipe["handler"],
+        "modelFile": recipe["model_file"],
+        "modelVersion": recipe["version"],
+        "requirementsFile": recipe["requirements_file"],
+        "configFile": recipe["config_file"],
+    }
+    named = {key: Path(value).name for key, value in model.items() if value}
+    target: ServedTarget | None = recipe.get("target")
+    if target is not None:
+        named["target"] = target.text(target.path.name if target.path else "")
+    manifest = {
+        "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
+        "runtime": recipe["runtime"],
+        "model": named,
+        "archiverVersion": importlib.metadata.version("torchferry"),
+    }
+    return json.dumps(manifest, indent=2)
 
 
-def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    manifest = recipe.manifest()
-    # Written elsewhere and moved: a target is whole, or it is the one of before.
-    with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
-        unfinished = Path(folder) / target.name
+def _files_of(recipe: Recipe) -> dict[str, Path]:
+    """Returns each file's path in the archive, and its source.
+
+    Raises:
+        click.ClickException: a file is missing, or two would have the same path.
+    """
+    keys = ("model_file", "serialized_file", "requirements_file", "config_file")
+    target: ServedTarget | None = recipe.get("target")
+    named = [*(recipe[key] for key in keys), None if target else _handler_file(recipe["handler"])]
+    sources = [(file.name, file) for file in named if file is not None]
+    sources += target.sources.items() if target else ()
+    if (weights := recipe["serialized_file"]) is not None and weights.suffix == ".onnx":
+        data = weights.with_name(f"{weights.name}.data")
+        sources += [(data.name, data)] if data.is_file() else []
+    files: dict[str, Path] = {}
+    for path, source in (*sources, *_extra_files(recipe["extra_files"])):
+        if not source.is_file():
+            raise click.ClickException(
+                f"{source} is a broken link, or a pipe, socket or device: only files are packed"
+            )
+        if not files.setdefault(path, source).samefile(source):
+            raise click.ClickException(
+                f"Two files would both be {path!r} in the archive: {files[path]} and {source}"
+            )
+    files.pop(MANIFEST_NAME, None)  # of an archive that is packed anew; it gets its own
+    for folder in {str(folder) for path in files for folder in PurePosixPath(path).parents}:
+        if folder in files:
+            raise click.ClickException(f"{folder!r} would be a file and a folder in the archive")
+    return files
+
+
+def _handler_file(handler: str) -> Path | None:
+    name = handler.partition(":")[0]
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if handler in BUILT_IN_HANDLERS:
+        return None
+    if not path.is_file():
+        raise click.BadParameter(
+            f"File {str(path)!r} does not exist, and the built-in handlers are: "
+            f"{', '.join(BUILT_IN_HANDLERS)}.",
+            param_hint="'--handler'",
+        )
+    return path
+
+
+def _write(path: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    # Written elsewhere and moved: an archive is whole, or it is the one of before.
+    with tempfile.TemporaryDirectory(prefix=".archive-", dir=path.parent) as folder:
+        unfinished = Path(folder) / "new" / path.name
+        unfinished.parent.mkdir()
+        manifest = Path(folder) / "manifest"
+        manifest.write_text(_manifest_of(recipe), encoding="utf-8")
+        entries = {**files, MANIFEST_NAME: manifest}
         if archive_format == "no-archive":
-            for place, source in files.items():
-                (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, unfinished / place)
-            (unfinished / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
-            (unfinished / MANIFEST_NAME).write_text(manifest, encoding="utf-8")
-            if target.is_dir():  # what else lies in it stays, as with torch-model-archiver
-                shutil.copytree(unfinished, target, dirs_exist_ok=True, copy_function=os.replace)
+            for name, source in entries.items():
+                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, unfinished / name)
+            if path.is_dir():  # what else lies in it stays, as with torch-model-archiver
+                shutil.copytree(unfinished, path, dirs_exist_ok=True, copy_function=os.replace)
                 return
         elif archive_format == "tgz":
             # In a folder of the model's name, as torch-model-archiver does.
             with tarfile.open(unfinished, "w:gz", dereference=True) as bundle:
-                for place, source in files.items():
-                    bundle.add(source, f"{recipe.model_name}/{place}")
-                entry = tarfile.TarInfo(f"{recipe.model_name}/{MANIFEST_NAME}")
-                entry.size = len(manifest.encode())
-                bundle.addfile(entry, io.BytesIO(manifest.encode()))
+                for name, source in entries.items():
+                    bundle.add(source, f"{recipe['model_name']}/{name}")
         else:
             method = zipfile.ZIP_STORED if archive_format == "zip-store" else zipfile.ZIP_DEFLATED
             with zipfile.ZipFile(unfinished, "w", method, strict_timestamps=False) as bundle_zip:
-                for place, source in files.items():
-                    bundle_zip.write(source, place)
-                bundle_zip.writestr(MANIFEST_NAME, manifest)
-        unfinished.replace(target)
+                for name, source in entries.items():
+                    bundle_zip.write(source, name)
+        unfinished.replace(path)
 
 
 def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
-    """Yields place and source: a file under its base name, a folder by its content."""
+    """Yields the path in the archive and the source: a file by its name, a folder by its content.
+
+    Raises:
+        click.BadParameter: nothing matches a pattern.
+    """
     for pattern in filter(None, map(str.strip, patterns.split(","))):
-        found = sorted(glob.glob(pattern))  # noqa: PTH207 - a pattern may be absolute
-        if not found:
+        matching = sorted(glob.glob(pattern))  # noqa: PTH207 - a pattern may be absolute
+        if not matching:
             raise click.BadParameter(f"Nothing matches {pattern!r}.", param_hint="'--extra-files'")
-        for path in map(Path, found):
-            if path.is_dir():
-                for file in _files_below(path):
-                    yield file.relative_to(path).as_posix(), file
-            else:
-                yield path.name, path
+        for path in map(Path, matching):
+            for file in _files_below(path) if path.is_dir() else (path,):
+                yield (file.relative_to(path).as_posix() if file != path else path.name), file
 
 
 def _files_below(folder: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:

@@ -11,9 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import click
@@ -27,7 +26,6 @@ from ferry_client.calls import read_data
 
 _ANSWER_TIMEOUT_S = 60.0
 _FIRST_ERROR = 400
-_NO_SUCCESS = "no request was answered with a success"
 _WIDEST_BAR = 20
 _WARMUP_S = 1.0
 # A client must not spin when no server listens.
@@ -41,9 +39,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
     return sorted({int(text) for text in texts})
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Holds what one combination was answered; its percentiles are of successes."""
+class Run(NamedTuple):
+    """What one combination was answered; its percentiles are of successes."""
 
     batch_size: int
     clients: int
@@ -123,9 +120,10 @@ def bench(  # noqa: PLR0917 - click passes all of them by name
                 _drive(post, count, min(_WARMUP_S, duration_s))
                 runs.append(_run(size, count, _drive(post, count, duration_s), duration_s))
             if not runs[0].requests_per_s:
-                raise click.ClickException(f"{_NO_SUCCESS}: {runs[0].first_error}")
+                text = "no request was answered with a success"
+                raise click.ClickException(f"{text}: {runs[0].first_error}")
     if as_json:
-        click.echo(json.dumps([asdict(run) for run in runs], indent=2))
+        click.echo(json.dumps([run._asdict() for run in runs], indent=2))
     else:
         _print(runs)
 
@@ -139,7 +137,7 @@ def _registered(api: Api, archive: str, query: dict[str, int]) -> Iterator[str]:
         yield name
     finally:
         # It may be there or not, if the registration was refused or interrupted.
-        api.send("DELETE", "models", name)
+        api.answer("DELETE", "models", name)
 
 
 def _drive(post: Callable[[float], list[Answer]], clients: int, seconds: float) -> list[Answer]:
@@ -173,9 +171,9 @@ def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float)
 
 
 def _run(size: int, clients: int, answers: list[Answer], seconds: float) -> Run:
-    errors = [one for one in answers if isinstance(one, str)]
-    ordered_ms = sorted(1000 * one for one in answers if isinstance(one, float)) or [0.0]
-    p50_ms, p99_ms = (ordered_ms[math.ceil(share * len(ordered_ms)) - 1] for share in (0.5, 0.99))
+    errors = [answer for answer in answers if isinstance(answer, str)]
+    times_ms = sorted(1000 * answer for answer in answers if isinstance(answer, float)) or [0.0]
+    p50_ms, p99_ms = (times_ms[math.ceil(share * len(times_ms)) - 1] for share in (0.5, 0.99))
     rate_per_s = (len(answers) - len(errors)) / seconds
     return Run(size, clients, rate_per_s, p50_ms, p99_ms, len(errors), "".join(errors[:1]))
 

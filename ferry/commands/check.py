@@ -48,14 +48,13 @@ from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
 from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
-from ingress.access.key_file import check_keys
+from ingress.access.tokens import open_keys
 from ingress.role import listener_table
 from workers.archives.staging import is_writable, work_dir_of
 
 SAME, BETTER_HERE, NOTE, CHANGE = "same", "better", "note", "must change"
 _NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file names none"
 _TORCHSERVE, _UP = "ferry torchserve --ts-config", "ferry up --config"
-_TS_PREFIX = "TS_"
 
 
 class Row(NamedTuple):
@@ -91,16 +90,10 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
     for key, text in switches_read_as_false(properties).items():
         yield Row(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
     for variable in variables or ():
-        if variable.startswith(_TS_PREFIX):
+        if variable.startswith("TS_"):
             yield _variable_row(variable, properties)
     if config is None:
         return
-    if "default_workers_per_model" not in properties:
-        text = (
-            "not set: TorchServe starts a worker per GPU or core for a model of load_models, this "
-            "server one"
-        )
-        yield Row("default_workers_per_model", NOTE, text)
     # Of another machine, and of a value that is not known, the start says nothing.
     environment: Mapping[str, str] = os.environ
     if variables is not None:
@@ -128,7 +121,7 @@ def key_row(key: str) -> Row:
 
 
 def _variable_row(variable: str, properties: Mapping[str, str]) -> Row:
-    keys = {_TS_PREFIX + key.upper(): key for key in IGNORED if key not in WITHOUT_VARIABLE}
+    keys = {f"TS_{key.upper()}": key for key in IGNORED if key not in WITHOUT_VARIABLE}
     keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
     if variable not in keys:
         return Row(variable, NOTE, "is no variable of TorchServe's, and has no effect")
@@ -140,9 +133,9 @@ def _variable_row(variable: str, properties: Mapping[str, str]) -> Row:
 
 def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[Row]:
     """Yields a row for an archive of another machine that this one would not fetch."""
-    name = url.partition("?")[0]  # a query may be a secret
     is_allowed = any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(","))
     if url.startswith(("http://", "https://")) and not is_allowed:
+        name = url.partition("?")[0]  # a query may be a secret
         text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
         yield Row(part, CHANGE, text)
 
@@ -175,21 +168,12 @@ def _version_rows(
     runtime = {"runtime": str(words["runtime"])} if words.get("runtime") else {}
     archive = ArchiveInfo(url, "", model_name, version, "", "python", None, words)
     try:
-        spec = spec_from_registration(runtime, archive, ModelDefaults())
+        spec_from_registration(runtime, archive, ModelDefaults())
     except ServeError as error:
         yield Row(part, CHANGE, error.message)
         return
     named = [it.word for it in PARAMETERS if words.get(it.word) not in (None, "", ())]
     yield Row(part, SAME, ", ".join(f"{word} {words[word]}" for word in named) or "the defaults")
-    if spec.batch_size > 1:
-        text = (
-            "maxBatchDelay counts from the oldest request's arrival; when a batch fails, each of "
-            "its requests is tried alone"
-        )
-        yield Row(part, BETTER_HERE, text)
-    if spec.min_worker:
-        text = "minWorkers are those of each node: more nodes, more workers"
-        yield Row(part, BETTER_HERE, text)
     yield from _url_rows(part, url, allowed_urls)
 
 
@@ -197,13 +181,15 @@ def _start_rows(config: Path, environment: Mapping[str, str], *, is_here: bool) 
     """Yields what each command says to the file; what all say has one row."""
     commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
     findings = {
-        command: list(_findings(config, environment, command, is_here=is_here))
+        (command, effect, text): None
         for command in commands
+        for effect, text in _findings(config, environment, command, is_here=is_here)
     }
-    for effect, text in dict.fromkeys(it for some in findings.values() for it in some):
-        saying = [command for command in commands if (effect, text) in findings[command]]
-        for part in ["start"] if len(saying) == len(commands) else saying:
-            yield Row(part, effect, text)
+    parts = {
+        finding: "start" if all((it, *finding[1:]) in findings for it in commands) else finding[0]
+        for finding in findings
+    }
+    yield from dict.fromkeys(Row(part, *finding[1:]) for finding, part in parts.items())
 
 
 def _findings(
@@ -254,7 +240,7 @@ def _checks_here(settings: Settings) -> list[Callable[[Settings], object]]:
         work_dir_of,
         _check_listeners,
         _check_certificate,
-        check_keys,
+        lambda settings: open_keys(settings, only_checked=True),
     ]
 
 

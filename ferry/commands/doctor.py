@@ -1,6 +1,5 @@
 """`ferry doctor`: says what of an archive will run here, or whether a Redis keeps jobs."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ _REDIS = ("redis://", "rediss://", "unix://", "redis+", "rediss+")
 # What the package torchferry-moving reads.
 _URLS = ("http://", "https://")
 _CONFIGURATIONS = (".properties", ".cfg", ".yml", ".yaml")
-_PAGE = 'docs/operations.md, "Jobs and persistence"'
 
 # Part, verdict and sentence.
 Row = tuple[str, str, str]
@@ -60,17 +58,17 @@ def doctor(context: click.Context, target: str, config: Path | None, as_json: bo
     """
     path = Path(target)
     if target.startswith(_REDIS):
-        _examine_redis(context, target, as_json=as_json)
+        _examine_redis(context, target, as_json)
     elif target.startswith(_URLS) or (path.is_file() and path.suffix.lower() in _CONFIGURATIONS):
         context.invoke(added_command("doctor"), target=target, as_json=as_json)
     elif not path.exists():
         raise CannotExamine(f"there is no {target}")
     else:
-        _examine_archive(context, path, config, as_json=as_json)
+        _examine_archive(context, path, config, as_json)
 
 
 def _examine_archive(
-    context: click.Context, archive: Path, config: Path | None, *, as_json: bool
+    context: click.Context, archive: Path, config: Path | None, as_json: bool
 ) -> None:
     # Only here: the other commands load nothing of the workers.
     from workers.doctor.examination import examine  # noqa: PLC0415 - see above
@@ -81,23 +79,20 @@ def _examine_archive(
         is_installing=settings.install_py_dep_per_model,
         envelope=settings.service_envelope,
     )
-    if as_json:
-        record = {
-            "archive": report.archive,
-            "modelName": report.model_name,
-            "modelVersion": report.model_version,
-            "willRun": report.will_run,
-            "findings": [dataclasses.asdict(finding) for finding in report.findings],
-        }
-        click.echo(json.dumps(record, indent=2))
-    else:
-        _print_table([(it.part, it.verdict, it.text) for it in report.findings])
-        verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
-        out(wraps=True).print(f"\n{escape(report.archive)} {verdict}.")
+    record = {
+        "archive": report.archive,
+        "modelName": report.model_name,
+        "modelVersion": report.model_version,
+        "willRun": report.will_run,
+        "findings": [finding._asdict() for finding in report.findings],
+    }
+    verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
+    sentence = f"{escape(report.archive)} {verdict}."
+    _print(record, [(*finding,) for finding in report.findings], sentence, as_json)
     context.exit(0 if report.will_run else 1)
 
 
-def _examine_redis(context: click.Context, url: str, *, as_json: bool) -> None:
+def _examine_redis(context: click.Context, url: str, as_json: bool) -> None:
     try:
         rows = list(_redis_rows(facts_of(Settings(redis_url=url))))
     except SettingsError as error:
@@ -106,13 +101,9 @@ def _examine_redis(context: click.Context, url: str, *, as_json: bool) -> None:
         raise CannotExamine(f"this Redis does not answer: {error}") from error
     must_change = sum(effect == "must change" for _, effect, _ in rows)
     name = RedisUrl.parse(url).without_secrets()
-    if as_json:
-        lines = [dict(zip(("part", "effect", "text"), row, strict=True)) for row in rows]
-        record = {"target": name, "mustChange": must_change, "rows": lines}
-        click.echo(json.dumps(record, indent=2))
-    else:
-        _print_table(rows)
-        out(wraps=True).print(f"\n{escape(name)}: {must_change or 'nothing'} must change.")
+    lines = [dict(zip(("part", "effect", "text"), row, strict=True)) for row in rows]
+    record = {"target": name, "mustChange": must_change, "rows": lines}
+    _print(record, rows, f"{escape(name)}: {must_change or 'nothing'} must change.", as_json)
     context.exit(1 if must_change else 0)
 
 
@@ -128,7 +119,7 @@ def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
     if not facts.is_writing_file:
         text = (
             'no append-only file: jobs end with this Redis, and say so ("durable": false). Where '
-            f"they must not, set appendonly to yes; requests do not need it: {_PAGE}"
+            "they must not, set appendonly to yes; requests do not need it"
         )
         yield "persistence", "note", text
     elif facts.has_write_failed:
@@ -136,17 +127,20 @@ def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
         yield "persistence", "must change", text
     else:
         loss = {
-            "everysec": "; a machine that fails loses the last second",
-            "always": "; a machine that fails loses nothing, and each write waits for the disk",
-            "no": "; a machine that fails loses what it had not written: set it to everysec",
+            "everysec": ", appendfsync everysec: a machine that fails loses the last second",
+            "always": ", appendfsync always: a machine that fails loses nothing; writes are slow",
+            "no": ", appendfsync no: a machine that fails loses more: set it to everysec",
         }.get(facts.fsync, "")
-        known = f", appendfsync {facts.fsync}" if facts.fsync else ""
-        text = f"append-only file{known}: jobs and models survive Redis{loss}"
-        yield "persistence", "note" if facts.fsync == "no" else "same", text
+        yield "persistence", "note" if facts.fsync == "no" else "same", f"append-only file{loss}"
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print(record: object, rows: list[Row], sentence: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+        return
     table = Table("part", "", Column("what was found", overflow="fold"), box=None)
     for part, verdict, text in rows:
         table.add_row(escape(part), f"[{_STYLES.get(verdict, 'green')}]{verdict}[/]", escape(text))
-    out(wraps=True).print(table)
+    console = out(wraps=True)
+    console.print(table)
+    console.print(f"\n{sentence}")

@@ -1,6 +1,6 @@
 """`ferry jobs`: predictions whose results are fetched later."""
 
-import asyncio
+import concurrent.futures
 import hashlib
 import json
 import mimetypes
@@ -8,18 +8,17 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
-from ferry.api import ELSEWHERE, Api, token_hint
-from ferry.commands.predict import Prediction, answer_value, prediction_record, print_predictions
-from ferry.console import age_text, err, out
+from ferry.api import Api, token_hint
+from ferry.commands.predict import Prediction, answer_value, print_predictions
+from ferry.console import age_text, ending_at_interrupt, err, out
 from ferry.options import (
     check_header_value,
     inference_option,
@@ -28,7 +27,6 @@ from ferry.options import (
     version_option,
 )
 from ferry_client import jobs as client_jobs
-from ferry_client.async_client import AsyncClient
 from ferry_client.calls import Options, guessed_type
 from ferry_client.client import Client
 from ferry_client.errors import (
@@ -82,7 +80,7 @@ def jobs() -> None:
 @click.option("--priority", type=click.Choice(["normal", "high"]), help="Default: normal.")
 @click.option(
     "--in-flight",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, 1000),
     default=64,
     show_default=True,
     help="So many files at most are under way.",
@@ -110,13 +108,29 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
     asked = files_in(files)
     missing = asked if folder is None else without_result(asked, folder)
     options = Options(version=version, content_type=content_type, priority=priority)
-    sender = FileSender(model, options, waits=wait or folder is not None, folder=folder)
-    sent = sender.send(missing, inference_url, in_flight)
-    if folder is None and wait:
-        _print_answers(sent, as_json)
-    else:
-        _print_sent(sent, folder, len(asked) - len(missing), as_json)
-    if any(file.error for file in sent):
+    ended: list[Path] = []
+
+    def what_goes_on() -> str:
+        done = f"{len(ended)} of {len(missing)}"
+        return f"interrupted when {done} were done; the same command goes on there"
+
+    def send(client: Client, file: Path) -> SentFile:
+        sent = _sent(client, model, file, options, folder, waits=wait or folder is not None)
+        ended.append(file)
+        return sent
+
+    pool = concurrent.futures.ThreadPoolExecutor(in_flight)
+    with Client(inference_url) as client, ending_at_interrupt(what_goes_on):
+        console = err()
+        sending = [pool.submit(send, client, file) for file in missing]
+        shown = track(sending, "Jobs", console=console, disable=not console.is_terminal)
+        try:
+            sent = [future.result() for future in shown]
+        except FerryError as error:  # of the server, the model or the token
+            pool.shutdown(cancel_futures=True)
+            raise _complaint(error, inference_url) from error
+    _print_sent(sent, folder, len(asked) - len(missing), waits=wait, as_json=as_json)
+    if not all(file.is_ok for file in sent):
         sys.exit(1)
 
 
@@ -202,100 +216,54 @@ def retry(job_id: str, management_url: str, as_json: bool) -> None:
 # --- files on their way
 
 
-@dataclass(frozen=True, slots=True)
-class SentFile:
-    """Keeps what came of one file: its job, later its answer or an error; `result` is a path."""
+class SentFile(NamedTuple):
+    """Keeps what came of one file: its job, its answer or error; `result` is a path."""
 
     file: str
-    job_id: str = ""
-    answer: client_jobs.Prediction | None = None
-    result: Path | None = None
-    error: str = ""
+    job: str = ""
+    result: str = ""
     status: int | None = None
+    answer: Any = None
+    error: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.error
 
 
-class FileSender:
-    """Sends files to one model; without a folder for them, results are kept in memory."""
-
-    def __init__(self, model: str, options: Options, *, waits: bool, folder: Path | None) -> None:
-        self._model = model
-        self._options = options
-        self._waits = waits
-        self._folder = folder
-
-    def send(self, files: Sequence[Path], url: str, in_flight: int) -> list[SentFile]:
-        """Sends all of them, so many at a time; returns what came of each, in their order.
-
-        Raises:
-            ClickException: the server, the model or the token is not right, or it was interrupted.
-        """
-        console, ended = err(), 0
-        columns = (TextColumn("Jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        is_shown = console.is_terminal
-        with Progress(*columns, console=console, transient=True, disable=not is_shown) as progress:
-            task_id = progress.add_task("", total=len(files))
-
-            async def send_one(
-                client: AsyncClient, room: asyncio.Semaphore, file: Path
-            ) -> SentFile:
-                nonlocal ended
-                async with room:
-                    sent = await self._send(client, file)
-                ended += 1
-                progress.update(task_id, completed=ended)
-                return sent
-
-            async def send_all() -> list[SentFile]:
-                room = asyncio.Semaphore(in_flight)
-                async with AsyncClient(url) as client, asyncio.TaskGroup() as group:
-                    sending = [send_one(client, room, file) for file in files]
-                    tasks = [group.create_task(one) for one in sending]
-                return [task.result() for task in tasks]
-
-            try:
-                return asyncio.run(send_all())
-            except* FerryError as errors:
-                # The others say the same, or were cancelled.
-                error = errors.exceptions[0]
-                assert isinstance(error, FerryError)
-                complaint = _complaint(error, url)
-            except* KeyboardInterrupt:
-                complaint = click.ClickException(
-                    f"interrupted when {ended} of {len(files)} were done; "
-                    "the same command goes on there"
-                )
-        raise complaint
-
-    async def _send(self, client: AsyncClient, file: Path) -> SentFile:
-        options = Options(**self._options)
-        options["content_type"] = options.get("content_type") or guessed_type(file.name)
-        job_id = ""
-        try:
-            content = await asyncio.to_thread(file.read_bytes)
-            key = idempotency_key(self._model, options, file.name, content)
-            job = await client.submit(self._model, content, idempotency_key=key, **options)
-            job_id = job.id
-            del content
-            if not self._waits:
-                return SentFile(str(file), job_id)
-            answer = await job.result()
-            if self._folder is None:
-                return SentFile(str(file), job_id, answer)
-            path = self._folder / f"{file.name}{suffix_of(answer)}"
-            await asyncio.to_thread(write_result, path, answer.content)
-            return SentFile(str(file), job_id, result=path)
-        except FerryError as error:
-            if not job_id and isinstance(error, (ServerUnreachable, Unauthorized, NotFound)):
-                raise
-            status = getattr(error, "status", None)
-            text = getattr(error, "message", str(error))
-            return SentFile(str(file), job_id, error=text, status=status)
-        except OSError as error:
-            return SentFile(str(file), error=f"{error.strerror or error}")
+def _sent(
+    client: Client, model: str, file: Path, options: Options, folder: Path | None, *, waits: bool
+) -> SentFile:
+    """Sends one file; raises FerryError where no other file could be sent either."""
+    options = Options(**options)
+    options["content_type"] = options.get("content_type") or guessed_type(file.name)
+    name, job_id = str(file), ""
+    try:
+        content = file.read_bytes()
+        key = idempotency_key(model, options, file.name, content)
+        job = client.submit(model, content, idempotency_key=key, **options)
+        job_id = job.id
+        del content
+        if not waits:
+            return SentFile(name, job_id)
+        answer = job.result()
+        if folder is None:
+            value = answer_value(answer.content, answer.headers.get("content-type", ""))
+            return SentFile(name, job_id, status=answer.status, answer=value)
+        path = folder / f"{file.name}{suffix_of(answer)}"
+        write_result(path, answer.content)
+        return SentFile(name, job_id, str(path))
+    except FerryError as error:
+        if not job_id and isinstance(error, (ServerUnreachable, Unauthorized, NotFound)):
+            raise
+        status, text = getattr(error, "status", None), getattr(error, "message", str(error))
+        return SentFile(name, job_id, status=status, error=text)
+    except OSError as error:
+        return SentFile(name, error=f"{error.strerror or error}")
 
 
 def idempotency_key(model: str, options: Options, file_name: str, content: bytes) -> str:
-    """Returns the key with which the same file for the same model is only run once."""
+    """Returns the key by which the same file for the same model is only run once."""
     names = [model, options.get("version") or "", options.get("content_type") or "", file_name]
     digest = hashlib.sha256(json.dumps(names).encode())
     digest.update(content)
@@ -303,17 +271,12 @@ def idempotency_key(model: str, options: Options, file_name: str, content: bytes
 
 
 def suffix_of(answer: client_jobs.Prediction) -> str:
-    """Returns how the name of an answer's file ends."""
     kind = answer.content_type
     return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".out"
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """Writes the file so that it is there as a whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the file so that it is there as a whole or not at all."""
     # In the same folder, because a rename cannot leave a file system.
     unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
     try:
@@ -325,11 +288,7 @@ def write_result(path: Path, content: bytes) -> None:
 
 
 def without_result(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Returns the files that have no result in the folder, which is made if need be.
-
-    Raises:
-        ClickException: results of two files would have one name, or lie among the files.
-    """
+    """Returns the files that have no result in the folder, which is made if need be."""
     files = list(files)
     folder.mkdir(parents=True, exist_ok=True)
     if any(file.parent.resolve() == folder.resolve() for file in files):
@@ -356,7 +315,7 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
 
 def _complaint(error: FerryError, url: str) -> click.ClickException:
     """Returns the error as a command says it; `url` is of the inference listener."""
-    if isinstance(error, AnswerError) and error.type in {"", *ELSEWHERE}:
+    if isinstance(error, AnswerError) and not error.type:
         try:
             with Api(url) as api:
                 api.answer("GET", "readyz")
@@ -405,45 +364,28 @@ def _print_list(listed: Sequence[dict[str, Any]]) -> None:
             console.print(f"[red]{escape(job['id'])}:[/] {escape(message)}")
 
 
-def _print_answers(sent: Sequence[SentFile], as_json: bool) -> None:
-    predictions = []
-    for file in sent:
-        if file.answer is None:
-            predictions.append(Prediction(file.file, file.status, file.error))
-        else:
-            kind = file.answer.headers.get("content-type", "")
-            value = answer_value(file.answer.content, kind)
-            predictions.append(Prediction(file.file, file.answer.status, value, is_ok=True))
-    if not as_json:
-        print_predictions(predictions)
-        return
-    pairs = zip(sent, predictions, strict=True)
-    records = [{"job": file.job_id, **prediction_record(answer)} for file, answer in pairs]
-    click.echo(json.dumps(records, indent=2))
-
-
-def _print_sent(sent: Sequence[SentFile], folder: Path | None, there: int, as_json: bool) -> None:
+def _print_sent(
+    sent: Sequence[SentFile], folder: Path | None, there: int, *, waits: bool, as_json: bool
+) -> None:
     if as_json:
-        records = [(it.file, it.job_id, it.result and str(it.result), it.error) for it in sent]
-        names = ("file", "job", "result", "error")
-        shown = [dict(zip(names, values, strict=True)) for values in records]
-        kept = [{name: value for name, value in record.items() if value} for record in shown]
-        click.echo(json.dumps(kept, indent=2))
+        known = [{name: value for name, value in it._asdict().items() if value} for it in sent]
+        click.echo(json.dumps(known, indent=2))
         return
-    for file in sent:
-        if file.error:
-            of_job = f" (job {file.job_id})" if file.job_id else ""
-            text = f"{file.file}: {file.error}{of_job}"
-            err().print(escape(text), style="red", soft_wrap=True)
-    if folder is not None:
-        done = sum(file.result is not None for file in sent)
+    if waits and folder is None:
+        print_predictions(
+            [Prediction(it.file, it.status, it.error or it.answer, is_ok=it.is_ok) for it in sent]
+        )
+        return
+    for file in filter(lambda file: file.error, sent):
+        of_job = f" (job {file.job})" if file.job else ""
+        err().print(escape(f"{file.file}: {file.error}{of_job}"), style="red", soft_wrap=True)
+    if folder is None:
+        table = Table("file", "job", box=None)
+        for file in filter(lambda file: file.job, sent):
+            table.add_row(escape(file.file), file.job)
+        if table.row_count:
+            out().print(table)
+    else:
+        done = sum(file.is_ok for file in sent)
         before = f", {there} were there before" if there else ""
-        noun = "result" if done == 1 else "results"
-        click.echo(f"{done} {noun} written to {folder}{before}.")
-        return
-    table = Table("file", "job", box=None)
-    for file in sent:
-        if file.job_id:
-            table.add_row(escape(file.file), file.job_id)
-    if table.row_count:
-        out().print(table)
+        click.echo(f"{done} result{'s' * (done != 1)} written to {folder}{before}.")

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -27,6 +27,7 @@ _REGISTERED = re.compile(r'Model "([^"]+)" Version: (\S+) registered with (\d+) 
 _NO_MODELS = "No models. `ferry models register` adds one."
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Record = dict[str, Any]
 
 wait_option = click.option(
     "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
@@ -71,10 +72,7 @@ def register(
     under the adaptive policy.
     """
     query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
-    interrupted = (
-        f"The server goes on registering {url}: `ferry models list{_same_server(management_url)}` "
-        "shows it."
-    )
+    interrupted = f"The server goes on registering {url}: `ferry models list` shows it."
     with Api(management_url) as api:
         with (
             ending_at_interrupt(lambda: interrupted),
@@ -82,20 +80,15 @@ def register(
         ):
             answer = api.call("POST", "models", **query)
         _print_status(answer, as_json)
-        if not as_json:
-            next_step = _next_step(api, answer["status"], management_url, inference_url)
-            click.echo(next_step, nl=False)
+        if not as_json and (registered := _REGISTERED.match(answer["status"])):
+            click.echo(_next_step(api, registered, management_url, inference_url))
 
 
-def _next_step(api: Api, status: str, management_url: str, inference_url: str) -> str:
-    """Returns a line: how to ask the model, or to start its first worker; "" if that is unknown."""
-    registered = _REGISTERED.match(status)
-    if registered is None:
-        return ""
+def _next_step(api: Api, registered: re.Match[str], management_url: str, inference_url: str) -> str:
+    """Returns a line: how to ask the model, or to start its first worker."""
     name, version, workers = registered.groups()
     if workers == "0":
-        server = _same_server(management_url)
-        return f"Start one: ferry models scale {name} --min-worker 1{server}\n"
+        return f"Start one: ferry models scale {name} --min-worker 1"
     source = click.get_current_context().get_parameter_source("inference_url")
     management = httpx.URL(management_url)
     if source is ParameterSource.DEFAULT and management.port:
@@ -104,15 +97,7 @@ def _next_step(api: Api, status: str, management_url: str, inference_url: str) -
     url = f"{inference_url.rstrip('/')}/predictions/{name}"
     if api.call("GET", "models", name)[0]["modelVersion"] != version:
         url += f"/{version}"
-    return f"Ask it: curl {shlex.quote(url)} -T FILE\n"
-
-
-def _same_server(management_url: str) -> str:
-    """Returns the option that a further command needs to reach the same server, or ""."""
-    source = click.get_current_context().get_parameter_source("management_url")
-    if source is not ParameterSource.COMMANDLINE:
-        return ""
-    return f" --management-url {shlex.quote(management_url)}"
+    return f"Ask it: curl {shlex.quote(url)} -T FILE"
 
 
 @models.command()
@@ -127,9 +112,9 @@ def scale(
     model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
 ) -> None:
     """Set how many workers each node runs for MODEL."""
-    with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
-        path = filter(None, ("models", model, version))
-        answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
+    with spinner(f"Scaling {model}", is_quiet=as_json or not wait):
+        query = {"synchronous": str(wait).lower(), **workers}
+        answer = _called(management_url, "PUT", model, version, **query)
     _print_status(answer, as_json)
 
 
@@ -140,8 +125,7 @@ def scale(
 @json_option
 def describe(model: str, version: str, management_url: str, as_json: bool) -> None:
     """Show the settings, the queue and the workers of MODEL."""
-    with Api(management_url) as api:
-        versions = api.call("GET", "models", model, version)
+    versions = _called(management_url, "GET", model, version)
     if as_json:
         click.echo(json.dumps(versions, indent=2))
         return
@@ -162,11 +146,10 @@ def list_models(management_url: str, as_json: bool) -> None:
     if not versions:
         click.echo(_NO_MODELS)
         return
-    table = Table("model", "version", "archive", box=None)
-    for record in versions:
-        row = (record["modelName"], _marked_version(record), record["modelUrl"])
-        table.add_row(*(escape(cell) for cell in row))
-    out().print(table)
+    _print_table(
+        ("model", "version", "archive"),
+        [(it["modelName"], _marked_version(it), it["modelUrl"]) for it in versions],
+    )
 
 
 @models.command()
@@ -179,9 +162,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
 
     The default version can only be removed when it is the last one.
     """
-    with Api(management_url) as api:
-        answer = api.call("DELETE", *filter(None, ("models", model, version)))
-    _print_status(answer, as_json)
+    _print_status(_called(management_url, "DELETE", model, version), as_json)
 
 
 @models.command(name="set-default")
@@ -191,9 +172,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
 @json_option
 def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
     """Let requests for MODEL without a version go to VERSION."""
-    with Api(management_url) as api:
-        answer = api.call("PUT", "models", model, version, "set-default")
-    _print_status(answer, as_json)
+    _print_status(_called(management_url, "PUT", model, version, "set-default"), as_json)
 
 
 @click.command()
@@ -233,7 +212,7 @@ def _unready_reason(response: httpx.Response) -> str:
         return error_text(response)
 
 
-def _summary(version: dict[str, Any]) -> dict[str, Any]:
+def _summary(version: Record) -> Record:
     queue = version["jobQueueStatus"]
     return {
         "model": version["modelName"],
@@ -247,29 +226,28 @@ def _summary(version: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_summary(record: dict[str, Any]) -> None:
+def _print_summary(record: Record) -> None:
     console = out()
     console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
+    hosts = {name: f" on {host}" if host else "" for name, host in record["hosts"].items()}
     nodes = ", ".join(
-        f"{name}{f' on {host}' if (host := record['hosts'][name]) else ''} "
-        f"({count} worker{'s' * (count != 1)})"
+        f"{name}{hosts[name]} ({count} worker{'s' * (count != 1)})"
         for name, count in record["nodes"].items()
     )
     console.print(f"Nodes: {escape(nodes) or 'none runs. `ferry node` starts one.'}")
     if not record["models"]:
         console.print(_NO_MODELS)
         return
-    table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
-    for model in record["models"]:
-        states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
-        default = " (default)" if model["is_default"] else ""
-        table.add_row(
-            escape(model["model"]),
-            escape(model["version"] + default),
-            states or "none",
-            *(str(model[name]) for name in ("workers_per_node", "waiting", "room")),
+    rows = [
+        (
+            model["model"],
+            f"{model['version']}{' (default)' if model['is_default'] else ''}",
+            ", ".join(f"{count} {state}" for state, count in model["workers"].items()) or "none",
+            *(model[name] for name in ("workers_per_node", "waiting", "room")),
         )
-    console.print(table)
+        for model in record["models"]
+    ]
+    _print_table(("model", "version", "workers", "per node", "waiting", "room"), rows)
     for model in record["models"]:
         for error in model["errors"]:
             name = escape(f"{model['model']} {model['version']}")
@@ -286,9 +264,9 @@ def _all_models(api: Api) -> list[dict[str, str]]:
     return listed
 
 
-def _all_versions(api: Api) -> list[dict[str, Any]]:
+def _all_versions(api: Api) -> list[Record]:
     """Describes every version of every registered model."""
-    versions: list[dict[str, Any]] = []
+    versions: list[Record] = []
     for model in _all_models(api):
         try:
             versions += api.call("GET", "models", model["modelName"], "all")
@@ -299,54 +277,45 @@ def _all_versions(api: Api) -> list[dict[str, Any]]:
     return versions
 
 
-def _marked_version(record: dict[str, Any]) -> str:
+def _marked_version(record: Record) -> str:
     return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
 
 
-def _errors(record: dict[str, Any]) -> list[str]:
+def _errors(record: Record) -> list[str]:
     errors = (record.get("error"), *(worker.get("error") for worker in record.get("workers", ())))
     # Each once: most errors keep all workers from loading.
     return list(dict.fromkeys(filter(None, errors)))
 
 
-def _state(worker: dict[str, Any]) -> str:
+def _state(worker: Record) -> str:
     return str(worker.get("state") or worker["status"])
 
 
-def _print_status(answer: dict[str, Any], as_json: bool) -> None:
+def _called(management_url: str, method: str, *path: str, **query: Any) -> Any:
+    with Api(management_url) as api:
+        return api.call(method, "models", *filter(None, path), **query)
+
+
+def _print_status(answer: Record, as_json: bool) -> None:
     click.echo(json.dumps(answer, indent=2) if as_json else answer["status"])
 
 
-def _print_version(record: dict[str, Any]) -> None:
-    console = out()
-    queue = record.get("jobQueueStatus", {})
-    version = escape(_marked_version(record))
-    console.print(f"[bold]{escape(record['modelName'])}[/] version {version}")
-    facts = {
-        "archive": record["modelUrl"],
-        "batch": f"{record['batchSize']}, at most {record['maxBatchDelay']} ms",
-        "workers per node": f"{record['minWorkers']} to {record['maxWorkers']}",
-        "response timeout": f"{record['responseTimeout']} s",
-        "waiting": f"{queue.get('pendingRequests')}, room for {queue.get('remainingCapacity')}",
-    }
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        table.add_row(name, escape(str(value)))
-    console.print(table)
-    _print_workers(record.get("workers", ()))
-    for error in _errors(record):
-        console.print(f"[red]not started:[/] {escape(error)}")
-
-
-def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
-    table = Table("worker", "state", "pid", "device", "memory", "since", box=None)
-    for worker in workers:
-        device = "gpu" if worker.get("gpu") else "cpu"
-        memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
-        row = (worker["id"], _state(worker), worker.get("pid", ""), device, memory_mib)
-        table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
-    if table.row_count:
+def _print_table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    table = Table(*heads, box=None, show_header=any(heads))
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    if rows:
         out().print(table)
-    hosts = {worker["node"]: worker["host"] for worker in workers if worker.get("host")}
-    for node, host in hosts.items():
-        out().print(f"node {escape(node)} on {escape(host)}")
+
+
+def _print_version(record: Record) -> None:
+    version = escape(_marked_version(record))
+    out().print(f"[bold]{escape(record['modelName'])}[/] version {version}")
+    facts = {**record, **record.get("jobQueueStatus", {})}
+    plain = [(key, value) for key, value in facts.items() if not isinstance(value, list | dict)]
+    _print_table(("", ""), [(key, value) for key, value in plain if key != "error"])
+    columns = ("id", "status", "pid", "gpu", "memoryUsage", "startTime", "host")
+    workers = [{**worker, "status": _state(worker)} for worker in record.get("workers", ())]
+    _print_table(columns, [tuple(it.get(key, "") for key in columns) for it in workers])
+    for error in _errors(record):
+        out().print(f"[red]not started:[/] {escape(error)}")

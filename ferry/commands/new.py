@@ -4,7 +4,6 @@ import base64
 import keyword
 import re
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -35,66 +34,55 @@ def test_each_row_is_answered():
     model = ferry.local({title})
     assert model({rows}) == {expected}
 """
+_DEFAULTS = {
+    "imports": "import ferry",
+    "load": '"""Loads the weights, once per worker; `device` is what torch calls it."""',
+    "test_imports": "import ferry",
+}
 # Skips the test where the package is missing.
 _IF_THERE = 'import ferry\nimport pytest\n\npytest.importorskip("{}")'
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Holds the text of the model's file and of its test, for one kind of rows."""
-
-    summary: str
-    takes: str
-    gives: str
-    answers: str
-    rows: str
-    expected: str
-    imports: str = "import ferry"
-    load: str = '"""Loads the weights, once per worker; `device` is what torch calls it."""'
-    test_imports: str = "import ferry"
-
-
 _KINDS = {
-    "json": _Kind(
-        summary="Adds the numbers of each row.",
-        takes="list[float]",
-        gives="float",
-        answers="[sum(numbers) for numbers in batch]",
-        rows="[[1, 2], [3]]",
-        expected="[3.0, 3.0]",
-    ),
-    "text": _Kind(
-        summary="Counts the words of each text.",
-        takes="str",
-        gives="dict",
-        answers='[{"words": len(text.split())} for text in batch]',
-        rows='["one two", ""]',
-        expected='[{"words": 2}, {"words": 0}]',
-    ),
-    "image": _Kind(
-        summary="Says how large each picture is.",
-        takes="Image",
-        gives="dict",
-        answers='[{"width": one.width, "height": one.height} for one in batch]',
-        rows='[Image.new("RGB", (4, 3))]',
-        expected='[{"width": 4, "height": 3}]',
-        imports="import ferry\nfrom PIL.Image import Image",
-        test_imports=_IF_THERE.format("PIL") + "\n\nfrom PIL import Image",
-    ),
-    "onnx": _Kind(
-        summary="Runs the ONNX file of the same name: put your own in its place.",
-        takes="np.ndarray",
-        gives="np.ndarray",
-        answers="self.session.run(None, {self.input: np.stack(batch).astype(np.float32)})[0]",
-        rows="[[1, -2, 3, -4]]",
-        expected="[[1.0, 0.0, 3.0, 0.0]]",
-        imports="from pathlib import Path\n\nimport ferry\nimport numpy as np\nimport onnxruntime",
-        test_imports=_IF_THERE.format("onnxruntime"),
-        load="providers = onnxruntime.get_available_providers()\n"
+    "json": {
+        "summary": "Adds the numbers of each row.",
+        "takes": "list[float]",
+        "gives": "float",
+        "answers": "[sum(numbers) for numbers in batch]",
+        "rows": "[[1, 2], [3]]",
+        "expected": "[3.0, 3.0]",
+    },
+    "text": {
+        "summary": "Counts the words of each text.",
+        "takes": "str",
+        "gives": "dict",
+        "answers": '[{"words": len(text.split())} for text in batch]',
+        "rows": '["one two", ""]',
+        "expected": '[{"words": 2}, {"words": 0}]',
+    },
+    "image": {
+        "summary": "Says how large each picture is.",
+        "takes": "Image",
+        "gives": "dict",
+        "answers": '[{"width": one.width, "height": one.height} for one in batch]',
+        "rows": '[Image.new("RGB", (4, 3))]',
+        "expected": '[{"width": 4, "height": 3}]',
+        "imports": "import ferry\nfrom PIL.Image import Image",
+        "test_imports": _IF_THERE.format("PIL") + "\n\nfrom PIL import Image",
+    },
+    "onnx": {
+        "summary": "Runs the ONNX file of the same name: put your own in its place.",
+        "takes": "np.ndarray",
+        "gives": "np.ndarray",
+        "answers": "self.session.run(None, {self.input: np.stack(batch).astype(np.float32)})[0]",
+        "rows": "[[1, -2, 3, -4]]",
+        "expected": "[[1.0, 0.0, 3.0, 0.0]]",
+        "imports": "from pathlib import Path\n\n"
+        "import ferry\nimport numpy as np\nimport onnxruntime",
+        "test_imports": _IF_THERE.format("onnxruntime"),
+        "load": "providers = onnxruntime.get_available_providers()\n"
         '        path = Path(__file__).with_suffix(".onnx")\n'
         "        self.session = onnxruntime.InferenceSession(path, providers=providers)\n"
         "        self.input = self.session.get_inputs()[0].name",
-    ),
+    },
 }
 # Relu of float32 [batch, 4].
 _ONNX = (
@@ -111,23 +99,21 @@ _ONNX = (
 @click.option("--onnx", "kind", flag_value="onnx", help="Rows are arrays, for an ONNX file.")
 def new(name: str, kind: str) -> None:
     """Write NAME.py, a model to begin with, and test_NAME.py."""
-    why = ""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        why = "use small letters, digits and '_', beginning with a letter"
-    elif name in {*sys.stdlib_module_names, *keyword.kwlist, "ferry"}:
-        why = "Python has this name already"
-    if why:
-        raise click.BadParameter(f"{name!r}: {why}.", param_hint="'NAME'")
+    taken = {*sys.stdlib_module_names, *keyword.kwlist, "ferry"}
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in taken:
+        why = "use small letters, digits and '_', beginning with a letter, and no name of Python's."
+        raise click.BadParameter(f"{name!r}: {why}", param_hint="'NAME'")
     title = "".join(part.capitalize() for part in name.split("_"))
-    words = {"name": name, "title": title, **asdict(_KINDS[kind])}
+    words = {"name": name, "title": title, **_DEFAULTS, **_KINDS[kind]}
     files = {
         f"{name}.py": _MODEL.format(**words).encode(),
         f"test_{name}.py": _TEST.format(**words).encode(),
     }
     if kind == "onnx":
         files[f"{name}.onnx"] = base64.b64decode(_ONNX)
-    if there := [file for file in files if Path(file).exists()]:
-        raise click.ClickException(f"{there[0]} is there already, and nothing was written.")
+    for file in files:
+        if Path(file).exists():
+            raise click.ClickException(f"{file} is there already, and nothing was written.")
     for file, content in files.items():
         Path(file).write_bytes(content)
     click.echo(f"Wrote {', '.join(files)}.\nNext: ferry serve {name}.py, and pytest test_{name}.py")

@@ -4,12 +4,11 @@ import concurrent.futures
 import contextlib
 import json
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ferry.api import Api, error_text
 from ferry.console import ending_at_interrupt, err, out
@@ -20,8 +19,7 @@ from ferry_client.calls import guessed_type
 MAX_CONCURRENT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A file's answer; with an error, `status` is the server's, or None without an answer."""
 
     file: str
@@ -31,7 +29,7 @@ class Prediction:
 
     @property
     def classes(self) -> dict[str, float]:
-        """Returns the answer as label -> probability; empty if it is something else."""
+        """The answer as label -> probability; empty if it is something else."""
         answer = self.answer if self.is_ok and isinstance(self.answer, dict) else {}
         return answer if all(map(_is_probability, answer.values())) else {}
 
@@ -91,25 +89,25 @@ def _sent(
             "batches that it has begun, and drops the other files."
         )
 
+    def send(body: tuple[str, bytes]) -> Prediction:
+        name, content = body
+        kind = content_type or guessed_type(name)
+        try:
+            response = api.answer("POST", *path, content=content, content_type=kind)
+        except click.ClickException as error:
+            return Prediction(name, None, error.message)
+        answered.append(name)
+        if response.is_error:
+            return Prediction(name, response.status_code, error_text(response))
+        answer = answer_value(response.content, response.headers.get("content-type", ""))
+        return Prediction(name, response.status_code, answer, is_ok=True)
+
+    threads = min(len(bodies), MAX_CONCURRENT)
     with (
         Api(inference_url) as api,
-        concurrent.futures.ThreadPoolExecutor(min(len(bodies), MAX_CONCURRENT)) as pool,
+        concurrent.futures.ThreadPoolExecutor(threads) as pool,
         ending_at_interrupt(what_goes_on),
     ):
-
-        def send(body: tuple[str, bytes]) -> Prediction:
-            name, content = body
-            kind = content_type or guessed_type(name)
-            try:
-                response = api.answer("POST", *path, content=content, content_type=kind)
-            except click.ClickException as error:
-                return Prediction(name, None, error.message)
-            answered.append(name)
-            if response.is_error:
-                return Prediction(name, response.status_code, error_text(response))
-            answer = answer_value(response.content, response.headers.get("content-type", ""))
-            return Prediction(name, response.status_code, answer, is_ok=True)
-
         return list(pool.map(send, bodies))
 
 
@@ -129,13 +127,10 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 
 
 def print_predictions(predictions: list[Prediction]) -> None:
-    table = Table("file", "class", "probability", box=None)
-    table.columns[2].justify = "right"
+    table = Table("file", "class", Column("probability", justify="right"), box=None)
     for prediction in predictions:
-        name = prediction.file
         for label, number in prediction.classes.items():
-            table.add_row(escape(name), escape(label), f"{number:.4f}")
-            name = ""
+            table.add_row(escape(prediction.file), escape(label), f"{number:.4f}")
     if table.row_count:
         out().print(table)
     for prediction in predictions:
@@ -146,8 +141,9 @@ def print_predictions(predictions: list[Prediction]) -> None:
         elif not prediction.classes:
             prefix = f"{prediction.file}: " if len(predictions) > 1 else ""
             answer = prediction.answer
-            shown = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
-            click.echo(prefix + shown)
+            click.echo(
+                prefix + (answer if isinstance(answer, str) else json.dumps(answer, indent=2))
+            )
 
 
 def _is_probability(value: Any) -> bool:

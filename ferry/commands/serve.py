@@ -12,7 +12,7 @@ from batching.settings.settings import Settings
 from ferry.options import settings_from_flags
 from ferry.process_tree.start_checks import check_free
 from ferry.process_tree.whole_server import run_server
-from ferry.serving.served_targets import RunFlags, read_targets
+from ferry.serving.served_targets import read_targets, spec_fields
 from ferry.serving.session import Session
 
 
@@ -52,8 +52,7 @@ def serve(  # noqa: PLR0917 - click passes them by name
     A file serves its function `predict`, functions under @ferry.model, and classes of ferry.Model;
     FILE.py:NAME picks one.
     """
-    flags = RunFlags(workers or 0, device)
-    flags.spec_fields()  # refuses a device
+    fields = spec_fields(workers or 0, device)
     texts = (target, *more)
     targets = read_targets(texts)
     wants_reload = sys.stdout.isatty() if is_reloading is None else is_reloading
@@ -63,7 +62,7 @@ def serve(  # noqa: PLR0917 - click passes them by name
         check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
         if settings.work_dir is None and not any(one.is_archive for one in targets):
             settings = replace(settings, work_dir=Path(folder) / "work")
-        session = Session(texts, targets, flags, is_followed, is_opening)
+        session = Session(texts, targets, fields, device, is_followed, is_opening)
         run_server(settings, is_restoring=False, occupant=session)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,15 @@ class _GreedyModels(click.Command):
     """Takes `--models a.mar b.mar`, as argparse does; click takes one value at a time."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args, "--models"))
-
-
-def spread(arguments: Sequence[str], flag: str) -> list[str]:
-    """Returns the arguments with `flag` repeated before each of its values."""
-    found: list[str] = []
-    is_open = False
-    for argument in arguments:
-        is_value = not argument.startswith("-")
-        # The flag itself stands before its first value already.
-        found += [flag, argument] if is_open and is_value and found[-1] != flag else [argument]
-        is_open = argument == flag or (is_open and is_value)
-    return found
+        spread: list[str] = []
+        is_open = False
+        for argument in args:
+            is_value = not argument.startswith("-")
+            # The flag itself stands before its first value already.
+            is_further = is_open and is_value and spread[-1] != "--models"
+            spread += ["--models", argument] if is_further else [argument]
+            is_open = argument == "--models" or (is_open and is_value)
+        return super().parse_args(ctx, spread)
 
 
 @click.command(cls=_GreedyModels)
@@ -79,9 +75,7 @@ def spread(arguments: Sequence[str], flag: str) -> list[str]:
 @click.option("--stop", "action", flag_value="stop", help="Stop the server.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground.")
 @click.option("--ts-config", type=_FILE, help="Configuration file.")
-@click.option(
-    "--model-store", type=_FILE, help="Folder of archives. Required, here or in the file."
-)
+@click.option("--model-store", type=_FILE, help="Folder of archives. Needed, here or in the file.")
 @click.option("--workflow-store", type=_FILE, help="No effect: there are no workflows.")
 @click.option(
     "--models",
@@ -117,9 +111,8 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
     elif action == "stop":
         _stop()
     elif running_server() is not None:
-        click.echo(
-            "TorchServe is already running, please use torchserve --stop to stop TorchServe."
-        )
+        text = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+        click.echo(text)
         sys.exit(1)
     elif foreground:
         _serve(chosen_settings(given, ncs=ncs))
@@ -139,12 +132,14 @@ def find_config(
     if named is not None:
         return _existing("--ts-config", Path(named))
     own = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    if not is_reading_snapshots:
+        return own
     try:
         settings, _ = load_settings(own, environment)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
     # A Redis that outlives its servers remembers the models itself.
-    if not is_reading_snapshots or settings.redis_url or not settings.config_snapshots:
+    if settings.redis_url or not settings.config_snapshots:
         return own
     folder = settings.log_location / "config"
     return newest_snapshot(folder, _may_be_taken_over, report=warn) or own
@@ -182,11 +177,11 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
 
 
 def completed(settings: Settings) -> Settings:
-    if settings.disable_token_authorization and not settings.enable_model_api:
-        # The operator wants no tokens, and no client can bring code: TorchServe's container, which
-        # listens on all addresses, works as it is.
-        settings = replace(settings, allow_open_management=True)
-    return settings
+    if not settings.disable_token_authorization or settings.enable_model_api:
+        return settings
+    # The operator wants no tokens, and no client can bring code: TorchServe's container, which
+    # listens on all addresses, works as it is.
+    return replace(settings, allow_open_management=True)
 
 
 def _existing(flag: str, path: Path) -> Path:
@@ -244,10 +239,8 @@ def _stop() -> None:
         give_up_s = time.monotonic() + STOP_TIMEOUT_S
         while not has_ended(process):
             if time.monotonic() > give_up_s:
-                seconds = f"{STOP_TIMEOUT_S:.0f} s"
-                raise click.ClickException(
-                    f"the server (pid {process.pid}) has not stopped within {seconds}"
-                )
+                text = f"the server (pid {process.pid}) has not stopped within"
+                raise click.ClickException(f"{text} {STOP_TIMEOUT_S:.0f} s")
             time.sleep(STOP_LOOK_S)
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
@@ -282,11 +275,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def write_pid() -> None:
-    """Writes this process's id into the file.
-
-    Raises:
-        OSError: the file cannot be written, or is a link that another user has laid there.
-    """
+    # Not through a link that another user has laid there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with os.fdopen(os.open(pid_file(), flags, 0o644), "w", encoding="ascii") as file:
         file.write(str(os.getpid()))

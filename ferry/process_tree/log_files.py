@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Self
@@ -79,19 +78,26 @@ class LogFiles:
         with contextlib.suppress(OSError):
             os.write(self.stderr_fd, f"{line}\n".encode())
 
-    def _pipe(self, file_name: str) -> int:
+    def _pipe(self, default: str) -> int:
         read_fd, write_fd = os.pipe()
-        take = partial(self._write, _Sorter(file_name))
+        file_name = default
+
+        def take(line: bytes) -> None:
+            nonlocal file_name
+            # A traceback's lines go where the line above them went.
+            if match := _LOG_LINE.match(line):
+                file_name = _FILE_OF_LOGGER.get(match[1], default)
+            elif not line.startswith(b" "):
+                file_name = default
+            file = self._files[file_name]
+            if file_name == MODEL_METRICS_FILE:
+                file.roll_if_full()
+            else:
+                file.emit(logging.makeLogRecord({"msg": line.decode(errors="replace")}))
+            self._show(line)
+
         self._ends.append(read_lines(os.fdopen(read_fd, "rb"), take))
         return write_fd
-
-    def _write(self, sorter: "_Sorter", line: bytes) -> None:
-        file_name = sorter.file_of(line)
-        if file_name == MODEL_METRICS_FILE:
-            self._files[file_name].roll_if_full()
-        else:
-            self._files[file_name].write(line.decode(errors="replace"))
-        self._show(line)
 
 
 class _File(RotatingFileHandler):
@@ -100,8 +106,7 @@ class _File(RotatingFileHandler):
     def __init__(self, path: Path, show: Callable[[bytes], object], **options: Any) -> None:
         super().__init__(path, **options)
         self._show = show
-        self._has_failed = self._is_said = False
-        self._missing = 0
+        self._has_failed = False
 
     def make(self) -> None:
         """Makes the file before the first line, if possible: other programs watch for it."""
@@ -110,18 +115,7 @@ class _File(RotatingFileHandler):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         except OSError as error:
-            self._show(f"cannot write {path}: {error}".encode())
-            self._is_said = True
-
-    def write(self, line: str) -> None:
-        """Writes the line into the file, if possible."""
-        self._has_failed = False
-        self.emit(logging.makeLogRecord({"msg": line}))
-        self._is_said = self._has_failed
-        self._missing += self._has_failed
-        if self._missing and not self._has_failed:
-            self._show(f"writing {self.baseFilename} again: {self._missing} lines missing".encode())
-            self._missing = 0
+            self._complain(error)
 
     def roll_if_full(self) -> None:
         """Begins a new file, if other processes have filled this one."""
@@ -132,21 +126,9 @@ class _File(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
         """Replaces the traceback for each line, which would fill the next disk."""
+        self._complain(sys.exc_info()[1])
+
+    def _complain(self, error: BaseException | None) -> None:
+        if not self._has_failed:
+            self._show(f"cannot write {self.baseFilename}: {error}".encode())
         self._has_failed = True
-        if not self._is_said:
-            self._show(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}".encode())
-
-
-class _Sorter:
-    """Finds the file of each line of one pipe."""
-
-    def __init__(self, file_name: str) -> None:
-        self._default = self._current = file_name
-
-    def file_of(self, line: bytes) -> str:
-        # A traceback's lines go where the line above them went.
-        if match := _LOG_LINE.match(line):
-            self._current = _FILE_OF_LOGGER.get(match[1], self._default)
-        elif self._current != self._default and not line.startswith(b" "):
-            self._current = self._default
-        return self._current

@@ -52,10 +52,7 @@ def require_redis(settings: Settings) -> None:
 
 
 def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None:
-    """Checks that each address is free now.
-
-    Another process may take it before the listener does; this only puts the usual mistake, a second
-    server, into a sentence.
+    """Checks that each address is free now: it puts the usual mistake, a second server, into words.
 
     Args:
         addresses: of listeners.
@@ -67,47 +64,40 @@ def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None
     for address in dict.fromkeys(addresses):
         try:
             parts = urlsplit(address)
-            host, port = parts.hostname, parts.port
             # A unix socket, or an address without a port: the listener knows its own defaults.
-            if parts.scheme in ("http", "https") and host and port:
-                _bind_once(address, host, port, other_ports)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port:
+                _bind_once(parts.hostname, parts.port)
         except ValueError as error:  # UnicodeError too: a name longer than names may be
             complaint = f"not an address like http://host:port: {address} ({error})"
             raise UnusableSettings(complaint) from error
+        except OSError as error:
+            complaint = f"cannot listen on {address}: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:
+                complaint = (
+                    f"{address} is in use: is another server running? Stop it, or choose other "
+                    f"ports, for example with `{other_ports}`"
+                )
+            raise click.ClickException(complaint) from error
 
 
-def _bind_once(address: str, host: str, port: int, other_ports: str) -> None:
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, socket_address = infos[0]
-        # As of servers: a socket in TIME_WAIT does not count as in use.
-        socket.create_server(socket_address, family=family).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise click.ClickException(
-                f"{address} is in use: is another server running? Stop it, or choose other ports, "
-                f"for example with `{other_ports}`"
-            ) from error
-        raise click.ClickException(f"cannot listen on {address}: {error.strerror}") from error
+def _bind_once(host: str, port: int) -> None:
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, socket_address = infos[0]
+    # As of servers: a socket in TIME_WAIT does not count as in use.
+    socket.create_server(socket_address, family=family).close()
 
 
 def allow_many_files() -> None:
     """Lets this process and its children open many files; warns if too few are allowed."""
-    if (allowed := raise_open_files()) < _ENOUGH_FILES:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS allows less than its hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
         warn(
-            f"only {allowed} files may be open at once, connections included, and a server needs "
+            f"only {soft} files may be open at once, connections included, and a server needs "
             f"{_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, LimitNOFILE= of "
             "systemd, --ulimit nofile= of docker)"
         )
-
-
-def raise_open_files() -> int:
-    """Raises the limit of this process and its later children as far as it can; returns it."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (_MOST_FILES if it == resource.RLIM_INFINITY else it for it in limits)
-    wanted = min(hard, _MOST_FILES)
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS allows less than its hard limit says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
-            return wanted
-    return soft

@@ -47,11 +47,8 @@ class ReadyPipe:
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self._pending = b""
-        self.is_ready = False
+        self._told = b""
         self.is_closed = False
-        # The startup models that could not be loaded.
-        self.failures: list[dict[str, Any]] = []
 
     def writer(self) -> tuple[int, ...]:
         """Returns the descriptor for the first child; later children get none."""
@@ -69,19 +66,17 @@ class ReadyPipe:
 
     def poll(self) -> bool:
         """Reads what is there, without blocking; returns whether the child has said `ready`."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             chunk = os.read(self.read_fd, 65536)
-        except BlockingIOError:
-            return self.is_ready
-        # The child has ended, or has closed its end.
-        self.is_closed = not chunk
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            if line == READY_LINE.encode():
-                self.is_ready = True
-            elif line:
-                self.failures.append(json.loads(line))
-        return self.is_ready
+            # The child has ended, or has closed its end.
+            self.is_closed = not chunk
+            self._told += chunk
+        return self._told.endswith(f"{READY_LINE}\n".encode())
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Returns the startup models that a child that is ready could not load."""
+        return [json.loads(line) for line in self._told.splitlines()[:-1]]
 
 
 @dataclass(slots=True)
@@ -125,27 +120,32 @@ class Supervisor:
     def __init__(
         self, parts: Sequence[Part], *, stop_timeout_s: float, report: Callable[[str], None]
     ) -> None:
+        self.stop_reason = ""  # the signal
         self._parts = parts
         self._stop_timeout_s = stop_timeout_s
         self._report = report
-        self._signals: list[int] = []
         self._stop_signals = StopSignals()
         self._cleanup = contextlib.ExitStack()
-        self._wake_socket: socket.socket | None = None
+        # A signal writes a byte into the socket, which wakes `poll`.
+        self._wake_socket, self._wake_writer = socket.socketpair()
 
     def __enter__(self) -> Self:
-        # A signal writes a byte into the socket, which wakes `poll`.
-        self._wake_socket, writer = socket.socketpair()
-        for end in (self._wake_socket, writer):
+        for end in (self._wake_socket, self._wake_writer):
             end.setblocking(False)
             self._cleanup.enter_context(end)
-        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        fd = self._wake_writer.fileno()
+        previous_fd = signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
         self._cleanup.callback(signal.set_wakeup_fd, previous_fd)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number is not signal.SIGHUP or ends_with_terminal():
-                self._handle(number, self._record)
         # A handler that does nothing, so that the end of a child wakes `poll` as well.
-        self._handle(signal.SIGCHLD, lambda *_: None)
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {
+            signal.SIGCHLD: lambda *_: None,
+            signal.SIGINT: self._on_stop,
+            signal.SIGTERM: self._on_stop,
+        }
+        if ends_with_terminal():
+            handlers[signal.SIGHUP] = self._on_stop
+        for number, handler in handlers.items():
+            self._cleanup.callback(signal.signal, number, signal.signal(number, handler))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,10 +155,9 @@ class Supervisor:
                 part.ready.close()
         self._cleanup.close()
 
-    def _handle(
-        self, number: signal.Signals, handler: Callable[[int, FrameType | None], object]
-    ) -> None:
-        self._cleanup.callback(signal.signal, number, signal.signal(number, handler))
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._stop_signals.is_new_request():
+            self.stop_reason = self.stop_reason or signal.Signals(number).name
 
     def start(self, *parts: Part) -> None:
         for part in parts:
@@ -182,18 +181,19 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         while not is_done():
             self._wait(0.05, *fds)
-            if self._signals:
+            if self.stop_reason:
                 raise Interrupted
-            for part in self._parts:
-                if part.process is not None and not part.is_running:
+            started = [part for part in self._parts if part.process is not None]
+            for part in started:
+                if not part.is_running:
                     raise StartFailed(part.name, part.bury())
             if time.monotonic() > deadline:
-                started = ", ".join(part.name for part in self._parts if part.process is not None)
-                raise TimeoutError(f"{started} not ready after {timeout_s:.0f} s")
+                names = ", ".join(part.name for part in started)
+                raise TimeoutError(f"{names} not ready after {timeout_s:.0f} s")
 
     def run(self) -> None:
         """Starts dead parts again, until a signal asks to stop."""
-        while not self._signals:
+        while not self.stop_reason:
             for part in self._parts:
                 self._revive(part)
             due = [part.restart_at_s for part in self._parts if part.restart_at_s is not None]
@@ -205,51 +205,47 @@ class Supervisor:
         Each group may take its share of the stop timeout, and the time that those before it have
         left over. A second signal kills all at once.
         """
-        deadline = time.monotonic()
+        deadline_s = time.monotonic()
         in_reverse = reversed(self._parts)
         for _, group in itertools.groupby(in_reverse, lambda part: part.group or part.name):
             parts = list(group)
-            deadline += parts[0].stop_share * self._stop_timeout_s
+            deadline_s += parts[0].stop_share * self._stop_timeout_s
             for part in parts:
                 if part.process is not None and part.is_running:
                     part.process.terminate()
-            self._wait_for_end(parts, deadline)
+            while any(part.is_running for part in parts) and self._stop_signals.count <= 1:
+                if (left_s := deadline_s - time.monotonic()) <= 0:
+                    break
+                self._wait(left_s)
             for part in parts:
                 if part.is_running:
                     self._report(f"{part.name} did not stop in time and was killed")
                 part.bury()
 
-    def _wait_for_end(self, parts: Sequence[Part], deadline_s: float) -> None:
-        while any(part.is_running for part in parts) and len(self._signals) <= 1:
-            if (left_s := deadline_s - time.monotonic()) <= 0:
-                return
-            self._wait(left_s)
-
     def _revive(self, part: Part) -> None:
-        now = time.monotonic()
+        now_s = time.monotonic()
         if part.restart_at_s is None:
             if part.is_running:
                 return
-            exit_code = part.bury()
-            if now - part.started_s >= HEALTHY_AFTER_S:
+            why = f"ended with exit code {part.bury()}"
+            if now_s - part.started_s >= HEALTHY_AFTER_S:
                 part.backoff.succeed()
-            self._put_off(part, now, f"ended with exit code {exit_code}")
-        elif now >= part.restart_at_s:
+        elif now_s < part.restart_at_s:
+            return
+        else:
             try:
                 part.start()
+                return
             except OSError as error:
                 # It may have died for want of memory, which is still missing. The others serve on.
-                self._put_off(part, now, f"cannot be started: {error.strerror}")
-
-    def _put_off(self, part: Part, now: float, why: str) -> None:
-        part.backoff.fail(now)
+                why = f"cannot be started: {error.strerror}"
+        part.backoff.fail(now_s)
         pause_s = part.backoff.delay_s
-        part.restart_at_s = now + pause_s
+        part.restart_at_s = now_s + pause_s
         when = f"in {pause_s:.0f} s" if pause_s else "now"
         self._report(f"{part.name} {why}; starting it again {when}")
 
     def _wait(self, timeout_s: float, *fds: int) -> None:
-        assert self._wake_socket is not None
         poller = select.poll()  # select.select() takes no descriptor above 1,023
         for fd in (self._wake_socket.fileno(), *fds):
             poller.register(fd, select.POLLIN)
@@ -257,11 +253,3 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while self._wake_socket.recv(1024):
                 pass
-
-    def _record(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_signals.is_new_request():
-            self._signals.append(number)
-
-    @property
-    def stop_reason(self) -> str:
-        return signal.Signals(self._signals[0]).name if self._signals else ""

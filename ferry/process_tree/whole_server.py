@@ -1,11 +1,12 @@
 """Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
-import shlex
+import os
 import shutil
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +14,17 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from batching.process.child_process import spawn
+from batching.process.cores import usable_cores
 from batching.process.outputs import outlet
-from batching.process.part import EXIT_UNUSABLE, Launch, notify_ready
+from batching.process.part import (
+    EXIT_UNUSABLE,
+    LAUNCH_VARIABLE,
+    READY_VARIABLE,
+    Launch,
+    notify_ready,
+)
+from batching.process.siblings import Siblings
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot, read_snapshot
@@ -23,22 +33,19 @@ from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import (
     FSYNC_EVERY_SECOND,
     START_TIMEOUT_S,
-    DataFolderError,
     EmbeddedRedis,
-    EmbeddedRedisError,
     find_server,
     lock_data,
     short_temporary_folder,
 )
 from ferry.process_tree.log_files import LogFiles
-from ferry.process_tree.parts import PartMaker, count_by_cores, start_ingresses
 from ferry.process_tree.start_checks import (
     allow_many_files,
     check_free,
     require_redis,
     require_store,
 )
-from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
+from ferry.process_tree.supervisor import Interrupted, Part, ReadyPipe, StartFailed, Supervisor
 from ingress.role import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -48,7 +55,8 @@ INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 _CHILD_SHARE = 0.9
 # After its drain, an ingress closes its connections and ends.
 _END_S = 2.0
-_REPORT_EVERY_S = 5.0
+_MOST_INGRESSES = 4
+_CORES_EACH = 4
 
 Report = Callable[[str], None]
 
@@ -95,10 +103,11 @@ def run_server(
     with contextlib.ExitStack() as cleanup:
         redis = None
         if not settings.redis_url:
-            redis = _prepared_redis(settings, redis_memory, redis_fsync)
-            if redis.data is not None:
-                cleanup.callback(redis.data.release)
-            settings = replace(settings, redis_append_only=redis.data is not None)
+            program, data = find_server(), lock_data(settings, redis_fsync)
+            redis = EmbeddedRedis(program, maxmemory=redis_memory, data=data)
+            if data is not None:
+                cleanup.callback(data.release)
+            settings = replace(settings, redis_append_only=data is not None)
         is_embedded = redis is not None
         settings = _with_snapshots(settings, is_embedded=is_embedded, is_restoring=is_restoring)
         logs, report = None, print_report
@@ -109,17 +118,14 @@ def run_server(
         if redis is not None:
             # Next to the supervisor: before that hears signals, a SIGTERM would end this process
             # at once and leave the folder.
-            cleanup.callback(redis.remove_folder)
+            cleanup.callback(redis.close)
             settings = replace(settings, redis_url=redis.url)
             if saved := _saved_models(settings):
                 models, file = ", ".join(saved), settings.snapshot_file
                 report(f"Restoring {models} from {file} (--no-config-snapshots: without)")
-        server = _Server(settings, redis, report, occupant)
-        parts = server.parts(PartMaker(Launch.AWAITED, logs), common_folder)
-        supervisor = cleanup.enter_context(
-            Supervisor(parts, stop_timeout_s=settings.drain_timeout_s, report=report)
-        )
-        _serve(supervisor, lambda: server.start(supervisor), report)
+        server = _Server(settings, redis, report, occupant, PartMaker(Launch.AWAITED, logs))
+        parts = server.parts(common_folder)
+        _serve(parts, settings.drain_timeout_s, report, server.start)
 
 
 def run_ingresses(settings: Settings) -> None:
@@ -133,10 +139,7 @@ def run_ingresses(settings: Settings) -> None:
     count, maker = max(1, settings.ingress_processes), PartMaker(Launch.ALONE)
     with contextlib.ExitStack() as cleanup:
         ingresses = maker.ingresses(settings, count, _common_folder(count, cleanup), 1.0)
-        supervisor = cleanup.enter_context(
-            Supervisor(ingresses, stop_timeout_s=stop_s, report=print_report)
-        )
-        _serve(supervisor, lambda: start_ingresses(supervisor, ingresses), print_report)
+        _serve(ingresses, stop_s, print_report, lambda it: _start_ingresses(it, ingresses))
 
 
 def print_report(line: str) -> None:
@@ -150,21 +153,6 @@ def _common_folder(count: int, cleanup: contextlib.ExitStack) -> Path:
     folder = short_temporary_folder("ferry-ingress-")
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _prepared_redis(settings: Settings, maxmemory: str, fsync: str) -> EmbeddedRedis:
-    """Returns a Redis that is not started, its data folder locked.
-
-    Raises:
-        ClickException: there is no server program, or `data_dir` cannot be used.
-    """
-    try:
-        program = find_server()
-        return EmbeddedRedis(program, maxmemory=maxmemory, data=lock_data(settings, fsync, warn))
-    except EmbeddedRedisError as error:
-        raise click.ClickException(str(error)) from error
-    except DataFolderError as error:
-        raise click.ClickException(f"{error}. --data-dir chooses another folder") from error
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
@@ -186,78 +174,138 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _serve(supervisor: Supervisor, start: Callable[[], None], report: Report) -> None:
+def _serve(
+    parts: list[Part], stop_timeout_s: float, report: Report, start: Callable[[Supervisor], None]
+) -> None:
     """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them.
 
     Raises:
         ClickException: the start failed; all parts have ended.
     """
-    try:
-        start()
-        supervisor.run()
-    except Interrupted:
-        pass
-    except StartFailed as error:
-        supervisor.stop()
-        is_unusable = error.exit_code == EXIT_UNUSABLE
-        failure = UnusableSettings if is_unusable else click.ClickException
-        raise failure(f"{error}; the lines above say why") from error
-    except click.ClickException:
-        supervisor.stop()
-        raise
-    except (TimeoutError, OSError) as error:
-        supervisor.stop()
-        raise click.ClickException(f"cannot start: {error}") from error
-    report(f"Stopping on {supervisor.stop_reason}.")
-    supervisor.stop()
+    with Supervisor(parts, stop_timeout_s=stop_timeout_s, report=report) as supervisor:
+        try:
+            start(supervisor)
+            supervisor.run()
+        except Interrupted:
+            pass
+        except StartFailed as error:
+            is_unusable = error.exit_code == EXIT_UNUSABLE
+            failure = UnusableSettings if is_unusable else click.ClickException
+            raise failure(f"{error}; the lines above say why") from error
+        except OSError as error:
+            raise click.ClickException(f"cannot start: {error}") from error
+        finally:
+            if supervisor.stop_reason:
+                report(f"Stopping on {supervisor.stop_reason}.")
+            supervisor.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class PartMaker:
+    """Makes the parts of one server that are Python processes; `launch` is how each is started."""
+
+    launch: Launch
+    logs: LogFiles | None = None
+
+    def part(
+        self,
+        name: str,
+        package: str,
+        settings: Settings,
+        stop_share: float,
+        siblings: Siblings | None = None,
+    ) -> Part:
+        ready, logs = ReadyPipe(), self.logs
+        variables: Mapping[str, str] = siblings.to_environment() if siblings else {}
+
+        def start() -> subprocess.Popen[bytes]:
+            env = {**os.environ, **settings.to_environment(), **variables}
+            env |= logs.variables if logs else {}
+            env |= {READY_VARIABLE: "", LAUNCH_VARIABLE: Launch.AGAIN}
+            for fd in (fds := ready.writer()):
+                env |= {READY_VARIABLE: str(fd), LAUNCH_VARIABLE: self.launch}
+            # -P: a folder `workers` in the user's current directory must not be run instead.
+            process = spawn(
+                [sys.executable, "-P", "-m", package],
+                env,
+                fds,
+                stdout=None if logs is None else logs.stdout_fd,
+                stderr=None if logs is None else logs.stderr_fd,
+            )
+            ready.hand_over()
+            return process
+
+        return Part(name, start, stop_share, package, ready)
+
+    def ingresses(
+        self, settings: Settings, count: int, folder: Path, stop_share: float
+    ) -> list[Part]:
+        names = ["ingress", *(f"ingress {number}" for number in range(2, count + 1))]
+        return [
+            self.part(name, "ingress", settings, stop_share, Siblings(number, count, folder))
+            for number, name in enumerate(names, 1)
+        ]
+
+
+def count_by_cores(settings: Settings) -> int:
+    """Returns how many ingress processes `ferry up` runs: by its cores, unless a setting says."""
+    if settings.ingress_processes or settings.inference_address.startswith("unix:"):
+        return settings.ingress_processes or 1
+    return max(1, min(_MOST_INGRESSES, usable_cores() // _CORES_EACH))
+
+
+def _start_ingresses(supervisor: Supervisor, ingresses: list[Part]) -> None:
+    """Starts them and waits until all are ready.
+
+    The first one is alone until it has loaded the startup models, as no client must hear from
+    another one that the server is ready.
+    """
+    for together in (ingresses[:1], ingresses[1:]):
+        supervisor.start(*together)
+        supervisor.wait_until_ready(*together)
+
+
+@dataclass
 class _Server:
     """Starts the parts of one server in their order, and says when it is ready."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        redis: EmbeddedRedis | None,
-        report: Report,
-        occupant: Occupant | None,
-    ) -> None:
-        self._settings = settings
-        self._redis = redis
-        self._report = report
-        self._occupant = occupant
+    settings: Settings
+    redis: EmbeddedRedis | None
+    report: Report
+    occupant: Occupant | None
+    maker: PartMaker
 
-    def parts(self, maker: PartMaker, common_folder: Path) -> list[Part]:
+    def parts(self, common_folder: Path) -> list[Part]:
         """Makes what the supervisor starts, in this order."""
-        settings = self._settings
         of_ingress, of_node = (
-            replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
+            replace(
+                self.settings, drain_timeout_s=self.settings.drain_timeout_s * _CHILD_SHARE * share
+            )
             for share in (INGRESS_SHARE, NODE_SHARE)
         )
-        count = count_by_cores(settings)
-        redis = self._redis
-        self._redis_parts = [Part("redis", redis.launch, REDIS_SHARE)] if redis else []
-        self._node = maker.part("node", "workers", of_node, NODE_SHARE)
-        self._ingresses = maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
-        return [*self._redis_parts, self._node, *self._ingresses]
+        count = count_by_cores(self.settings)
+        self._node = self.maker.part("node", "workers", of_node, NODE_SHARE)
+        self._ingresses = self.maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
+        self._redis = [Part("redis", self.redis.launch, REDIS_SHARE)] if self.redis else []
+        return [*self._redis, self._node, *self._ingresses]
 
     def start(self, supervisor: Supervisor) -> None:
-        if self._redis is not None:
-            self._start_redis(supervisor, self._redis)
+        if self.redis is not None:
+            self._start_redis(supervisor, self.redis)
         supervisor.start(self._node)
-        if self._occupant is not None:
-            self._occupant.begin(self._settings)
-        named = self._settings.load_models
-        if (console := err()).is_terminal and self._occupant is None:
+        if self.occupant is not None:
+            self.occupant.begin(self.settings)
+        named = self.settings.load_models
+        if (console := err()).is_terminal and self.occupant is None:
             # No spinner: the parts write their log lines to the same terminal.
             console.print(escape(f"Starting and loading {named}" if named else "Starting"))
-        start_ingresses(supervisor, self._ingresses)
+        _start_ingresses(supervisor, self._ingresses)
         # Registering a model takes a node, so the server has started only when there is one.
         supervisor.wait_until_ready(self._node)
-        if self._occupant is None:
+        if self.occupant is None:
             self._announce()
         else:
-            self._occupant.announce(supervisor)
+            self.occupant.announce(supervisor)
 
     def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
         """Starts Redis and waits until it answers; after a long life it has much to read.
@@ -266,29 +314,16 @@ class _Server:
             StartFailed: it ended.
             TimeoutError: it does not answer at all.
         """
-        supervisor.start(*self._redis_parts)
-        say_at_s = time.monotonic() + _REPORT_EVERY_S
-
-        def has_read() -> bool:
-            nonlocal say_at_s
-            if redis.answers():
-                return True
-            percent = redis.loaded_percent()
-            if percent is not None and time.monotonic() >= say_at_s:
-                say_at_s = time.monotonic() + _REPORT_EVERY_S
-                self._report(f"Redis reads its data: {percent:.0f} %")
-            return False
-
+        supervisor.start(*self._redis)
         try:
             supervisor.wait_until(
-                lambda: redis.answers() or redis.loaded_percent() is not None,
-                timeout_s=START_TIMEOUT_S,
+                lambda: redis.answers() or redis.is_loading(), timeout_s=START_TIMEOUT_S
             )
-            supervisor.wait_until(has_read)
+            supervisor.wait_until(redis.answers)
         except StartFailed:
-            self._report(f"redis: {redis.last_words() or 'it said nothing'}")
+            self.report(f"redis: {redis.last_words() or 'it said nothing'}")
             if redis.data is not None:
-                self._report(
+                self.report(
                     f"Redis cannot go on with its data in {redis.data.folder}. To start without "
                     "the jobs in there, move it away, or choose another folder with --data-dir."
                 )
@@ -302,22 +337,24 @@ class _Server:
         for failure in ready.failures if ready is not None else ():
             complaint = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(complaint)}", soft_wrap=True)
-        settings, redis = self._settings, self._redis
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for role, address in settings.addresses().items():
-            table.add_row(role.capitalize(), escape(address))
+        settings, redis = self.settings, self.redis
+        rows = {role.capitalize(): address for role, address in settings.addresses().items()}
         if has_page(settings) and settings.inference_address.startswith("http"):
-            table.add_row("Page", escape(f"{settings.inference_address}/"))
+            rows["Page"] = f"{settings.inference_address}/"
         if (keys_path := settings.keys_path()) is not None:
-            table.add_row("Tokens", f"in {escape(str(keys_path))}")
-        table.add_row("Models", escape(models_at_start(settings, is_embedded=redis is not None)))
+            rows["Tokens"] = f"in {keys_path}"
+        names = _saved_models(settings) if redis else ["those that Redis remembers"]
+        names += [settings.load_models] if settings.load_models else []
+        rows["Models"] = ", ".join(names) or "none yet: `ferry models register ARCHIVE` brings one"
         if redis is None:
             # The URL may hold a password, and this line may end in a log.
-            description = RedisUrl.parse(settings.redis_url).without_secrets()
+            rows["Redis"] = RedisUrl.parse(settings.redis_url).without_secrets()
         else:
             kept = f"keeps jobs in {redis.data.folder.parent}" if redis.data else "in memory only"
-            description = f"embedded, {redis.program.origin}; {kept}"
-        table.add_row("Redis", escape(description))
+            rows["Redis"] = f"embedded, {redis.program.origin}; {kept}"
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, text in rows.items():
+            table.add_row(name, escape(text))
         out().print(table)
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
@@ -332,25 +369,6 @@ def _forget_models(url: str) -> None:
 
     with contextlib.closing(connect(url)) as client:
         Registry(client).forget()
-
-
-def models_at_start(settings: Settings, *, is_embedded: bool) -> str:
-    """Says which models the server begins with; an embedded Redis brings none."""
-    names = _saved_models(settings) if is_embedded else ["those that Redis remembers"]
-    names += [settings.load_models] if settings.load_models else []
-    return ", ".join(names) or f"none yet: {_first_step(settings)}"
-
-
-def _first_step(settings: Settings) -> str:
-    store = settings.model_store
-    if store is None:
-        return "start with --model-store FOLDER, for the archives in it"
-    archive = min((path.name for path in store.glob("*.mar")), default="ARCHIVE.mar")
-    command = ["ferry", "models", "register", archive]
-    address = settings.management_address
-    if address.startswith("http") and address != Settings().management_address:
-        command += ["--management-url", address]
-    return f"`{shlex.join(command)}`"
 
 
 def _saved_models(settings: Settings) -> list[str]:

@@ -2,11 +2,11 @@
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:  # `ferry serve` loads it while its server starts
-    from ferry.serving.live_models import LiveModel
+from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerStatus
 
 # Kind -> a file to send; the handler of a TorchServe archive says none.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
@@ -21,45 +21,53 @@ _MOST_CHARACTERS = 200
 _AXES_OF_IMAGES = 3
 
 
-def announcement(live: "LiveModel", base_url: str) -> str:
-    spec, workers = live.spec, live.workers
+def announcement(spec: ModelSpec, workers: Sequence[WorkerStatus], base_url: str) -> str:
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
     devices = ", ".join(sorted({worker.device for worker in workers}))
+    interface = next((worker.interface for worker in workers), {})
     facts = {
-        "takes": _taken(live.interface),
+        "takes": _taken(interface),
         "batches": f"up to {spec.batch_size}, at most {spec.max_batch_delay_ms} ms{policy}",
         "workers": f"{len(workers)} on {devices}",
-        "try": curl_line(live, base_url),
+        "try": curl_line(f"{base_url}/predictions/{spec.model_name}", interface),
         "page": f"{base_url}/",
     }
     title = f"{spec.model_name} {spec.model_version}"
-    if summary := live.interface.get("summary"):
+    if summary := interface.get("summary"):
         title += f": {summary}"
     return "\n".join([title, *(f"  {name:<9}{fact}" for name, fact in facts.items() if fact)])
 
 
-def curl_line(live: "LiveModel", base_url: str) -> str:
+def curl_line(url: str, interface: Mapping[str, Any]) -> str:
     """Returns a command for a POSIX shell that sends the model one row."""
-    curl = f"curl {base_url}/predictions/{live.spec.model_name}"
-    takes = live.interface.get("input", {})
-    kind, example = takes.get("kind", ""), live.interface.get("example")
+    takes, tensors = interface.get("input", {}), interface.get("inputs", [])
+    kind, schema = takes.get("kind", ""), takes.get("schema", {})
+    example = interface.get("example")
     if kind in _FILES:
-        return f"{curl} -T {_FILES[kind]}"
-    if kind == "text":
-        return f"{curl} -d {shlex.quote(example if isinstance(example, str) else 'some text')}"
-    if kind == "form":
-        fields = takes.get("schema", {}).get("properties", {})
-        return " ".join([curl, *(_form_field(name, fields[name]) for name in fields)])
-    if example is None and (inputs := live.interface.get("inputs", [])):
-        rows = {str(tensor["name"]): _zeros(tensor) for tensor in inputs}
-        example = rows if len(rows) > 1 else next(iter(rows.values()))
-        if len(json.dumps(example)) > _MOST_CHARACTERS:
-            files = (f"-F {shlex.quote(f'{name}=@{name}.npy')}" for name in rows)
-            return f"{curl} {' '.join(files) if len(rows) > 1 else '-T row.npy'}"
-    elif example is None:
-        schema = takes.get("schema", {})
-        example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
-    return f"{curl} -d {shlex.quote(json.dumps(example))}"
+        arguments = ["-T", _FILES[kind]]
+    elif kind == "text":
+        arguments = ["-d", example if isinstance(example, str) else "some text"]
+    elif kind == "form":
+        arguments = []
+        for name, field in schema.get("properties", {}).items():
+            is_file = "ferry-part" in json.dumps(field)
+            arguments += ["-F", f"{name}=@photo.jpg" if is_file else f"{name}={_sample(field)}"]
+    elif example is None and tensors:
+        arguments = _tensor_arguments({str(it["name"]): _zeros(it) for it in tensors})
+    else:
+        if example is None:
+            example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
+        arguments = ["-d", json.dumps(example)]
+    return f"curl {url} {shlex.join(arguments)}"
+
+
+def _tensor_arguments(rows: Mapping[str, Any]) -> list[str]:
+    """Returns a row of these inputs as JSON, or as files where that would be long."""
+    text = json.dumps(rows if len(rows) > 1 else next(iter(rows.values())))
+    if len(text) <= _MOST_CHARACTERS:
+        return ["-d", text]
+    files = [argument for name in rows for argument in ("-F", f"{name}=@{name}.npy")]
+    return files if len(rows) > 1 else ["-T", "row.npy"]
 
 
 def _taken(interface: Mapping[str, Any]) -> str:
@@ -70,11 +78,6 @@ def _taken(interface: Mapping[str, Any]) -> str:
     if kind == "any":
         return "JSON, an image, or bytes"
     return f"{kind} ({type_name})" if type_name not in ("", kind) else kind
-
-
-def _form_field(name: str, schema: Mapping[str, Any]) -> str:
-    is_file = "ferry-part" in json.dumps(schema)
-    return f"-F {name}=@photo.jpg" if is_file else f"-F {shlex.quote(f'{name}={_sample(schema)}')}"
 
 
 def _zeros(tensor: Mapping[str, Any]) -> Any:

@@ -1,20 +1,28 @@
-"""Reads what is to be served: a Python file, a file without code, an archive, or `hf:NAME`."""
+"""Reads what is to be served: a Python file, a file without code, an archive, or `hf:NAME`.
 
-import hashlib
+A Python file is read and not run.
+"""
+
+import ast
+import contextlib
+import difflib
 import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batching.models.registration import name_of_archive
-from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, VERSION_PATTERN
-from ferry.serving.python_file import TargetError, read_python_file, shown, sources_of
+import click
 
-HUGGING_FACE = "hf:"
+from batching.errors import BadRequest
+from batching.models.config_keys import has_type
+from batching.models.registration import name_of_archive
+from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, PARAMETERS, VERSION_PATTERN
+from workers.python_models.targets import HUGGING_FACE, SOURCES, Target
+
 WITHOUT_CODE = frozenset({".onnx", ".pt", ".pts", ".pt2"})
 # What `ferry serve` and `ferry archive` give a model in Python that says nothing itself.
 DEFAULTS: Mapping[str, Any] = {
@@ -26,6 +34,20 @@ DEFAULTS: Mapping[str, Any] = {
 }
 CONFIG_FILE = "model-config.yaml"
 MANIFEST_NAME = "MAR-INF/MANIFEST.json"
+
+
+# By their fields' names and those of `POST /models`, which say no unit.
+SETTINGS = {name: one for one in PARAMETERS for name in (one.name, re.sub(r"_m?s$", "", one.name))}
+_OTHER_NAMES = ("name", "version", "warm_up")
+_BASES = ("ferry.Model", "ferry.modeling.Model")
+_DECORATORS = ("ferry.model", "ferry.modeling.model")
+_FUNCTION = "predict"
+# An attribute of a class whose name is this close to a setting's is taken for a slip.
+_SIMILAR = 0.8
+
+
+class TargetError(click.ClickException):
+    """A target cannot be served; the text names file and line where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +72,9 @@ class ServedTarget:
 
     def fingerprint(self) -> str:
         """Returns a text that differs once the model, or a file of it, is another."""
-        digest = hashlib.sha256(repr((self.label, sorted(self.settings.items()))).encode())
-        for place, path in sorted(self.sources.items()):
-            if path.suffix == ".py":
-                digest.update(place.encode() + path.read_bytes())
-            else:  # may be large
-                found = path.stat()
-                digest.update(f"{place} {found.st_mtime_ns} {found.st_size}".encode())
-        return digest.hexdigest()
+        files = [(place, path.stat()) for place, path in sorted(self.sources.items())]
+        saved = [(place, status.st_mtime_ns, status.st_size) for place, status in files]
+        return repr((self.label, sorted(self.settings.items()), saved))
 
     @property
     def is_without_code(self) -> bool:
@@ -67,10 +84,11 @@ class ServedTarget:
     def handler(self) -> str:
         return "tensor_model" if self.is_without_code else "python_model"
 
-    @property
-    def text(self) -> str:
-        """Returns what a manifest says of it, beside the sources."""
-        return self._text(self.path.name if self.path else "")
+    def text(self, file: str) -> str:
+        """Returns what a manifest says of it, where its file is called so."""
+        if self.path is None:
+            return f"{HUGGING_FACE}{self.label}"
+        return f"{file}:{self.label}" if self.label else file
 
     def config(self, more: Mapping[str, Any] | None = None) -> str:
         settings = {**DEFAULTS, **self.settings, **(more or {})}
@@ -86,7 +104,7 @@ class ServedTarget:
             "modelName": self.name,
             "modelVersion": version,
             "handler": self.handler,
-            "target": self._text(str(self.path)),
+            "target": self.text(str(self.path)),
             "configFile": CONFIG_FILE,
         }
         manifest = folder / MANIFEST_NAME
@@ -95,42 +113,26 @@ class ServedTarget:
         (folder / CONFIG_FILE).write_text(self.config(settings), encoding="utf-8")
         for place, path in self.sources.items():
             if path.suffix == ".py":
-                copy = folder / "sources" / place
+                copy = folder / SOURCES / place
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
 
-    def _text(self, path: str) -> str:
-        if self.path is None:
-            return f"{HUGGING_FACE}{self.label}"
-        return f"{path}:{self.label}" if self.label else path
 
+def spec_fields(workers: int, device: str) -> dict[str, Any]:
+    """Returns what these flags change in a registered version; 0 and "": nothing.
 
-@dataclass(frozen=True, slots=True)
-class RunFlags:
-    """Says how many workers each model has, and where; 0 and "": as the models say."""
-
-    workers: int = 0
-    device: str = ""
-
-    def spec_fields(self) -> dict[str, Any]:
-        """Returns what they change in a registered version.
-
-        Raises:
-            TargetError: there is no such device.
-        """
-        workers = {"min_worker": self.workers, "max_worker": self.workers} if self.workers else {}
-        kind, colon, index = self.device.partition(":")
-        if not self.device:
-            return workers
-        if self.device in ("cpu", "mps"):  # to a node, Apple's GPU is none
-            return {**workers, "device_type": "cpu"}
-        if kind == "cuda" and (index.isdecimal() or not colon):
-            return {**workers, "device_type": "gpu", "device_ids": (int(index),) if index else ()}
-        raise TargetError(f"--device {self.device}: write cpu, cuda, cuda:1 or mps")
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what they add to a model's configuration, which its `load` goes by."""
-        return {"device": self.device} if self.device == "mps" else {}
+    Raises:
+        TargetError: there is no such device.
+    """
+    fields: dict[str, Any] = {"min_worker": workers, "max_worker": workers} if workers else {}
+    kind, colon, index = device.partition(":")
+    if device in ("cpu", "mps"):  # to a node, Apple's GPU is none
+        fields["device_type"] = "cpu"
+    elif kind == "cuda" and (index.isdecimal() or not colon):
+        fields |= {"device_type": "gpu", "device_ids": (int(index),) if index else ()}
+    elif device:
+        raise TargetError(f"--device {device}: write cpu, cuda, cuda:1 or mps")
+    return fields
 
 
 def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
@@ -139,13 +141,13 @@ def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
     Raises:
         TargetError: one cannot be served, or two have one name.
     """
-    found = [one for text in texts for one in read_target(text)]
-    [(name, count)] = Counter(one.name for one in found).most_common(1)
+    targets = [target for text in texts for target in read_target(text)]
+    [(name, count)] = Counter(target.name for target in targets).most_common(1)
     if count > 1:
         raise TargetError(
             f'{count} models are called {name}: give one of them another name, with name = "..."'
         )
-    return found
+    return targets
 
 
 def read_target(text: str) -> list[ServedTarget]:
@@ -154,52 +156,234 @@ def read_target(text: str) -> list[ServedTarget]:
     Raises:
         TargetError: there is no such target, or it serves nothing; the text says why.
     """
-    if text.startswith(HUGGING_FACE):
-        return [_hugging_face(text.removeprefix(HUGGING_FACE))]
-    file, _, label = text.partition(".py:")
-    path = Path(f"{file}.py" if label else text).absolute()
+    target = Target.of(text, Path.cwd())
+    path = target.path
+    if path is None:
+        if not target.name:
+            raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
+        folder = Path(target.name)
+        label = str(folder.absolute()) if folder.is_dir() else target.name
+        return [ServedTarget(_as_name(folder.name), DEFAULT_VERSION, None, label)]
     if not path.exists():
-        raise TargetError(f"there is no file {shown(path)}")
+        raise TargetError(f"there is no file {_shown(path)}")
     if path.suffix == ".py":
-        sources = sources_of(path)
-        return [
-            _checked(ServedTarget(one.name, one.version, path, one.label, one.settings, sources))
-            for one in read_python_file(path, label)
-        ]
+        return _in_python(path, target.name)
     if path.suffix in WITHOUT_CODE:
         # Weights of an ONNX file may lie beside it.
         files = [path, path.with_name(f"{path.name}.data")]
-        sources = {one.name: one for one in files if one.is_file()}
+        sources = {file.name: file for file in files if file.is_file()}
         return [ServedTarget(_as_name(path.stem), DEFAULT_VERSION, path, sources=sources)]
     if path.is_dir() or path.name.endswith((".mar", ".tar.gz", ".tgz")):
         return [ServedTarget(name_of_archive(path.name), "", path, is_archive=True)]
     raise TargetError(
-        f"{shown(path)} is no target: FILE.py, FILE.py:NAME, .onnx, .pt2, .pt (TorchScript), .mar, "
-        "a folder of an archive, or hf:NAME"
+        f"{_shown(path)} is no target: FILE.py, FILE.py:NAME, .onnx, .pt2, .pt (TorchScript), "
+        ".mar, a folder of an archive, or hf:NAME"
     )
 
 
-def _hugging_face(name: str) -> ServedTarget:
-    if not name:
-        raise TargetError("hf: needs a name behind it, as in hf:sentiment-analysis")
-    path = Path(name)
-    label = str(path.absolute()) if path.is_dir() else name
-    return ServedTarget(_as_name(path.name), DEFAULT_VERSION, None, label)
+def _shown(path: Path) -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def _as_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", text) or "model"
 
 
-def _checked(target: ServedTarget) -> ServedTarget:
-    assert target.path is not None
-    if not NAME_PATTERN.fullmatch(target.name):
+# --- Python files
+
+
+def _in_python(path: Path, label: str) -> list[ServedTarget]:
+    """Returns what the file serves, or the one of that name in the code."""
+    served = list(_Reader(path).served())
+    if not served:
         raise TargetError(
-            f"{shown(target.path)}: {target.name!r} can be no model's name: choose one with "
-            "name = \"...\", of letters, digits, '.', '_' and '-', beginning with a letter, digit "
-            "or '_'"
+            f"{_shown(path)} serves nothing: it needs a function {_FUNCTION}(batch), a function "
+            f"under @ferry.model, or a class Name(ferry.Model) with a method {_FUNCTION}"
         )
-    if not VERSION_PATTERN.fullmatch(target.version):
-        text = f"{target.version!r} can be no version: write it like 1.0"
-        raise TargetError(f"{shown(target.path)}: {text}")
-    return target
+    chosen = [target for target in served if label in ("", target.label)]
+    if not chosen:
+        labels = ", ".join(target.label for target in served)
+        raise TargetError(f"{_shown(path)} serves no {label!r}; there is: {labels}")
+    return chosen
+
+
+def _sources_of(file: Path) -> dict[str, Path]:
+    """Returns the file and the modules beside it that it imports, by their places beside it."""
+    root, unread = file.parent, [file]
+    sources: dict[str, Path] = {}
+    while unread:
+        path = unread.pop()
+        place = path.relative_to(root).as_posix()
+        if place not in sources:
+            sources[place] = path
+            with contextlib.suppress(TargetError):  # which whoever runs it says
+                unread += _imported_files(path, root)
+    return sources
+
+
+class _Reader:
+    """Goes through a parsed file in the order in which Python would run it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sources = _sources_of(path)
+        self._statements = list(_top_level(_parse(path)))
+        # Name -> what it is assigned, or the dotted name that it was imported as.
+        self._assigned = dict(_assignments(self._statements))
+        self._imported: dict[str, str] = {}
+        # Class of a model -> its settings, its bases' included, and whether it can answer.
+        self._classes: dict[str, tuple[dict[str, Any], bool]] = {}
+
+    def served(self) -> Iterator[ServedTarget]:
+        for statement in self._statements:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                owner = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+                aliases = [alias for alias in statement.names if owner or alias.asname]
+                self._imported |= {it.asname or it.name: f"{owner}{it.name}" for it in aliases}
+            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from self._function(statement)
+            elif isinstance(statement, ast.ClassDef):
+                yield from self._class(statement)
+        if _FUNCTION in {*self._assigned, *self._imported}:
+            yield self._object(_FUNCTION, {})
+
+    def _function(
+        self, definition: ast.FunctionDef | ast.AsyncFunctionDef
+    ) -> Iterator[ServedTarget]:
+        marks = [it for it in definition.decorator_list if self._dotted(it) in _DECORATORS]
+        if marks or definition.name == _FUNCTION:
+            calls = [mark for mark in marks if isinstance(mark, ast.Call)]
+            pairs = [(it.arg or "**", it.value) for call in calls for it in call.keywords]
+            yield self._object(definition.name, self._settings(pairs, 0.0))
+
+    def _class(self, definition: ast.ClassDef) -> Iterator[ServedTarget]:
+        bases = [self._dotted(base) for base in definition.bases]
+        above = [self._classes[base] for base in reversed(bases) if base in self._classes]
+        if above or set(bases) & set(_BASES):
+            settings: dict[str, Any] = {}
+            for inherited, _ in above:
+                settings |= inherited
+            settings.pop("name", None)  # of a base, which has its own
+            settings |= self._settings(_assignments(definition.body), _SIMILAR)
+            methods = {getattr(statement, "name", "") for statement in definition.body}
+            can_answer = _FUNCTION in methods or any(can_answer for _, can_answer in above)
+            self._classes[definition.name] = settings, can_answer
+            if can_answer:
+                yield self._object(definition.name, settings)
+
+    def _dotted(self, expression: ast.expr) -> str:
+        """Returns the whole name that an expression, or what it calls, means; "" if it is none."""
+        if isinstance(expression, ast.Call):
+            return self._dotted(expression.func)
+        if isinstance(expression, ast.Name):
+            return self._imported.get(expression.id, expression.id)
+        if isinstance(expression, ast.Attribute) and (owner := self._dotted(expression.value)):
+            return f"{owner}.{expression.attr}"
+        return ""
+
+    def _settings(self, pairs: Iterable[tuple[str, ast.expr]], likeness: float) -> dict[str, Any]:
+        """Returns the settings among these; one whose name is as much like a setting's is refused.
+
+        `warm_up` is read by the worker alone.
+        """
+        names, settings = [*SETTINGS, *_OTHER_NAMES], {}
+        for name, expression in pairs:
+            if name in names:
+                if name != "warm_up":
+                    settings[name] = self._value(name, expression)
+            elif not name.startswith("_"):
+                for nearest in difflib.get_close_matches(name, names, 1, likeness):
+                    text = f"{name} is no setting; did you mean {nearest}?"
+                    raise self._error(expression, text)
+        return settings
+
+    def _value(self, name: str, expression: ast.expr) -> Any:
+        plain = expression
+        if isinstance(expression, ast.Name):
+            plain = self._assigned.get(expression.id, expression)
+        parameter = SETTINGS.get(name)
+        kind = parameter.kind if parameter else str
+        try:
+            value = ast.literal_eval(plain)
+            value = list(value) if isinstance(value, tuple) else value
+            if not has_type(value, kind):
+                raise self._error(expression, f"{name} must be {kind.__name__}, not {value!r}")
+            if parameter:
+                parameter.check(value)
+        except BadRequest as error:
+            raise self._error(expression, error.message) from error
+        except (ValueError, TypeError):
+            text = (
+                f"{name} must be a plain value, or the name of a constant in this file, as it is "
+                f"read without running the file; not {ast.unparse(expression)}"
+            )
+            raise self._error(expression, text) from None
+        return value
+
+    def _object(self, label: str, values: Mapping[str, Any]) -> ServedTarget:
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", self._path.stem)
+        # bert_qa for BertQA and BertQa.
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", label).lower()
+        name = values.get("name", stem if label == _FUNCTION else words)
+        version = values.get("version", DEFAULT_VERSION)
+        for text, pattern in ((name, NAME_PATTERN), (version, VERSION_PATTERN)):
+            if not pattern.fullmatch(text):
+                raise TargetError(
+                    f"{_shown(self._path)}: {text!r} can be no name or version of a model: use "
+                    "letters, digits, '.', '_' and '-', beginning with a letter, digit or '_'"
+                )
+        settings = {SETTINGS[key].word: value for key, value in values.items() if key in SETTINGS}
+        return ServedTarget(name, version, self._path, label, settings, self._sources)
+
+    def _error(self, node: ast.expr, text: str) -> TargetError:
+        return TargetError(f"{_shown(self._path)}:{node.lineno}: {text}")
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        caret = " " * max(0, (error.offset or 1) - 1)
+        code = f"\n    {error.text.rstrip()}\n    {caret}^" if error.text else ""
+        raise TargetError(f"{_shown(path)}:{error.lineno or 1}: {error.msg}{code}") from error
+    except (OSError, ValueError) as error:  # it has gone, or has a NUL
+        raise TargetError(f"{_shown(path)}: {error}") from error
+
+
+def _top_level(block: ast.AST) -> Iterator[ast.AST]:
+    """Yields what importing a file may run, statements under `if` and `try` too."""
+    for node in ast.iter_child_nodes(block):
+        yield node
+        is_script = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not is_definition and not is_script:
+            yield from _top_level(node)
+
+
+def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, statement.value
+
+
+def _imported_files(path: Path, root: Path) -> Iterator[Path]:
+    """Yields the files below `root` that run when this one imports its modules."""
+    package = path.relative_to(root).parent.parts
+    for node in ast.walk(_parse(path)):
+        modules: list[list[str]] = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            owner = [*above, *(node.module or "").split(".")]
+            modules = [[*filter(None, owner), alias.name] for alias in node.names]
+        for names in modules:
+            for end in range(1, len(names) + 1):
+                place = root.joinpath(*names[:end])
+                candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+                yield from (file for file in candidates if file.is_file())

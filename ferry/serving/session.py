@@ -1,30 +1,41 @@
 """Adds to a server what `ferry serve` has: models, what is said of them, and reload.
 
-A save may be a rename, come in two writes, or come while the one before it is still loading, whose
-version is then given up. What cannot be read or loaded is shown, and the old version serves on.
+A change is registered as a version beside the old one, which goes when the new one has taken over
+and no request is left. A save may be a rename, come in two writes, or come while the one before it
+is still loading, whose version is then given up. What cannot be read or loaded is shown, and the
+old version serves on.
 """
 
+import contextlib
 import threading
 import time
 import webbrowser
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from batching.errors import ServeError
+from batching.errors import NotFound, ServeError
+from batching.models.registration import spec_from_registration
+from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerState, WorkerStatus
 from batching.process.part import notify_ready
 from batching.settings.settings import Settings
 from ferry.console import spinner
 from ferry.process_tree.supervisor import Supervisor
 from ferry.serving.announcement import announcement
-from ferry.serving.python_file import TargetError
-from ferry.serving.served_targets import WITHOUT_CODE, RunFlags, ServedTarget, read_targets
+from ferry.serving.served_targets import (
+    DEFAULTS,
+    ServedTarget,
+    TargetError,
+    read_targets,
+)
+from workers.archives.model_archive import inspect_archive
+from workers.archives.staging import work_dir_of
 
 if TYPE_CHECKING:
-    from ferry.serving.live_models import LiveModels
+    from batching.store.registry.registry import Registry
 
 # Editors write a file in several steps; a quiet moment ends a save.
 _QUIET_MS = 60
@@ -33,31 +44,50 @@ _LONGEST_SAVE_MS = 400
 _LOOK_MS = 50
 _IDLE_MS = 60_000
 _RETRY_S = 0.5
-_SUFFIXES = frozenset({".py", ".data", *WITHOUT_CODE})
+# Requests that were on their way to the old version when the new one took over have come by then.
+_ON_THEIR_WAY_S = 2.0
+# What a served archive gets unless it says otherwise: parameters, and their words in archives.
+_BATCHING = (
+    ("batch_size", "batchSize"),
+    ("max_batch_delay", "maxBatchDelay"),
+    ("batch_policy", "batchPolicy"),
+)
 
 
 @dataclass(slots=True)
 class Session:
-    """Serves some targets, which the command was given as `texts`."""
+    """Serves some targets, which the command was given as `texts`.
+
+    `fields` are what its flags change in each version; models that ask are told the `device`.
+    """
 
     texts: Sequence[str]
     targets: Sequence[ServedTarget]
-    flags: RunFlags
+    fields: Mapping[str, Any]
+    device: str
     is_reloading: bool
     is_opening: bool
-    _models: "LiveModels" = field(init=False)
+    _settings: Settings = field(init=False)
+    _registry: "Registry" = field(init=False)
     # Model -> fingerprint of the files that were loaded last, whatever came of it.
     _prints: dict[str, str] = field(default_factory=dict)
     _complaint: str = ""
-    _base_url: str = ""
+    _loads: int = 0
+    _known: set[str] = field(default_factory=set)
+    # Model -> version; of those that load, since when, too.
+    _serving: dict[str, ModelSpec] = field(default_factory=dict)
+    _loading: dict[str, tuple[ModelSpec, float]] = field(default_factory=dict)
+    # Old versions, and when the new ones took over.
+    _retiring: list[tuple[ModelSpec, float]] = field(default_factory=list)
 
     def begin(self, settings: Settings) -> None:
         """Registers the models: workers load while the ingress starts."""
         # The client of Redis loads meanwhile, too.
-        from ferry.serving.live_models import LiveModels  # noqa: PLC0415
+        from batching.store.clients import connect  # noqa: PLC0415
+        from batching.store.registry.registry import Registry  # noqa: PLC0415
 
-        self._models = LiveModels(settings, self.flags)
-        self._base_url = settings.inference_address.replace("127.0.0.1", "localhost")
+        self._registry = Registry(connect(settings.redis_url))
+        self._settings = settings
         self._load(self.targets)
 
     def announce(self, supervisor: Supervisor) -> None:
@@ -66,47 +96,107 @@ class Session:
         Raises:
             ClickException: one does not load, and no save will be waited for.
         """
-        with spinner(f"Loading {', '.join(self._models.loading)}"):
+        with spinner(f"Loading {', '.join(self._loading)}"):
             supervisor.wait_until(self._has_settled)
         self._take_over()
         notify_ready()
         if self.is_reloading:
             threading.Thread(target=self._follow, name="reload", daemon=True).start()
-            _say("Saved changes are loaded by themselves.")
-        _say("Ctrl-C ends.")
+            click.echo("Saved changes are loaded by themselves.")
+        click.echo("Ctrl-C ends.")
         if self.is_opening:
             # Some browsers end only when they are closed.
             threading.Thread(target=webbrowser.open, args=(self._base_url,), daemon=True).start()
 
+    @property
+    def _base_url(self) -> str:
+        return self._settings.inference_address.replace("127.0.0.1", "localhost")
+
     def _has_settled(self) -> bool:
-        found = [self._models.look_at(spec) for spec, _ in self._models.loading.values()]
-        return any(live.error for live in found) or not any(live.is_loading for live in found)
+        specs = [spec for spec, _ in self._loading.values()]
+        progress = [_progress(spec, self._registry.workers(spec.key)) for spec in specs]
+        return any(error for error, _ in progress) or all(is_ready for _, is_ready in progress)
 
     def _load(self, targets: Sequence[ServedTarget]) -> None:
         """Begins to load those whose files are not as they were loaded last."""
         prints = {target.name: target.fingerprint() for target in targets}
         changed = [one for one in targets if self._prints.get(one.name) != prints[one.name]]
         self.targets, self._prints, self._complaint = targets, prints, ""
-        self._models.keep_only(prints)
+        for name in {*self._serving, *self._loading} - prints.keys():
+            self._give_up(name)
+            if name in self._serving:
+                self._remove(self._serving.pop(name))
         for target in changed:
             try:
-                self._models.load(target)
-            except TargetError as error:
-                self._complain(error.message)
+                self._give_up(target.name)
+                self._loading[target.name] = (self._register(target), time.monotonic())
+            except (ServeError, OSError) as error:
+                why = error.message if isinstance(error, ServeError) else error
+                self._complain(f"{target.name}: {why}")
+
+    def _register(self, target: ServedTarget) -> ModelSpec:
+        """Puts the model into the store and the registry: it loads while the ingress starts."""
+        assert self._settings.model_store is not None
+        self._loads += 1
+        name = f"{target.name}-{self._loads}"
+        if target.is_archive:
+            assert target.path is not None
+            name += "".join(target.path.suffixes)
+            (self._settings.model_store / name).symlink_to(target.path)
+        else:
+            # A version that failed may still be on its way out: each has a name of its own.
+            is_again = target.name in self._known
+            version = f"{target.version}+{self._loads}" if is_again else target.version
+            more = {"device": self.device} if self.device == "mps" else {}
+            target.write_folder(self._settings.model_store / name, version, more)
+        self._known.add(target.name)
+        place = self._settings.model_store / name
+        archive = inspect_archive(place, name, work_dir_of(self._settings))
+        batching = {rest: DEFAULTS[word] for rest, word in _BATCHING if word not in archive.config}
+        parameters = {"initial_workers": 1, **batching}
+        spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
+        spec = replace(spec, is_loaded_at_startup=True, **self.fields)
+        self._registry.create(spec)
+        return spec
 
     def _take_over(self) -> None:
         """Has the versions serve that have loaded, and shows why others have not."""
-        for name, (spec, since_s) in list(self._models.loading.items()):
-            live = self._models.look_at(spec)
-            if live.error:
-                self._models.give_up(name)
-                self._complain(f"{spec.model_name} did not load.\n{live.error}")
-            elif not live.is_loading:
-                is_first = name not in self._models.serving
-                self._models.take_over(name)
-                seconds = time.monotonic() - since_s
-                again = f"{spec.model_name} {spec.model_version} serves after {seconds:.1f} s"
-                _say(announcement(live, self._base_url) if is_first else again)
+        for name, (spec, since_s) in list(self._loading.items()):
+            workers = self._registry.workers(spec.key)
+            error, is_ready = _progress(spec, workers)
+            if error:
+                self._give_up(name)
+                self._complain(f"{spec.model_name} did not load.\n{error}")
+            elif is_ready:
+                self._registry.set_default(*spec.key)
+                del self._loading[name]
+                now_s = time.monotonic()
+                if name in self._serving:
+                    self._retiring.append((self._serving[name], now_s))
+                    version = f"{spec.model_name} {spec.model_version}"
+                    click.echo(f"{version} serves after {now_s - since_s:.1f} s")
+                else:
+                    click.echo(announcement(spec, workers, self._base_url))
+                self._serving[name] = spec
+
+    def _remove_retired(self) -> None:
+        """Removes the old versions that have no requests any more."""
+        for retiring in list(self._retiring):
+            spec, since_s = retiring
+            queue = self._registry.queue(spec)
+            is_idle = queue.waiting == queue.open_requests == queue.jobs == 0
+            if is_idle and time.monotonic() - since_s > _ON_THEIR_WAY_S:
+                self._retiring.remove(retiring)
+                self._remove(spec)
+
+    def _give_up(self, name: str) -> None:
+        """Unregisters the version that loads, if one does."""
+        if name in self._loading:
+            self._remove(self._loading.pop(name)[0])
+
+    def _remove(self, spec: ModelSpec) -> None:
+        with contextlib.suppress(NotFound):  # somebody else has unregistered it
+            self._registry.remove(spec.key, only=spec)
 
     def _follow(self) -> None:
         from watchfiles._rust_notify import RustNotify  # noqa: PLC0415 - only here
@@ -120,12 +210,15 @@ class Session:
                 if (now := {str(path.parent) for path in sources}) != folders:
                     watcher = RustNotify(list(now), False, False, 0, False, False)
                     folders, is_due = now, True
-                is_due = self._has_changed(watcher, is_due) or is_due
+                is_busy = is_due or self._loading or self._retiring
+                timeout_ms = _LOOK_MS if is_busy else _IDLE_MS
+                changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
+                is_due = is_due or isinstance(changes, set)
                 if is_due:
                     self._load(read_targets(self.texts))
                     is_due = False
                 self._take_over()
-                self._models.remove_retired()
+                self._remove_retired()
             except TargetError as error:
                 is_due = False
                 self._complain(error.message)
@@ -133,25 +226,19 @@ class Session:
                 self._complain(f"cannot reload: {error}")
                 time.sleep(_RETRY_S)
 
-    def _has_changed(self, watcher: Any, is_due: bool) -> bool:
-        """Waits for a change of a file; only a moment while there is something else to do."""
-        is_busy = is_due or self._models.loading or self._models.retiring
-        timeout_ms = _LOOK_MS if is_busy else _IDLE_MS
-        changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
-        return isinstance(changes, set) and any(
-            Path(path).suffix in _SUFFIXES for _, path in changes
-        )
-
     def _complain(self, text: str) -> None:
         if not self.is_reloading:
             raise click.ClickException(text)
         if text != self._complaint:
             self._complaint = text
-            specs = self._models.serving.values()
+            specs = self._serving.values()
             names = ", ".join(f"{spec.model_name} {spec.model_version}" for spec in specs)
             still = f"Still served: {names}. " if names else ""
-            _say(f"{text}\n{still}Waiting for the next save.", is_error=True)
+            click.echo(f"{text}\n{still}Waiting for the next save.", err=True)
 
 
-def _say(text: str, *, is_error: bool = False) -> None:
-    click.echo(text, err=is_error)
+def _progress(spec: ModelSpec, workers: Sequence[WorkerStatus]) -> tuple[str, bool]:
+    """Returns why a worker could not load the model, if one says so, and whether all are ready."""
+    error = next((one.traceback or one.error for one in workers if one.error), "")
+    ready = [one for one in workers if one.state is WorkerState.READY]
+    return error, len(ready) >= max(1, spec.min_worker)

@@ -1,17 +1,18 @@
-"""Counts the answers of a listener and logs them, and says which headers go with all of them.
+"""Logs the answers of a listener, and says which headers go with all of them.
 
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
 
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Application, Exchange, Header
+from ingress.http1.listener import NoteAnswer
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
@@ -31,19 +32,12 @@ def cors_headers(settings: Settings) -> list[Header]:
     return headers if all(value for _, value in headers) else []
 
 
-class AccessLog:
-    """Counts each answer, and logs it where that is asked for."""
+def logged(note: NoteAnswer) -> NoteAnswer:
+    """Returns what notes answers as `note` does, and logs them."""
 
-    def __init__(self, count: Callable[[int], None], *, is_logging: bool = False) -> None:
-        self._count = count
-        self._is_logging = is_logging
-
-    def note(self, status: int, client: str, exchange: Exchange | None) -> None:
-        """Notes an answer; `exchange` is None where the connection made it by itself."""
-        self._count(status)
-        if not self._is_logging:
-            return
-        if exchange is None:
+    def note_and_log(status: int, client: str, exchange: Exchange | None) -> None:
+        note(status, client, exchange)
+        if exchange is None:  # the connection has made the answer by itself
             access_log.info('/%s "-" %d 0', client, status)
             return
         milliseconds = (time.perf_counter() - exchange.started_s) * 1000
@@ -53,6 +47,8 @@ class AccessLog:
         target += f"?{exchange.query}" if exchange.query else ""
         line = f'/{client} "{exchange.method} {target} HTTP/{exchange.http_version}"'
         access_log.info("%s %d %d", line, status, milliseconds)
+
+    return note_and_log
 
 
 def answering_preflights(app: Application) -> Application:

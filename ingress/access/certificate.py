@@ -1,6 +1,7 @@
 """The certificate of the https:// listeners. A renewed one is taken up without a restart."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -62,11 +63,9 @@ class Certificate:
     def _identity(self) -> list[object]:
         identity: list[object] = []
         for file in (self.certificate_file, self.private_key_file):
-            try:
+            with contextlib.suppress(OSError):
                 status = file.stat()
                 identity.append((status.st_mtime_ns, status.st_ino))
-            except OSError:
-                identity.append(None)
         return identity
 
 

@@ -6,18 +6,14 @@ without a request, and an answer that is not read, in time.
 
 import asyncio
 import logging
-import resource
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from batching.errors import BadRequest, MethodNotAllowed, ServeError
-from batching.process.retries import Reminder
-from batching.settings.settings import Settings
+from batching.errors import MethodNotAllowed, ServeError
 from ingress.http1.exchange import (
     Answer,
-    Application,
     Body,
     ConnectionEnded,
     Content,
@@ -34,26 +30,19 @@ from ingress.http1.heads import (
 
 log = logging.getLogger(__name__)
 
-# A socket that is closed while the client still sends answers with a reset, and the client may
-# never see why it was refused. So the rest is read for a while.
+# As a reset, sent to a client that still sends, may keep it from seeing why it was refused.
 LINGER_S = 1.0
 
-# A client that sends no more has left, or only says that its request is whole. One of the second
-# kind gets an answer that comes this soon.
+# A client that sends no more has left, or only says that its request is whole: then it gets an
+# answer that comes this soon.
 HALF_CLOSED_S = 0.1
 
 # Pipelined requests that may wait for the one before them. A connection with more is read no
 # further, and ends with their answers.
 MAX_WAITING = 256
 
-# What is read at once. The rest of a body that has more goes to a place of its own.
-_READ_BYTES = 16 * 1024
-
 # A client that announces megabytes and sends nothing gets no more memory than this.
 _FIRST_BODY_BYTES = 256 * 1024
-
-# Of the files that the process may open; the lowest free number is given first.
-_SPARE_FILES = 16
 
 _LARGE_BYTES = 64 * 1024
 
@@ -62,127 +51,7 @@ _LOWEST_ERROR = HTTPStatus.BAD_REQUEST.value  # Python 3.11 compares numbers fas
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
 
-_ONE_HOST = "Send one Host header with each request, such as `Host: example.com`."
 _UNKNOWN_METHOD = "Requested method is not allowed, please refer to API document."
-
-# The first is the status, the second the client's address and port; the third is None for bytes
-# that are no request, or too many.
-NoteAnswer = Callable[[int, str, Exchange | None], None]
-
-
-class HttpHost:
-    """Holds the application, the limits and the open connections of one listener.
-
-    `error_answer`: to requests that the application never sees. `note_answer` is told of each
-    answer, sent or not. `added_headers`, with names in lower case, go with every answer.
-    """
-
-    def __init__(
-        self,
-        app: Application,
-        error_answer: Callable[[ServeError], Answer],
-        note_answer: NoteAnswer,
-        *,
-        scheme: str,
-        settings: Settings,
-        added_headers: Sequence[Header],
-    ) -> None:
-        self._app = app
-        self.error_answer = error_answer
-        self.note_answer = note_answer
-        self.added_headers = tuple(added_headers)
-        # Shared, as what one connection reads is taken before another one reads.
-        self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self.scheme = scheme
-        self.settings = settings
-        self.is_draining = False
-        self.connections: set[HttpConnection] = set()
-        # asyncio alone does not keep its tasks from being collected as garbage.
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = asyncio.Event()
-        self._senders: list[HttpConnection] = []
-        self._reminder = Reminder()
-
-    def serve(self, exchange: Exchange) -> None:
-        """Has the application answer this request, now or later."""
-        if not _names_one_host(exchange):
-            exchange.respond(*self.error_answer(BadRequest(_ONE_HOST)))
-            return
-        try:
-            rest = self._app(exchange)
-        except Exception:  # the outermost frame
-            log.exception("request failed")
-            _end_unanswered(exchange)
-        else:
-            if rest is not None:
-                task = asyncio.get_running_loop().create_task(_finish(exchange, rest))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    def add(self, connection: "HttpConnection", sock: Any) -> None:
-        """Adds a connection; logs that the process will soon be able to open no more files.
-
-        libuv then accepts each new connection and closes it, so that its client does not wait.
-        """
-        self.connections.add(connection)
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        is_near = limit != resource.RLIM_INFINITY and sock.fileno() >= limit - _SPARE_FILES
-        if is_near and self._reminder.is_due(""):
-            log.warning("hardly a file can be opened limit=%d", limit)
-
-    def send_soon(self, connection: "HttpConnection") -> None:
-        """Has the connection `send` after everything that is ready to run by now."""
-        if not self._senders:
-            asyncio.get_running_loop().call_soon(self._send)
-        self._senders.append(connection)
-
-    def drain(self) -> None:
-        """Closes connections without a request now, and the others with their last answer."""
-        self.is_draining = True
-        for connection in list(self.connections):
-            connection.close_if_idle()
-        self.forget()
-
-    async def wait_closed(self) -> None:
-        """Waits, after `drain`, until all requests are answered and all connections closed."""
-        await self._closed.wait()
-
-    def forget(self, connection: "HttpConnection | None" = None) -> None:
-        """Removes a connection, and looks whether a drain is over."""
-        self.connections.discard(connection)
-        if self.is_draining and not self.connections:
-            self._closed.set()
-
-    def _send(self) -> None:
-        senders, self._senders = self._senders, []
-        for connection in senders:
-            connection.send()
-
-
-def _names_one_host(exchange: Exchange) -> bool:
-    # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
-    if "host" not in exchange.fields:
-        return exchange.http_version < "1.1"
-    # Mostly no header comes twice, which costs less to see.
-    if len(exchange.fields) == len(exchange.headers):
-        return True
-    return [name.lower() for name, _ in exchange.headers].count("host") == 1
-
-
-async def _finish(exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
-    try:
-        await rest
-    except Exception:  # the outermost frame
-        log.exception("request failed")
-    finally:
-        _end_unanswered(exchange)
-
-
-def _end_unanswered(exchange: Exchange) -> None:
-    if exchange.status == 0:
-        exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
-    elif not exchange.is_ended:
-        exchange.cut_off()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -191,7 +60,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     `client` and `server` are the two ends' addresses and ports, empty on a unix socket.
     """
 
-    def __init__(self, host: HttpHost) -> None:
+    def __init__(self, host: Any) -> None:  # a Listener, whose file imports this one
         self.client = self.server = ""
         self.scheme = host.scheme
         self._host = host
@@ -239,13 +108,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host.add(self, transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._host.settings.idle_timeout_s, self._look)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, _sizehint: int) -> memoryview:
         """Returns where to read next: the buffer that all share, or a body's own."""
-        del sizehint
         return self._host.read_buffer if self._body is None else self._body.free()
 
     def buffer_updated(self, count: int) -> None:
-        """Takes what was read, before anything else is read into the same place."""
         if self._body is None:
             self._take(self._host.read_buffer[:count])
         elif self._body.add(count):
@@ -255,7 +122,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._asked[-1].receive(whole)
 
     def eof_received(self) -> bool:
-        """Ends the requests whose rest is missing; returns whether they can still be answered."""
+        """Ends requests whose rest is missing; returns whether they can still be answered."""
         self._is_last = True
         self.send()
         for exchange in list(self._asked):
@@ -265,9 +132,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         # asyncio cannot close one half of a TLS connection.
         return bool(self._asked) and bool(self._transport.can_write_eof())
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         """Ends the requests that are still running for this client."""
-        del error
         if self._timer is not None:
             self._timer.cancel()
         self._is_behind = False
@@ -379,7 +245,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None:
-        """Reads the last request's body, the rest of what was received, into its own buffer."""
+        """Reads the rest of the last request's body into a buffer of its own."""
         self._body = _WholeBody(length_bytes, received)
 
     def answer(
@@ -387,8 +253,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> None:
         """Sends the answer, if the client is still there.
 
-        A small one is written together with all others of this turn of the event loop. Otherwise
-        the client of a batch's first answer takes the core, and the others wait.
+        A small one leaves with all others of this turn of the event loop. Otherwise the client of a
+        batch's first answer takes the core, and the others wait.
         """
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
@@ -404,7 +270,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._end(exchange)
 
     def send(self) -> None:
-        """Writes the answers that were left for the end of the turn."""
         unsent, self._unsent = self._unsent, []
         if unsent and not self._transport.is_closing():
             self._transport.writelines(unsent)

@@ -24,8 +24,6 @@ LEAST_HEADER_BYTES = 64
 MAX_AROUND_BYTES = 1024 * 1024
 # The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
-# Those of them that say how its body comes.
-_BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
 # llhttp knows the methods by name. This is a line with another one.
 _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
@@ -36,16 +34,12 @@ WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _REQUEST_ID = "x-request-id"
-# A prediction has so many beside its id. With more, a handler has set some, which may change with
-# each answer.
+# Of a prediction, beside its id. More are a handler's, and may change with each answer.
 _USUAL_HEADERS = 3
 
 
 class Unreadable(Exception):
-    """Tells that the bytes are not HTTP, or too many; `answer` is what the client gets.
-
-    With the status 405 the request is HTTP, with a method that HTTP does not know.
-    """
+    """The bytes are not HTTP, or too many; 405: they are, with a method that HTTP does not know."""
 
     def __init__(self, status: int, explanation: str = "") -> None:
         super().__init__(status)
@@ -93,11 +87,11 @@ class RequestParser:
             raise self._too_large()
 
     def end(self) -> None:
-        """Drops httptools' parser, which holds this one, and so the connection."""
+        """Drops httptools' parser, which holds this one."""
         del self._parser
 
     def pass_over_body(self) -> None:
-        """Goes on with the next request: the rest of this one's body was read by the connection."""
+        """Goes on with the next request: the connection has read the rest of this one's body."""
         self._parser, self._current = httptools.HttpRequestParser(self), None
 
     def on_url(self, url: bytes) -> None:
@@ -137,13 +131,13 @@ class RequestParser:
         parser = self._parser
         self._current = exchange = Exchange(
             self._connection,
-            method=parser.get_method().decode("ascii"),
-            path=path,
-            query=query,
-            http_version=parser.get_http_version(),
-            headers=self._headers,
-            fields=self._fields,
-            keeps_alive=parser.should_keep_alive(),
+            parser.get_method().decode("ascii"),
+            path,
+            query,
+            parser.get_http_version(),
+            self._headers,
+            self._fields,
+            parser.should_keep_alive(),
         )
         # In HTTP/1.0, where a proxy may not know this header and see another end of the request,
         # llhttp goes by it nevertheless (RFC 9112, 6.1).
@@ -166,9 +160,8 @@ class RequestParser:
     def _parse(self, data: memoryview) -> None:
         """Feeds httptools; a wish for another protocol is passed over (RFC 9110, 7.8).
 
-        httptools would leave the body, and all behind it, to the other protocol, but Java's
-        HttpClient asks for HTTP/2 with each request over http://. So another parser, which is told
-        how the body comes, goes on behind the head.
+        Java's HttpClient has one with each request over http://, and httptools would leave body and
+        rest to it. So another parser, which is told how the body comes, goes on behind the head.
         """
         while True:
             try:
@@ -176,10 +169,12 @@ class RequestParser:
             except httptools.HttpParserUpgrade as wish:
                 assert self._current is not None
                 data = data[wish.args[0] :]
-                framing = (
-                    line for line in self._current.headers if line[0].lower() in _BODY_FRAMING
-                )
-                head = "".join(f"{name}: {value}\r\n" for name, value in framing)
+                lines = [
+                    f"{name}: {value}\r\n"
+                    for name, value in self._current.headers
+                    if name.lower() in ("content-length", "transfer-encoding")
+                ]
+                head = "".join(lines)
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
             else:
@@ -223,12 +218,8 @@ def head_bytes(
 ) -> bytes:
     """Returns status line and headers, with the server's own.
 
-    Args:
-        status: from 200 to 999.
-        headers: the application's, which say nothing of the connection or the length.
-        added: replace others of their names: a browser refuses two allowed origins.
-        keeps_alive: whether another request may come by this connection.
-        framing: the header that says where the body ends; empty where no body may follow.
+    `headers` are the application's. Those that are `added` replace others of their names: a browser
+    refuses two allowed origins. `framing` says where the body ends; it is empty where none follows.
 
     Raises:
         ValueError: a header holds a line break.

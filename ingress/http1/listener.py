@@ -3,16 +3,23 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
+import resource
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
-from batching.errors import ServeError
+from batching.errors import BadRequest, ServeError
+from batching.process.retries import Reminder
 from batching.settings.settings import Settings, UnusableNow
-from ingress.http1.connection import HttpConnection, HttpHost, NoteAnswer
-from ingress.http1.exchange import Answer, Application, Header
+from ingress.http1.connection import HttpConnection
+from ingress.http1.exchange import Answer, Application, Exchange, Header
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 
@@ -20,7 +27,17 @@ BACKLOG = 1024
 # nothing until a third of them is gone: a slow reader would look like one that does not read.
 UNSENT_BYTES = 64 * 1024
 
+# What is read at once. The rest of a body that has more goes to a place of its own.
+_READ_BYTES = 16 * 1024
+
+# Of the files that the process may open; the lowest free number is given first.
+_SPARE_FILES = 16
+
+_ONE_HOST = "Send one Host header with each request, such as `Host: example.com`."
 _USUAL = Settings()
+
+# Takes the status, the client's address and port, and None for bytes that are no request.
+NoteAnswer = Callable[[int, str, Exchange | None], None]
 
 
 class AddressUnavailable(UnusableNow):
@@ -48,8 +65,12 @@ class Address:
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
 
 
-class Listener(HttpHost):
-    """Listens on an address, on the running loop."""
+class Listener:
+    """Listens on an address, on the running loop; holds limits, application and open connections.
+
+    `error_answer`: to requests that the application never sees. `note_answer` is told of each
+    answer, sent or not. `added_headers` go with every answer; their names are in lower case.
+    """
 
     def __init__(
         self,
@@ -63,18 +84,24 @@ class Listener(HttpHost):
         tls: ssl.SSLContext | None = None,
         shares_port: bool = False,
     ) -> None:
-        super().__init__(
-            app,
-            error_answer,
-            note_answer,
-            scheme="https" if address.is_tls and tls is not None else "http",
-            settings=settings,
-            added_headers=added_headers,
-        )
         self.address = address
+        self.error_answer = error_answer
+        self.note_answer = note_answer
+        self.added_headers = tuple(added_headers)
+        self.settings = settings
+        self.scheme = "https" if address.is_tls and tls is not None else "http"
+        # Shared, as what one connection reads is taken before another one reads.
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
+        self.is_draining = False
+        self.connections: set[HttpConnection] = set()
+        self._app = app
         self._shares_port = shares_port
         self._tls = tls if address.is_tls else None
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio alone does not keep them
+        self._closed = asyncio.Event()
+        self._senders: list[HttpConnection] = []
+        self._reminder = Reminder()
 
     async def start(self) -> None:
         """Begins to accept connections.
@@ -95,12 +122,60 @@ class Listener(HttpHost):
         )
 
     def stop(self) -> None:
-        """Accepts no more connections; requests in flight go on."""
+        """Accepts no more connections, and closes each now or with its last answer."""
         if self._server is not None:
             self._server.close()
             if self.address.socket_path is not None:
                 self.address.socket_path.unlink(missing_ok=True)
-        self.drain()
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        self.forget()
+
+    def serve(self, exchange: Exchange) -> None:
+        """Has the application answer this request, now or later."""
+        if not _names_one_host(exchange):
+            exchange.respond(*self.error_answer(BadRequest(_ONE_HOST)))
+            return
+        try:
+            rest = self._app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+            _end_unanswered(exchange)
+        else:
+            if rest is not None:
+                task = asyncio.get_running_loop().create_task(_finish(exchange, rest))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def add(self, connection: HttpConnection, sock: Any) -> None:
+        """Adds a connection; warns before libuv, for want of files, closes each new one at once."""
+        self.connections.add(connection)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_near = limit != resource.RLIM_INFINITY and sock.fileno() >= limit - _SPARE_FILES
+        if is_near and self._reminder.is_due(""):
+            log.warning("hardly a file can be opened limit=%d", limit)
+
+    def send_soon(self, connection: HttpConnection) -> None:
+        """Has the connection `send` after everything that is ready to run by now."""
+        if not self._senders:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._senders.append(connection)
+
+    async def wait_closed(self) -> None:
+        """Waits, after `stop`, until all requests are answered and all connections closed."""
+        await self._closed.wait()
+
+    def forget(self, connection: HttpConnection | None = None) -> None:
+        """Removes a connection, and looks whether a drain is over."""
+        self.connections.discard(connection)
+        if self.is_draining and not self.connections:
+            self._closed.set()
+
+    def _send(self) -> None:
+        senders, self._senders = self._senders, []
+        for connection in senders:
+            connection.send()
 
     def _bind(self) -> socket.socket:
         path = self.address.socket_path
@@ -127,6 +202,32 @@ class Listener(HttpHost):
             bound.close()
             raise
         return bound
+
+
+def _names_one_host(exchange: Exchange) -> bool:
+    # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
+    if "host" not in exchange.fields:
+        return exchange.http_version < "1.1"
+    # Mostly no header comes twice, which costs less to see.
+    if len(exchange.fields) == len(exchange.headers):
+        return True
+    return [name.lower() for name, _ in exchange.headers].count("host") == 1
+
+
+async def _finish(exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
+    try:
+        await rest
+    except Exception:  # the outermost frame
+        log.exception("request failed")
+    finally:
+        _end_unanswered(exchange)
+
+
+def _end_unanswered(exchange: Exchange) -> None:
+    if exchange.status == 0:
+        exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
+    elif not exchange.is_ended:
+        exchange.cut_off()
 
 
 def _remove_stale(path: Path) -> None:

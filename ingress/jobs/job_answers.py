@@ -33,13 +33,10 @@ class JobAnswers:
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str
     ) -> Answer:
-        """Returns the answer to a request for `/jobs/...`.
+        """Returns the answer to a request for `/jobs/...`, a path that is percent-decoded.
 
-        Args:
-            method: of HTTP.
-            path: percent-decoded.
-            headers: names in lower case.
-            base_url: of the server as this client sees it, without a slash at the end.
+        Names of headers are in lower case; `base_url` is of the server as this client sees it,
+        without a slash at the end.
         """
         try:
             match = JOB_PATH.fullmatch(path.rstrip("/"))
@@ -73,14 +70,8 @@ class JobAnswers:
     ) -> Answer:
         """Has a prediction become a job; returns that, or the ordinary answer if it comes in time.
 
-        Args:
-            spec: of the version that runs it.
-            request: let go before the wait.
-            headers: of the request, names in lower case.
-            preferences: of its client.
-            timeout_s: from now to its deadline; None: the usual one.
-            base_url: of the server as this client sees it.
-            is_open_inference: whether the client looks for the errors of that protocol.
+        The request is let go before the wait. `timeout_s` is from now to its deadline, None: the
+        usual one. `is_open_inference`: whether the client looks for the errors of that protocol.
 
         Raises:
             ServeError: it was refused, or there is no result.

@@ -115,13 +115,10 @@ class JobService:
         *,
         timeout_s: float,
         keep_s: float,
-        submitters: str = "",
         receivers: ReceiverRules | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
-        # Names the token that they have, and not its value, which is renewed while jobs wait.
-        self._submitters = submitters
         self._receivers = receivers
         self._timeout_s = timeout_s
         self._keep_s = keep_s
@@ -140,13 +137,8 @@ class JobService:
     ) -> tuple[Job, bool]:
         """Has a job wait; returns it, and whether it was accepted before under the same key.
 
-        Args:
-            spec: of the version that runs it.
-            request: let go before the wait.
-            headers: of the request, names in lower case.
-            timeout_s: from now to its deadline; None: the usual one.
-            is_open_inference: whether its client looks for the errors of that protocol.
-            base_url: of the server as its client sees it, for those who are told of it.
+        Names of headers are in lower case. `timeout_s` is from now to its deadline, None: the usual
+        one. `base_url` is of the server as its client sees it, for those who are told of it.
 
         Raises:
             BadRequest: a header that is not understood.
@@ -174,8 +166,7 @@ class JobService:
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
         """Accepts the job unless the key's first request was; that one may not have got far."""
-        named = json.dumps([self._submitters, idempotency_key])
-        digest = hashlib.sha256(named.encode()).hexdigest()
+        digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
         own = json.dumps([job.job_id, fingerprint])
         before = await self._store.take_key(digest, own)
         job_id, first_fingerprint = json.loads(before or own)
@@ -271,13 +262,9 @@ class JobService:
     async def page(
         self, model: str, status: JobStatus | None, before_us: int, count: int
     ) -> JobPage:
-        """Returns the newest jobs of registered versions before this time.
+        """Returns up to `count` of the newest jobs of registered versions before this time.
 
-        Args:
-            model: of this model only; empty: of all.
-            status: in this status only; None: in any.
-            before_us: where the page before ended.
-            count: so many at most.
+        Of one `model` only, unless that is empty; in one `status` only, unless that is None.
         """
         jobs: list[Job] = []
         with _telling_unavailable():
@@ -363,10 +350,9 @@ def _takes_json(accept: str) -> bool:
 
 def read_idempotency_key(headers: Mapping[str, str]) -> str:
     """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one."""
-    text = headers.get("idempotency-key")
-    if text is None:
+    if "idempotency-key" not in headers:
         return ""
-    key = text.strip()
+    key = headers["idempotency-key"].strip()
     if len(key) > 1 and key[0] == key[-1] == '"':
         key = key[1:-1]
     if not _KEY.fullmatch(key):

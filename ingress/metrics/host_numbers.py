@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from batching.process.siblings import Siblings
 from batching.settings.files import write_atomically
-from ingress.metrics.torchserve_metrics import LAST_VALUES
-
-# A sample's name and labels.
-_Key = tuple[str, tuple[tuple[str, str], ...]]
+from ingress.metrics.ingress_metrics import LAST_VALUES
 
 
 class HostNumbers:
@@ -36,7 +33,7 @@ class HostNumbers:
 
     async def start(self) -> None:
         if self._siblings.count > 1:
-            self._before = list(_without_gauges(self._read(self._siblings.number)))
+            self._before = self._read(self._siblings.number, is_alive=False)
             self._server = await self._siblings.listen(self._write)
 
     def close(self) -> None:
@@ -50,9 +47,7 @@ class HostNumbers:
         answered = self._siblings.ask()
         families = self._write()
         for number in self._siblings.others:
-            told = self._read(number)
-            # Of a process that is dead or stuck, what it has counted stays true.
-            families += told if number in answered else _without_gauges(told)
+            families += self._read(number, is_alive=number in answered)
         text = "Ingress processes of this host; the last numbers of silent ones may be old."
         processes = GaugeMetricFamily("ferry_ingress_processes", text, labels=("state",))
         processes.add_metric(("answering",), 1 + len(answered))
@@ -71,39 +66,37 @@ class HostNumbers:
                 write_atomically(self._file(self._siblings.number), json.dumps(document))
             return families
 
-    def _read(self, number: int) -> list[Metric]:
-        """Returns what the process of this number has written last."""
+    def _read(self, number: int, *, is_alive: bool) -> list[Metric]:
+        """Returns what this process has written last: what it counted, but no gauges of a dead."""
         try:
-            text = self._file(number).read_text(encoding="utf-8")
+            document = json.loads(self._file(number).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return []
         families = []
-        for name, documentation, kind, samples in json.loads(text):
-            family = Metric(name, documentation, kind)
-            for sample in samples:
-                family.add_sample(*sample)
-            families.append(family)
+        for name, documentation, kind, samples in document:
+            if is_alive or kind != "gauge":
+                family = Metric(name, documentation, kind)
+                for sample in samples:
+                    family.add_sample(*sample)
+                families.append(family)
         return families
 
     def _file(self, number: int) -> Path:
         return self._siblings.folder / f"{number}.json"
 
 
-def _without_gauges(families: Iterable[Metric]) -> Iterator[Metric]:
-    return (family for family in families if family.type != "gauge")
-
-
 def _added_up(families: Iterable[Metric]) -> list[Metric]:
     """Returns one family per name: sums, and the first of TorchServe's last values."""
-    totals: dict[str, tuple[Metric, dict[_Key, float]]] = {}
+    totals: dict[str, Metric] = {}
     for family in families:
         empty = Metric(family.name, family.documentation, family.type)
-        _, values = totals.setdefault(family.name, (empty, {}))
-        for sample in family.samples:
-            key = sample.name, tuple(sample.labels.items())
+        total = totals.setdefault(family.name, empty)
+        values = {(one.name, tuple(one.labels.items())): one.value for one in total.samples}
+        for name, labels, value, *_ in family.samples:
+            key = name, tuple(labels.items())
             if key not in values or family.name not in LAST_VALUES:
-                values[key] = values.get(key, 0) + sample.value
-    for total, values in totals.values():
-        for (name, labels), value in values.items():
-            total.add_sample(name, dict(labels), value)
-    return [total for total, _ in totals.values()]
+                values[key] = values.get(key, 0) + value
+        total.samples = []
+        for (name, pairs), value in values.items():
+            total.add_sample(name, dict(pairs), value)
+    return list(totals.values())

@@ -1,8 +1,9 @@
-"""What an ingress measures.
+"""What an ingress measures, under our names and under TorchServe's.
 
 prometheus_client's own counters take a lock for each number, and its histograms look through all
 buckets: a sixth of what an echo cost the ingress. Here it is an addition or two; prometheus_client
 has the families that are written out.
+Source of TorchServe's names, labels, units and texts: TorchServe 0.12 docs/metrics.md.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import socket
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -22,15 +23,22 @@ from prometheus_client.core import (
 )
 
 from batching.errors import StoreUnavailable
+from batching.metrics import COUNTERS, GAUGES, HOST_LEVEL, metric_line, metric_log
 from batching.models.spec import VersionKey
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines
 from batching.protocol import BatchTiming
+from batching.store.broker import Broker
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import VERSION_LABELS
-from ingress.metrics.torchserve_metrics import TorchServeMetrics, VersionTotals
 
 log = logging.getLogger(__name__)
+
+VERSION_LABELS = ("model", "version")
+# What `metrics_mode=legacy` shows in /metrics.
+LEGACY = tuple(name for name in COUNTERS if name.startswith("ts_"))
+# Of the last request.
+LAST_VALUES = ("QueueTime", "WorkerThreadTime")
+_ANSWERS = {2: "Requests2XX", 4: "Requests4XX", 5: "Requests5XX"}
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -98,20 +106,30 @@ class VersionSeries:
         self.batch_size = _Distribution(_BATCH_SIZES)
 
 
+class _Sums:
+    """TorchServe's counters of one model, by what URLs say of its version."""
+
+    def __init__(self, model_name: str, version_label: str) -> None:
+        self.labels = {"model_name": model_name, "model_version": version_label}
+        self.requests = self.latency_us = self.queue_us = 0.0
+
+
 class VersionMetrics:
     """Counts for one model version, as one kind of URL addresses it."""
 
     def __init__(
-        self,
-        key: VersionKey,
-        series: VersionSeries,
-        totals: VersionTotals,
-        recent: deque[tuple[float, VersionKey, int, BatchTiming]],
+        self, metrics: "Metrics", key: VersionKey, series: VersionSeries, sums: _Sums
     ) -> None:
+        self._metrics = metrics
         self._key = key
         self._series = series
-        self.totals = totals
-        self._recent = recent
+        self._sums = sums
+
+    def count_arrival(self) -> None:
+        """Counts a request, which may still be refused."""
+        self._sums.requests += 1
+        if self._metrics.logged:
+            self._metrics.log(LEGACY[0], 1, self._sums.labels)
 
     def count_answer(
         self,
@@ -140,30 +158,38 @@ class VersionMetrics:
             return
         series.queue_seconds.observe(timing.queue_us / 1e6)
         if status < 300:  # noqa: PLR2004  (TorchServe sums over successful requests only)
-            self.totals.count_success(seconds, timing)
+            self._sums.latency_us += seconds * 1e6
+            self._sums.queue_us += timing.queue_us
+            self._metrics.last = (seconds, timing)
+            if self._metrics.logged:
+                self._metrics.log_success(seconds, timing, self._sums.labels)
         if timing.is_first:
             series.handler_seconds.observe(timing.handler_us / 1e6)
             series.batch_size.observe(timing.batch_size)
             series.batches[FULL if timing.batch_size >= full_size else LATE] += 1
             series.unbatched[""] += timing.is_unbatched
-            self._recent.append((time.monotonic(), self._key, full_size, timing))
+            self._metrics.recent_batches.append((time.monotonic(), self._key, full_size, timing))
 
 
 class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread.
 
     `recent_batches` are the last ones: when they left, of which version, and what fills a batch.
+    `last` is the last request with success: how long it took, and its batch's times. The log of
+    metrics has the updates of the `logged` names.
     """
 
-    def __init__(self, *, is_logging: bool = False, unlogged: Sequence[str] = ()) -> None:
+    def __init__(self, logged: Collection[str] = ()) -> None:
+        self.logged = frozenset(logged)
+        self.hostname = socket.gethostname()
         self.recent_batches: deque[tuple[float, VersionKey, int, BatchTiming]] = deque(
             maxlen=_RECENT
         )
-        self.torchserve = TorchServeMetrics(
-            socket.gethostname(), is_logging=is_logging, unlogged=unlogged
-        )
+        self.last: tuple[float, BatchTiming] | None = None
         self.series: dict[VersionKey, VersionSeries] = {_NO_MODEL: VersionSeries(is_model=False)}
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
+        self._sums: dict[tuple[str, str], _Sums] = {}
+        self._answers = dict.fromkeys(_ANSWERS.values(), 0.0)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
         """Returns the series of this version; `asked_version` is what the URL said, or None."""
@@ -171,8 +197,9 @@ class Metrics:
         if version is None:
             series = self.series.setdefault(key, VersionSeries())
             # TorchServe labels by what the URL said.
-            totals = self.torchserve.totals(key.model_name, asked_version or "default")
-            version = VersionMetrics(key, series, totals, self.recent_batches)
+            label = key.model_name, asked_version or "default"
+            sums = self._sums.setdefault(label, _Sums(*label))
+            version = VersionMetrics(self, key, series, sums)
             self._versions[key, asked_version] = version
         return version
 
@@ -180,6 +207,23 @@ class Metrics:
         """Counts an answer for an unknown model, without labels: such names are the client's."""
         self.series[_NO_MODEL].codes[status] += 1
         self.series[_NO_MODEL].reasons[reason] += 1
+
+    def note_answer(self, status: int, *_: object) -> None:
+        """Counts an answer of any port; one that is neither 2xx nor 4xx counts as 5xx."""
+        name = _ANSWERS.get(status // 100, "Requests5XX")
+        self._answers[name] += 1
+        if self.logged:
+            self.log(name, 1, HOST_LEVEL)
+
+    def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
+        if name in self.logged:
+            metric_log.info(metric_line(name, value, dimensions, self.hostname))
+
+    def log_success(self, seconds: float, timing: BatchTiming, labels: Mapping[str, str]) -> None:
+        for name, value in self._last_ms().items():
+            self.log(name, value, HOST_LEVEL)
+        self.log(LEGACY[1], seconds * 1e6, labels)
+        self.log(LEGACY[2], timing.queue_us, labels)
 
     def collect(self) -> Iterator[Metric]:
         """Yields what was counted here."""
@@ -198,7 +242,31 @@ class Metrics:
                 buckets = list(zip(bounds, accumulate(values.counts), strict=True))
                 histogram.add_metric(key, buckets, values.sum)
             yield histogram
-        yield from self.torchserve.collect()
+        yield from self._torchserves()
+
+    def _torchserves(self) -> Iterator[Metric]:
+        host = {**HOST_LEVEL, "Hostname": self.hostname}
+        for name, value in self._answers.items():
+            yield torchserve_family(name, [(host, value)])
+        all_sums = list(self._sums.values())
+        for name, attribute in zip(LEGACY, ("requests", "latency_us", "queue_us"), strict=True):
+            samples = [
+                ({**sums.labels, "hostname": self.hostname}, getattr(sums, attribute))
+                for sums in all_sums
+            ]
+            yield torchserve_family(name, samples)
+        last_ms = self._last_ms()
+        for name in LAST_VALUES:
+            yield torchserve_family(name, [(host, last_ms[name])] if last_ms else [])
+
+    def _last_ms(self) -> dict[str, float]:
+        """Returns how long the last request waited, and how long its way in and out took."""
+        if self.last is None:
+            return {}
+        seconds, timing = self.last
+        queue_ms = timing.queue_us / 1000
+        way_ms = max(0.0, seconds * 1000 - queue_ms - timing.handler_us / 1000)
+        return dict(zip(LAST_VALUES, (queue_ms, way_ms), strict=True))
 
     def versions(self) -> set[VersionKey]:
         """Returns the versions that have series."""
@@ -208,7 +276,8 @@ class Metrics:
         """Removes the version's series; later requests begin new ones."""
         del self.series[key]
         self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
-        self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
+        kept = {(known.model_name, asked or "default") for known, asked in self._versions}
+        self._sums = {label: sums for label, sums in self._sums.items() if label in kept}
 
     async def forget_unregistered(self, registry: Registry, interval_s: float = _LOOK_S) -> None:
         """Keeps /metrics from growing for ever where each build is a version; until cancelled.
@@ -229,22 +298,30 @@ class Metrics:
                 log.info("forgot metrics of model=%s version=%s", *key)
 
 
-def broker_families(
-    count_open: Callable[[], int], count_resubmitted: Callable[[], Mapping[VersionKey, int]]
-) -> Iterable[Metric]:
+def broker_families(broker: Broker) -> Iterator[Metric]:
     """Yields what is only read when it is asked for, of this process."""
-    yield GaugeMetricFamily(
-        "ferry_open_requests",
-        "Predictions that this ingress has accepted and not answered.",
-        value=count_open(),
-    )
-    resubmitted = CounterMetricFamily(
-        "ferry_resubmitted_requests",
-        "Requests that Redis had lost and that this ingress submitted again.",
-        labels=VERSION_LABELS,
-    )
-    for key, count in count_resubmitted().items():
+    text = "Predictions that this ingress has accepted and not answered."
+    yield GaugeMetricFamily("ferry_open_requests", text, value=broker.waiting)
+    text = "Requests that Redis had lost and that this ingress submitted again."
+    resubmitted = CounterMetricFamily("ferry_resubmitted_requests", text, labels=VERSION_LABELS)
+    for key, count in broker.resubmitted().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
     text = "Lines of log that standard output and error of an ingress did not take."
     yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())
+
+
+def torchserve_family(name: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Metric:
+    """Returns a family of TorchServe's own, without prometheus_client's `_total`."""
+    is_counter = name in COUNTERS
+    family = handler_family(
+        name, "counter" if is_counter else "gauge", (COUNTERS if is_counter else GAUGES)[name]
+    )
+    for labels, value in samples:
+        family.add_sample(name, dict(labels), value)
+    return family
+
+
+def handler_family(name: str, kind: str, unit: str) -> Metric:
+    """Returns a family without samples; TorchServe describes those of handlers like its own."""
+    return Metric(name, f"Torchserve prometheus {kind} metric with unit: {unit}", kind)

@@ -1,68 +1,81 @@
-"""Exports what Redis knows of queues, workers and itself. Asks it at each scrape, never between.
+"""Exports what Redis knows: of queues, workers and itself, and what nodes and handlers measure.
 
-Every ingress exports the same values: expressions take the maximum over ingresses, not the sum.
+Redis is asked at each scrape, never between. Every ingress exports the same values: expressions
+take the maximum over ingresses, not the sum.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from batching.errors import StoreUnavailable
+from batching.metrics import (
+    ABOVE,
+    GAUGES,
+    SUM,
+    DeclaredMetric,
+    MetricKind,
+    Series,
+    host_dimensions,
+    worker_dimensions,
+)
+from batching.models.spec import VersionKey
 from batching.models.statuses import WorkerState
+from batching.store.redis_errors import AWAY
 from batching.store.registry.registry import Registry
-
-VERSION_LABELS = ("model", "version")
+from ingress.metrics.ingress_metrics import (
+    LAST_VALUES,
+    VERSION_LABELS,
+    handler_family,
+    torchserve_family,
+)
 
 # What can happen to a request in the queue; each is a counter of the version in Redis.
 # accepted = replied + cancelled + expired + orphaned + failed + refused + open.
 EVENTS = (
-    "accepted",
-    "replied",
-    "cancelled",
-    "expired",
-    "orphaned",
-    "failed",
-    "refused",
-    "reclaimed",
-    "released",
-    "stale",
+    *("accepted", "replied", "cancelled", "expired", "orphaned", "failed", "refused"),
+    *("reclaimed", "released", "stale"),
 )
 # How tries to tell receivers of jobs ended; each is a counter `webhooks_...` of the version.
 WEBHOOK_OUTCOMES = ("delivered", "retried", "failed", "gone")
 
-# Of a version's queue: name -> text, attribute of its status.
-_QUEUE_GAUGES = {
-    "ferry_queue_depth": ("Requests waiting for a worker.", "waiting"),
-    "ferry_queue_open_requests": (
+# Name, text, attribute of a queue's status.
+_QUEUE_GAUGES = (
+    ("ferry_queue_depth", "Requests waiting for a worker.", "waiting"),
+    (
+        "ferry_queue_open_requests",
         "Requests waiting or at a worker, of all ingresses.",
         "open_requests",
     ),
-    "ferry_queue_capacity": ("Requests that may wait (job_queue_size).", "capacity"),
-    "ferry_queue_oldest_age_seconds": (
+    ("ferry_queue_capacity", "Requests that may wait (job_queue_size).", "capacity"),
+    (
+        "ferry_queue_oldest_age_seconds",
         "Since the oldest waiting request arrived; 0: none.",
         "oldest_age_s",
     ),
-    "ferry_jobs_waiting": ("Jobs waiting for a worker; urgent ones are requests.", "jobs"),
-    "ferry_jobs_oldest_age_seconds": (
+    ("ferry_jobs_waiting", "Jobs waiting for a worker; urgent ones are requests.", "jobs"),
+    (
+        "ferry_jobs_oldest_age_seconds",
         "Since the oldest waiting job arrived; 0: none.",
         "oldest_job_age_s",
     ),
-}
-# Of Redis.
-_REDIS_GAUGES = {
-    "ferry_redis_round_trip_seconds": ("A PING and its answer.", "round_trip_s"),
-    "ferry_redis_memory_used_bytes": ("Memory that Redis uses.", "memory_used_bytes"),
-    "ferry_redis_memory_limit_bytes": ("maxmemory of Redis; 0: none.", "memory_limit_bytes"),
-    "ferry_redis_clients": ("Connections to Redis, of everybody.", "clients"),
-}
-_REDIS_COUNTERS = {
-    "ferry_redis_commands": ("Commands that Redis has carried out.", "commands"),
-    "ferry_redis_evicted_keys": (
+)
+# Name, text, attribute of the status of Redis.
+_REDIS_GAUGES = (
+    ("ferry_redis_round_trip_seconds", "A PING and its answer.", "round_trip_s"),
+    ("ferry_redis_memory_used_bytes", "Memory that Redis uses.", "memory_used_bytes"),
+    ("ferry_redis_memory_limit_bytes", "maxmemory of Redis; 0: none.", "memory_limit_bytes"),
+    ("ferry_redis_clients", "Connections to Redis, of everybody.", "clients"),
+)
+_REDIS_COUNTERS = (
+    ("ferry_redis_commands", "Commands that Redis has carried out.", "commands"),
+    (
+        "ferry_redis_evicted_keys",
         "Keys that Redis dropped at maxmemory; with noeviction none.",
         "evicted_keys",
     ),
-}
+)
 
 
 def queue_families(registry: Registry) -> list[Metric]:
@@ -71,31 +84,25 @@ def queue_families(registry: Registry) -> list[Metric]:
     try:
         store = registry.store()
         families: list[Metric] = [GaugeMetricFamily(*up, value=1)]
-        for name, (text, attribute) in _REDIS_GAUGES.items():
-            families.append(GaugeMetricFamily(name, text, value=getattr(store, attribute)))
-        for name, (text, attribute) in _REDIS_COUNTERS.items():
-            families.append(CounterMetricFamily(name, text, value=getattr(store, attribute)))
-        return [*families, *_node_families(registry), *_version_families(registry)]
+        for kind, table in (
+            (GaugeMetricFamily, _REDIS_GAUGES),
+            (CounterMetricFamily, _REDIS_COUNTERS),
+        ):
+            families += [kind(name, text, value=getattr(store, of)) for name, text, of in table]
+        return [*families, *_worker_families(registry), *_version_families(registry)]
     except StoreUnavailable:
         return [GaugeMetricFamily(*up, value=0)]
 
 
-def _node_families(registry: Registry) -> Iterator[Metric]:
+def _worker_families(registry: Registry) -> Iterator[Metric]:
     nodes = registry.nodes()
     yield GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=len(nodes))
-    dropped = CounterMetricFamily(
-        "ferry_node_lines_dropped",
-        "Lines of log and of workers that standard output and error of a node did not take.",
-        labels=("node", "hostname"),
-    )
+    text = "Lines of log and of workers that standard output and error of a node did not take."
+    dropped = CounterMetricFamily("ferry_node_lines_dropped", text, labels=("node", "hostname"))
     for node in nodes:
         dropped.add_metric((node.node_id, node.hostname), node.lines_dropped)
-    yield dropped
-    wanted = GaugeMetricFamily(
-        "ferry_workers_wanted",
-        "Workers that the live nodes should run (min_worker x nodes).",
-        labels=VERSION_LABELS,
-    )
+    text = "Workers that the live nodes should run (min_worker x nodes)."
+    wanted = GaugeMetricFamily("ferry_workers_wanted", text, labels=VERSION_LABELS)
     workers = GaugeMetricFamily(
         "ferry_workers", "Worker processes of live nodes.", labels=(*VERSION_LABELS, "state")
     )
@@ -106,29 +113,95 @@ def _node_families(registry: Registry) -> Iterator[Metric]:
         # States without a worker too: an alert on a series that is missing could not fire.
         for state in WorkerState:
             workers.add_metric((*spec.key, state.value), states[state])
-    yield from (wanted, workers)
+    yield from (dropped, wanted, workers)
 
 
 def _version_families(registry: Registry) -> Iterator[Metric]:
     queues = {spec.key: registry.queue(spec) for spec in registry.specs()}
-    for name, (text, attribute) in _QUEUE_GAUGES.items():
+    for name, text, attribute in _QUEUE_GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=VERSION_LABELS)
         for key, queue in queues.items():
             gauge.add_metric(key, getattr(queue, attribute))
         yield gauge
-    events = CounterMetricFamily(
-        "ferry_queue_events",
-        "What has become of requests since the version was registered, of all ingresses.",
-        labels=(*VERSION_LABELS, "event"),
-    )
-    webhooks = CounterMetricFamily(
-        "ferry_webhooks",
-        "Tries to tell receivers of jobs, by how they ended.",
-        labels=(*VERSION_LABELS, "outcome"),
-    )
+    text = "What has become of requests since the version was registered, of all ingresses."
+    events = CounterMetricFamily("ferry_queue_events", text, labels=(*VERSION_LABELS, "event"))
+    text = "Tries to tell receivers of jobs, by how they ended."
+    webhooks = CounterMetricFamily("ferry_webhooks", text, labels=(*VERSION_LABELS, "outcome"))
     for key, queue in queues.items():
         for event in EVENTS:
             events.add_metric((*key, event), queue.counters.get(event, 0))
         for outcome in WEBHOOK_OUTCOMES:
             webhooks.add_metric((*key, outcome), queue.counters.get(f"webhooks_{outcome}", 0))
     yield from (events, webhooks)
+
+
+def node_families(registry: Registry) -> Iterator[Metric]:
+    """Yields what nodes have measured of their hosts and workers; nothing while Redis is away."""
+    try:
+        samples = list(_node_samples(registry))
+    except StoreUnavailable:
+        return
+    for name in GAUGES:
+        if name not in LAST_VALUES:
+            yield torchserve_family(name, [sample[1:] for sample in samples if sample[0] == name])
+
+
+def _node_samples(registry: Registry) -> Iterator[tuple[str, dict[str, str], float]]:
+    nodes = registry.nodes()
+    for node in nodes:
+        for sample in node.samples:
+            labels = {**host_dimensions(sample), "Hostname": node.hostname}
+            yield sample.name, labels, sample.value
+    hosts = {node.node_id: node.hostname for node in nodes}
+    alive = registry.alive_nodes()
+    for spec in registry.specs():
+        for worker in registry.workers(spec.key, alive):
+            if worker.load_ms > 0:
+                labels = worker_dimensions(worker.worker_id, spec.key)
+                labels["Hostname"] = hosts.get(worker.node_id, "")
+                yield "WorkerLoadTime", labels, worker.load_ms
+
+
+def handler_families(
+    registry: Registry,
+    read: Callable[[VersionKey], Mapping[Series, float]],
+    declared: Sequence[DeclaredMetric],
+) -> list[Metric]:
+    """Returns what the handlers of all versions have measured; nothing while Redis is away.
+
+    As in TorchServe, a declared metric needs no value.
+    """
+    families = {one.name: handler_family(one.name, one.kind, one.unit) for one in declared}
+    values: dict[str, dict[tuple[tuple[str, str], ...], dict[str, float]]] = {}
+    try:
+        measured = [read(spec.key) for spec in registry.specs()]
+    except (*AWAY, StoreUnavailable):
+        return []
+    for series, value in (pair for of in measured for pair in of.items()):
+        family = families.setdefault(series.name, _family_of(series))
+        # In a scrape, a name has one kind: that of the model that came first.
+        if family.type == series.kind:
+            parts = values.setdefault(series.name, {}).setdefault(series.labels, {})
+            # Of two models with equal labels, sums add up, and one gauge is kept.
+            is_gauge = series.kind is MetricKind.GAUGE
+            parts[series.part] = value if is_gauge else parts.get(series.part, 0.0) + value
+    for name, by_labels in values.items():
+        for labels, parts in sorted(by_labels.items()):
+            _add_samples(families[name], dict(labels), parts)
+    return [family for _, family in sorted(families.items())]
+
+
+def _family_of(series: Series) -> Metric:
+    return handler_family(series.name, series.kind, series.unit)
+
+
+def _add_samples(metric: Metric, labels: dict[str, str], parts: Mapping[str, float]) -> None:
+    if metric.type != MetricKind.HISTOGRAM:
+        metric.add_sample(metric.name, labels, parts.get("", 0.0))
+        return
+    count = 0.0
+    for bound in (*sorted(parts.keys() - {SUM, ABOVE}, key=float), ABOVE):
+        count += parts.get(bound, 0.0)
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(f"{metric.name}_count", labels, count)
+    metric.add_sample(f"{metric.name}_sum", labels, parts.get(SUM, 0.0))

@@ -66,11 +66,7 @@ class Registrar:
         )
 
     def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
-        """Returns HTTP status and text of `POST /models` with these parameters.
-
-        Raises:
-            ServeError: nothing is registered then.
-        """
+        """Returns HTTP status and text of `POST /models`; if it raises, nothing is registered."""
         spec = self.create(parameters)
         text = (
             f'Model "{spec.model_name}" Version: {spec.model_version} registered with '
@@ -85,11 +81,7 @@ class Registrar:
         return 200, text
 
     def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
-        """Registers the version; nodes begin to start its workers.
-
-        Raises:
-            ServeError: nothing is registered then.
-        """
+        """Registers the version; nodes begin to start its workers."""
         url = parameters.get("url")
         if url is None:
             raise BadRequest("Parameter url is required.")
@@ -128,14 +120,11 @@ class Registrar:
         """Registers a version without workers for an archive that could not be loaded at start.
 
         It tells of the error, until its archive is registered or the version unregistered.
-
-        Raises:
-            ServeError: the parameters cannot be used, or the version is registered already.
         """
         url, name = str(parameters["url"]), parameters.get("model_name")
         if saved is None and any(
-            one.model_url == url and not one.load_error and name in (None, one.model_name)
-            for one in self._registry.specs()
+            spec.model_url == url and not spec.load_error and name in (None, spec.model_name)
+            for spec in self._registry.specs()
         ):
             return  # its workers tell of the error
         version = saved.model_version if saved else DEFAULT_VERSION
@@ -151,7 +140,7 @@ class Registrar:
     def scale(
         self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
     ) -> tuple[int, str]:
-        """Returns HTTP status and text of `PUT /models/M[/V]` with these parameters."""
+        """Returns HTTP status and text of `PUT /models/M[/V]`."""
         min_worker = int_parameter(parameters, "min_worker", 1)
         max_worker = int_parameter(parameters, "max_worker", min_worker)
         if max_worker < min_worker:
@@ -185,13 +174,7 @@ class Registrar:
         return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
 
     def unregister(self, model_name: str, model_version: str | None) -> str:
-        """Returns the status text of `DELETE /models/M[/V]`, once the workers are gone.
-
-        Does not wait for the workers of a model whose record cannot be read.
-
-        Raises:
-            ServeError: unknown, the default of several versions, or workers that stay too long.
-        """
+        """Returns the status text of `DELETE /models/M[/V]`, once the workers are gone."""
         try:
             key = self.resolve(model_name, model_version).key
             self._registry.remove(key)
@@ -200,7 +183,7 @@ class Registrar:
         except RecordUnreadable:
             if model_version is not None:
                 raise  # the model may have other versions, whose workers serve
-            self._registry.remove_unreadable(model_name)
+            self._registry.remove_unreadable(model_name)  # without a wait for its workers
             self._forget(model_name)
         return f'Model "{model_name}" unregistered'
 
@@ -211,13 +194,13 @@ class Registrar:
 
     def _remove_stand_ins(self, spec: ModelSpec) -> None:
         """Unregisters what stood for this archive under a name or version that was a guess."""
-        for one in self._registry.specs():
-            names = (spec.model_name, name_of_archive(one.model_url))
-            is_same = one.model_url == spec.model_url and one.model_name in names
-            if one.load_error and is_same and one.key != spec.key:
+        for other in self._registry.specs():
+            names = (spec.model_name, name_of_archive(other.model_url))
+            is_same = other.model_url == spec.model_url and other.model_name in names
+            if other.load_error and is_same and other.key != spec.key:
                 with contextlib.suppress(NotFound):
-                    self._registry.remove(one.key, only=one)
-                self._forget(one.model_name)
+                    self._registry.remove(other.key, only=other)
+                self._forget(other.model_name)
 
     def _first_workers(self, spec: ModelSpec) -> WorkerProgress:
         try:

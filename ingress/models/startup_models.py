@@ -40,9 +40,8 @@ T = TypeVar("T")
 class StartupLoader:
     """Registers the models of `load_models` and of a snapshot. Blocks; call from a thread.
 
-    Redis remembers the registered models, and operators change them. So a server that comes back by
-    itself registers each startup model once in the life of that Redis, and does not bring back a
-    model that was unregistered. An operator who starts `ferry up` (`is_awaited`) asks for all.
+    A server that comes back by itself registers each once in the life of a registry, and brings
+    none back that was unregistered. An operator who starts `ferry up` (`is_awaited`) asks for all.
     """
 
     def __init__(self, services: Services, registrar: Registrar, *, is_awaited: bool) -> None:
@@ -55,21 +54,20 @@ class StartupLoader:
     def load(self) -> list[Failure]:
         """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
-        The snapshot comes first, as it has what was changed since `load_models` was: the latter
-        can only add to it. If the configuration says something else now than when the snapshot was
-        saved, the snapshot can only add to the configuration. Workers load in the background: a
-        registered model need not be ready.
+        The snapshot comes first, as it has what was changed since `load_models` was. If the
+        configuration says something else now than when it was saved, it can only add to that.
+        Workers load in the background: a registered model need not be ready.
         """
         with contextlib.suppress(Draining):
             path = self._services.settings.snapshot_file
-            if path is not None and not self._may_restore(str(path)):
-                path = None
-            steps = [self._load_configured]
-            if path is not None:
-                position = 1 if self._is_configured_anew(path) else 0
-                steps.insert(position, partial(self._restore_snapshot, path))
-            for step in steps:
-                step()
+            if path is None or not self._may_restore(str(path)):
+                self._load_configured()
+            elif self._is_configured_anew(path):
+                self._load_configured()
+                self._restore_snapshot(path)
+            else:
+                self._restore_snapshot(path)
+                self._load_configured()
         return self._failures
 
     def _load_configured(self) -> None:
@@ -163,10 +161,9 @@ class StartupLoader:
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """Repeats the attempt as long as its obstacle may pass by itself.
+        """Repeats the attempt, for ever, as long as its obstacle may pass by itself.
 
-        It never gives up: the server would be ready with nothing to serve, while its nodes wait
-        for a disk or for another machine.
+        Else the server would be ready with nothing to serve, while its nodes wait for a disk.
         """
         say_at_s = 0.0
         while not self._services.lifecycle.is_draining:
@@ -201,12 +198,10 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _archives_of(settings: Settings) -> Iterator[str]:
-    model_store = settings.model_store
-    if model_store is None or not model_store.is_dir():
-        log.error("load_models=all needs a model_store that is a folder")
-        return
     try:
-        paths = sorted(model_store.iterdir())
+        if settings.model_store is None:
+            raise NotADirectoryError("it is not set")
+        paths = sorted(settings.model_store.iterdir())
     except OSError as error:
         # The server starts anyway, as it does when an archive cannot be read.
         log.error("load_models=all cannot read the model_store: %s", error)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TypeVar
 
 from batching.errors import (
     DependenciesFailed,
@@ -33,8 +32,6 @@ _MOST_CAUSES = 3  # that an answer has; as a rule all workers fail alike
 _LOOK_FOR_NODE_S = 0.25  # a node that comes is not announced
 
 Slot = tuple[str, int]
-
-T = TypeVar("T")
 
 
 class WorkerProgress(Enum):
@@ -77,30 +74,49 @@ class WorkerWait:
         Ends when all are ready, or when `startup_timeout` has passed since the archive was
         unpacked, as on the nodes. If one node's workers fail to start and another's are ready, the
         progress is PARTIAL. A new number of workers, from another client, is followed.
-
-        Args:
-            spec: as registered.
-            failures_before: from `failures_by_slot`, before the change.
-            version_text: how an error names the version.
-            install_patience_s: seconds beyond `startup_timeout` for the archive's requirements.
+        `failures_before`: from `failures_by_slot`, before the change. `install_patience_s`: beyond
+        `startup_timeout`, for the archive's requirements.
 
         Raises:
-            InternalError, OutOfResources: a worker failed to start, and no other node has all
-                ready.
+            InternalError, OutOfResources, DependenciesFailed: a worker failed to start, and no
+                other node has all ready.
             VersionNotFound: the version was unregistered meanwhile.
-            DependenciesFailed: the archive's requirements cannot be installed.
             Draining: this server stops.
         """
         seconds = spec.startup_timeout_s + self._patience.grace_s + install_patience_s
         deadline = _Deadline(seconds, self._patience.archive_s)
-        return self._outlast(
-            lambda: self._follow(spec, deadline, failures_before, version_text), deadline
-        )
+        failed: list[WorkerStatus] = []
+        progress = WorkerProgress.NONE
+
+        def is_over() -> bool:
+            nonlocal spec, failed, progress
+            entry = self._registry.get(spec.model_name)
+            if entry is not None or not self._registry.is_lost():  # else nodes restore it
+                spec = still_registered(entry, spec)
+            workers = self._registry.workers(spec.key)
+            # A node still unpacks the archive and has not started a process.
+            if any(it.state is WorkerState.STARTING and not it.pid for it in workers):
+                deadline.begin_anew()
+            failed = _failed(workers, spec, failures_before)
+            whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
+            there = [worker for worker in workers if worker.node_id in whole]
+            progress = _progress(there, spec, nodes=max(1, len(whole)))
+            return progress is WorkerProgress.DONE or bool(failed and not whole)
+
+        if not self._until(is_over, deadline.left_s) and deadline.left_s() > 0:
+            raise _draining()
+        if failed:
+            error = _why_failed(failed, spec.key, version_text)
+            if progress is WorkerProgress.NONE:
+                raise error
+            return WorkerProgress.PARTIAL
+        return progress
 
     def for_node(self) -> bool:
         """Returns whether a node runs, or has come in time."""
+        deadline = _Deadline(self._patience.node_s)
         return self._until(
-            lambda: bool(self._registry.nodes()), self._patience.node_s, _LOOK_FOR_NODE_S
+            lambda: bool(self._registry.nodes()), deadline.left_s, _LOOK_FOR_NODE_S, patient=False
         )
 
     def until_listed(self, key: VersionKey) -> None:
@@ -109,8 +125,9 @@ class WorkerWait:
         Returns without one after a while: a node that is slow to react is no error. Nor is a Redis
         that goes away meanwhile: the version is registered.
         """
+        deadline = _Deadline(self._patience.listed_s)
         with contextlib.suppress(StoreUnavailable):
-            self._until(lambda: bool(self._registry.workers(key)), self._patience.listed_s)
+            self._until(lambda: bool(self._registry.workers(key)), deadline.left_s, patient=False)
 
     def until_gone(self, key: VersionKey, timeout_s: float) -> None:
         """Waits until no live node runs a worker of this version, or it is registered again.
@@ -119,84 +136,47 @@ class WorkerWait:
             RequestTimeout: a worker is still there after `timeout_s`.
             Draining: this server stops.
         """
-        deadline = _Deadline(timeout_s)
-        if not self._outlast(
-            lambda: self._until(lambda: self._is_gone(key), deadline.left_s()), deadline
-        ):
-            self._raise_if_stopping()
+
+        def is_gone() -> bool:
+            # A version that is registered again takes the workers over.
+            entry = self._registry.get(key.model_name)
+            is_there_again = entry is not None and key.model_version in entry.versions
+            return is_there_again or not self._registry.workers(key)
+
+        if not self._until(is_gone, _Deadline(timeout_s).left_s):
+            if self._should_stop():
+                raise _draining()
             raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
 
-    def _follow(
+    def _until(
         self,
-        spec: ModelSpec,
-        deadline: "_Deadline",
-        failures_before: Mapping[Slot, int],
-        version_text: str,
-    ) -> WorkerProgress:
-        with self._registry.changes() as wait:
-            while True:
-                spec = self._as_registered(spec)
-                workers = self._registry.workers(spec.key)
-                # A node still unpacks the archive and has not started a process.
-                if any(one.state is WorkerState.STARTING and not one.pid for one in workers):
-                    deadline.begin_anew()
-                failed = _failed(workers, spec, failures_before)
-                whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
-                there = [worker for worker in workers if worker.node_id in whole]
-                progress = _progress(there, spec, nodes=max(1, len(whole)))
-                left_s = deadline.left_s()
-                is_over = progress is WorkerProgress.DONE or left_s <= 0
-                if failed and (is_over or not whole):
-                    error = _why_failed(failed, spec.key, version_text)
-                    if progress is WorkerProgress.NONE:
-                        raise error
-                    return WorkerProgress.PARTIAL
-                if is_over:
-                    return progress
-                self._raise_if_stopping()
-                wait(min(left_s, _SLICE_S))
+        is_so: Callable[[], bool],
+        left_s: Callable[[], float],
+        slice_s: float = _SLICE_S,
+        *,
+        patient: bool = True,
+    ) -> bool:
+        """Returns whether it is so, or becomes so in time and before this server stops.
 
-    def _outlast(self, attempt: Callable[[], T], deadline: "_Deadline") -> T:
-        """Repeats the attempt while Redis is away, as long as time is left.
-
-        The caller has changed the registry already: an error would make its client repeat that.
+        If `patient`, also while Redis is away: the caller has changed the registry already, and an
+        error would make its client repeat that.
         """
         while True:
             try:
-                return attempt()
+                with self._registry.changes() as wait:
+                    while not is_so():
+                        if left_s() <= 0 or self._should_stop():
+                            return False
+                        wait(min(max(0.0, left_s()), slice_s))
+                    return True
             except StoreUnavailable:
-                if deadline.left_s() <= 0 or self._should_stop():
+                if not patient or left_s() <= 0 or self._should_stop():
                     raise
                 time.sleep(_RETRY_S)
 
-    def _until(
-        self, is_so: Callable[[], bool], timeout_s: float, slice_s: float = _SLICE_S
-    ) -> bool:
-        """Returns whether it is so, or becomes so in time and before this server stops."""
-        deadline_s = time.monotonic() + timeout_s
-        with self._registry.changes() as wait:
-            while not is_so():
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or self._should_stop():
-                    return False
-                wait(min(left_s, slice_s))
-        return True
 
-    def _is_gone(self, key: VersionKey) -> bool:
-        # A version that is registered again takes the workers over.
-        entry = self._registry.get(key.model_name)
-        is_there_again = entry is not None and key.model_version in entry.versions
-        return is_there_again or not self._registry.workers(key)
-
-    def _as_registered(self, spec: ModelSpec) -> ModelSpec:
-        entry = self._registry.get(spec.model_name)
-        if entry is None and self._registry.is_lost():
-            return spec  # nodes restore what they know
-        return still_registered(entry, spec)
-
-    def _raise_if_stopping(self) -> None:
-        if self._should_stop():
-            raise Draining("The server is shutting down.", retry_after_s=1.0)
+def _draining() -> Draining:
+    return Draining("The server is shutting down.", retry_after_s=1.0)
 
 
 class _Deadline:

@@ -16,7 +16,7 @@ from batching.protocol import BatchTiming, Reply, Request, fresh_request_id
 from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
-from ingress.access.authorizer import Authorizer
+from ingress.access.tokens import Authorizer
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer, Application, ConnectionEnded, Content, Exchange, Header
 from ingress.http1.heads import WITHOUT_BODY
@@ -37,9 +37,7 @@ from ingress.torchserve.payload import (
     first_in_query,
     is_form,
     read_request,
-    read_tensors,
     read_timeout_s,
-    read_undecoded,
     speaks_of_binary,
 )
 from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
@@ -107,15 +105,8 @@ class Prediction(PendingRequest):
     def submit_received(self) -> None:
         """Submits the request when its body has come, or refuses it when it will not come."""
         try:
-            self.submit(self.exchange.received())
-        except ServeError as error:
-            self.exchange.respond(*error_answer(error))
-
-    async def submit_read(self, limit_bytes: int, timeout_s: float) -> None:
-        """Submits a request whose body comes in chunks, or may have to be refused."""
-        try:
             # Without a name here, which would keep the body while its client waits.
-            self.submit(await self.exchange.read_body(limit_bytes, timeout_s))
+            self.submit(self.exchange.received())
         except ServeError as error:
             self.exchange.respond(*error_answer(error))
 
@@ -166,7 +157,7 @@ class Prediction(PendingRequest):
     def _accept(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.metrics = self._shared.service.metrics.version(spec.key, self._target.model_version)
-        self.metrics.totals.count_arrival()
+        self.metrics.count_arrival()
         self.timeout_s = read_timeout_s(self.exchange.fields)
 
     def _send(self, spec: ModelSpec, request: Request) -> None:
@@ -201,18 +192,19 @@ class Prediction(PendingRequest):
                 self.exchange.respond(*answer)
 
     def _read(self, body: Content) -> Request:
-        target, headers, query = self._target, self.exchange.fields, self.exchange.query
-        most_parts = self._shared.settings.max_form_parts
-        sent = dict(self.exchange.headers)  # as the client spelled them
+        exchange, settings = self.exchange, self._shared.settings
+        sent = dict(exchange.headers)  # as the client spelled them
         decodes_itself = self.spec is not None and self.spec.decodes_itself
-        self._is_tensors = self._is_tensors or (decodes_itself and target.is_v2)
-        if self._is_tensors:
-            request = read_tensors(target, headers, body)
-        elif decodes_itself:
-            request = read_undecoded(target, headers, body, query, most_parts)
-        else:
-            query = query if target.takes_query else ""
-            request = read_request(target, headers, body, query, most_parts)
+        self._is_tensors = self._is_tensors or (decodes_itself and self._target.is_v2)
+        request = read_request(
+            self._target,
+            exchange.fields,
+            body,
+            exchange.query,
+            settings.max_form_parts,
+            decodes_itself=decodes_itself,
+            is_tensors=self._is_tensors,
+        )
         for name in OWN_HEADERS:
             if name in request.headers:
                 sent[name] = request.headers[name]
@@ -401,8 +393,7 @@ class InferenceRouter:
             return None
         prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
-        if not exchange.when_received(prediction.submit_received, *self._limits):
-            prediction.continue_with(prediction.submit_read(*self._limits))
+        exchange.when_received(prediction.submit_received, *self._limits)
         return None
 
     def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:

@@ -18,14 +18,14 @@ from batching.errors import (
     ServeError,
     StoreUnavailable,
 )
-from ingress.access.authorizer import Authorizer
+from ingress.access.tokens import Authorizer
 from ingress.http1.exchange import Answer, refuse_encoded
 from ingress.predictions.prediction_service import LOWEST_STATUS
-from ingress.rest.inference_api import InferenceView, OpenInferenceView
-from ingress.rest.management_api import ManagementView, TokenView
+from ingress.rest.inference_api import InferenceView
+from ingress.rest.management_api import ManagementView
 from ingress.rest.metrics_api import MetricsView
 from ingress.rest.page_api import PageView
-from ingress.rest.responses import PlainResponse, flask_exchange
+from ingress.rest.wsgi_bridge import PlainResponse, flask_exchange
 from ingress.role import Role, has_page
 from ingress.services import Services
 from ingress.torchserve.answers import (
@@ -42,14 +42,8 @@ log = logging.getLogger(__name__)
 
 _ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Paths that only look like those of predictions.
-_NO_PREDICTIONS = (
-    "/predictions/<path:_>",
-    "/explanations/<path:_>",
-    "/v1/models/<path:_>",
-    "/v2/models/<path:_>",
-    "/models/<path:_>/invoke",
-)
+# Where TorchServe looks at the path alone.
+_PREDICTIONS = ("/predictions/", "/v1/models/", "/v2/models/")
 # The verb of outages of Redis.
 _VERB = "manage"
 
@@ -88,8 +82,6 @@ class _App(Flask):
         if Role.INFERENCE in roles:
             # Before any rule, since both HTTP doors share one parser of these paths.
             self.before_request(views["inference"].predict)
-            for rule in _NO_PREDICTIONS:
-                self.add_url_rule(rule, f"no {rule}", _refuse_path, methods=_ANY_METHOD)
         self.before_request(self._refuse_web_pages)
         self._add_routes(views)
 
@@ -113,14 +105,13 @@ class _App(Flask):
         )
         views: dict[str, Any] = {"shared": shared}
         if Role.INFERENCE in roles:
-            views["inference"] = InferenceView(services)
-            views["open_inference"] = OpenInferenceView(services)
+            views["inference"] = views["open_inference"] = InferenceView(services)
             if has_page(services.settings):
                 views["page"] = PageView(services, document)
         if Role.MANAGEMENT in roles:
             views["management"] = ManagementView(services)
             if services.keys is not None:
-                views["token"] = TokenView(services.keys)
+                views["token"] = views["management"]
         if Role.METRICS in roles:
             views["metrics"] = MetricsView(services)
         return views
@@ -194,7 +185,7 @@ def _refusal(error: Exception) -> ServeError:
     if isinstance(error, HTTPException):
         refusals: dict[int | None, ServeError] = {
             400: BadRequest("Invalid HTTP message."),
-            405: wrong_method(),
+            405: not_found() if request.path.startswith(_PREDICTIONS) else wrong_method(),
             413: PayloadTooLarge(""),
         }
         # All others are not found, Flask's redirects, too: TorchServe has none.
@@ -210,7 +201,3 @@ def create_app(services: Services, roles: Collection[Role], *, is_private: bool 
     their handlers raised.
     """
     return _App(services, roles, is_private=is_private)
-
-
-def _refuse_path(_: str) -> Response:
-    raise not_found()

@@ -14,9 +14,9 @@ from batching.models.entry import check_names, existing
 from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import Answer
-from ingress.page.served_models import interface_of
 from ingress.predictions.prediction import Prediction, StreamedAnswer
-from ingress.rest.responses import AwaitedExchange, PlainResponse, flask_exchange
+from ingress.rest.page_api import interface_of
+from ingress.rest.wsgi_bridge import AwaitedExchange, PlainResponse, flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
 from ingress.torchserve.openapi import VERSION, model_prediction_document
@@ -43,7 +43,7 @@ class AwaitedPrediction(Prediction):
 
 
 class InferenceView:
-    """Answers predictions and probes."""
+    """Answers predictions, probes and descriptions."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -108,13 +108,7 @@ class InferenceView:
             reason = reason.partition(":")[0]
         return status_answer(reason, _NOT_READY) if reason else status_answer("Ready")
 
-
-class OpenInferenceView:
-    """Answers what clients of the Open Inference Protocol, and of KServe's v1, ask first."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._health = services.health
+    # --- what clients of the Open Inference Protocol, and of KServe's v1, ask first
 
     def server(self) -> Answer:
         # The first key has TorchServe's spelling, the second the right one.

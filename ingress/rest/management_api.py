@@ -1,28 +1,27 @@
 """Answers the management port's routes.
 
-Source: TorchServe 0.12 management API.
+Source: TorchServe 0.12 management API, `DescribeModelResponse`, `ListModelsResponse`.
 """
 
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from flask import request
 
 from batching.errors import BadRequest, InternalError, NoWorker
 from batching.models.entry import ModelEntry, check_names, existing, pick_version
-from batching.models.registration import bool_parameter
-from batching.models.spec import ModelSpec
+from batching.models.registration import bool_parameter, int_parameter
+from batching.models.spec import PARAMETERS, ModelSpec
+from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.protocol import Reply
 from batching.store.jobs.job_records import Job, JobStatus, job_document
-from ingress.access.authorizer import refused_renewal, require_api_key
-from ingress.access.key_file import RENEWABLE, KeyFile
 from ingress.http1.exchange import Answer
 from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
-from ingress.rest.responses import flask_exchange
+from ingress.rest.wsgi_bridge import flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import (
     JSON_CONTENT_TYPE,
@@ -33,7 +32,6 @@ from ingress.torchserve.answers import (
     typed_answer,
     wrong_method,
 )
-from ingress.torchserve.descriptions import describe_node, describe_version, list_page
 from ingress.torchserve.openapi import model_management_document
 
 log = logging.getLogger(__name__)
@@ -42,6 +40,7 @@ _MOST_JOBS, _USUAL_JOBS = 1000, 100  # of a page
 _LIMIT = re.compile(r"0*([1-9][0-9]*)")
 _JOBS_AT_ONCE = 100
 _CURSOR = re.compile(r"[0-9]{1,20}")
+_MOST_MODELS = 100  # of a page
 
 
 class ManagementView:
@@ -105,7 +104,18 @@ class ManagementView:
         nodes = self._registry.nodes()
         if not nodes:
             self._registry.require_writable()  # else no node can report that it runs
-        return json_answer([describe_node(node) for node in nodes])
+        # With the keys that describe has for a worker.
+        return json_answer(
+            [
+                {
+                    "node": node.node_id,
+                    "host": node.hostname,
+                    "pid": node.pid,
+                    "startTime": node.started_at,
+                }
+                for node in nodes
+            ]
+        )
 
     def list_jobs(self) -> Answer:
         count = _read_limit(request.args)
@@ -129,6 +139,20 @@ class ManagementView:
     def retry_job(self, job_id: str) -> Answer:
         job = self._services.on_loop(self._services.jobs.service.retry(job_id))
         return json_answer(self._job(job), 202)
+
+    def renew_key(self) -> Answer:
+        """Gives new keys to clients that have the API key. Source: `TokenAuthorization`."""
+        kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
+        assert self._services.keys is not None
+        try:
+            self._services.keys.renew_as_asked(kind, authorization)
+        except (OSError, ValueError) as error:
+            log.exception("renewing a key failed")
+            # Without the file's path, which is no matter of clients.
+            why = getattr(error, "strerror", None) or error
+            raise InternalError(f"The key file cannot be written: {why}.") from error
+        # As in TorchServe, only the file has the new key: the client must be able to read it.
+        return typed_answer(b"\n", JSON_CONTENT_TYPE)
 
     def _job(self, job: Job) -> dict[str, Any]:
         return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
@@ -180,29 +204,6 @@ class ManagementView:
             ) from error
 
 
-class TokenView:
-    """Gives new keys to clients that have the API key. Source: TorchServe `TokenAuthorization`."""
-
-    def __init__(self, keys: KeyFile) -> None:
-        self._keys = keys
-
-    def renew(self) -> Answer:
-        require_api_key(self._keys, request.headers.get("Authorization", ""))
-        kind = request.args.get("type", "")
-        scope = next((scope for scope in RENEWABLE if scope == kind), None)
-        if scope is None:
-            raise refused_renewal()
-        try:
-            self._keys.renew(scope)
-        except (OSError, ValueError) as error:
-            log.exception("renewing a key failed")
-            # Without the file's path, which is no matter of clients.
-            why = getattr(error, "strerror", None) or error
-            raise InternalError(f"The key file cannot be written: {why}.") from error
-        # As in TorchServe, only the file has the new key: the client must be able to read it.
-        return typed_answer(b"\n", JSON_CONTENT_TYPE)
-
-
 def _read_limit(parameters: Mapping[str, str]) -> int:
     """Returns `limit`: of lists that TorchServe does not have, whose limit is never ignored.
 
@@ -243,3 +244,92 @@ def _registration_parameters() -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise BadRequest("The request body is not a JSON object.")
     return {name: value for name, value in document.items() if value is not None}
+
+
+def describe_version(
+    spec: ModelSpec,
+    workers: Sequence[WorkerStatus],
+    queue: QueueStatus,
+    *,
+    is_default: bool,
+    hosts: Mapping[str, str],
+) -> dict[str, Any]:
+    """Describes one version: keys in TorchServe's order, then our own.
+
+    `hosts` has the host names of nodes, as far as known.
+    """
+    document: dict[str, Any] = {
+        "modelName": spec.model_name,
+        "modelVersion": spec.model_version,
+        "modelUrl": spec.model_url,
+        "runtime": spec.runtime,
+    }
+    for parameter in PARAMETERS:
+        shown_with = parameter.shown_with
+        is_shown = not shown_with or getattr(spec, shown_with) != getattr(ModelSpec, shown_with)
+        if parameter.is_described and is_shown:
+            if parameter.word == "deviceType":  # of features that this server leaves out
+                document |= {"parallelType": "", "parallelLevel": 0}
+            document[parameter.word] = getattr(spec, parameter.name)
+    has_gpu = any(worker.device.startswith("cuda") for worker in workers)
+    document["deviceType"] = spec.device_type or ("gpu" if has_gpu else "cpu")
+    document |= {
+        "continuousBatching": False,
+        "useJobTicket": spec.config.get("useJobTicket") is True,
+        "useVenv": spec.config.get("useVenv") is True,
+        "stateful": False,
+        "sequenceMaxIdleMSec": 0,
+        "sequenceTimeoutMSec": 0,
+        "maxNumSequence": 0,
+        "maxSequenceJobQueueSize": 0,
+        "loadedAtStartup": spec.is_loaded_at_startup,
+        "workers": [_describe_worker(worker, hosts.get(worker.node_id, "")) for worker in workers],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, queue.capacity - queue.waiting),
+            "pendingRequests": queue.waiting,
+        },
+        "isDefault": is_default,
+    }
+    if spec.load_error:
+        document["error"] = spec.load_error
+    return document
+
+
+def list_page(urls: Mapping[str, str], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Lists one page of the models, by name, with the default version's archive.
+
+    A full page has a token for the next one.
+    """
+    names = sorted(urls)
+    limit = int_parameter(parameters, "limit", _MOST_MODELS)
+    if not 0 <= limit <= _MOST_MODELS:
+        limit = _MOST_MODELS
+    start = max(0, int_parameter(parameters, "next_page_token", 0))
+    end = start + limit
+    page: dict[str, Any] = {} if end > len(names) else {"nextPageToken": str(end)}
+    page["models"] = [{"modelName": name, "modelUrl": urls[name]} for name in names[start:end]]
+    return page
+
+
+def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
+    kind, _, index = worker.device.partition(":")
+    is_gpu = kind == "cuda"
+    document: dict[str, Any] = {
+        "id": worker.worker_id,
+        "startTime": worker.started_at,
+        "status": "READY" if worker.state is WorkerState.READY else "UNLOADING",
+        "memoryUsage": worker.memory_bytes,
+        "pid": worker.pid,
+        "gpu": is_gpu,
+        "gpuUsage": f"gpuId::{index or 0}" if is_gpu else "N/A",
+        # Beyond TorchServe, so at the end.
+        "node": worker.node_id,
+    }
+    if host:
+        document["host"] = host
+    if worker.state is not WorkerState.READY:
+        # TorchServe calls all of these UNLOADING.
+        document["state"] = worker.state.value
+    if worker.error:
+        document["error"] = worker.error
+    return document

@@ -6,6 +6,7 @@ Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metric
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
 from flask import request
 from prometheus_client.core import Metric
@@ -14,8 +15,8 @@ from prometheus_client.samples import Sample
 from batching.metrics import read_metrics_config
 from batching.store.measurements import read_metrics
 from ingress.http1.exchange import Answer
-from ingress.metrics.queue_metrics import queue_families
-from ingress.metrics.torchserve_metrics import LEGACY, handler_families, node_families
+from ingress.metrics.ingress_metrics import LEGACY
+from ingress.metrics.queue_metrics import handler_families, node_families, queue_families
 from ingress.services import Services
 from ingress.torchserve.answers import typed_answer
 
@@ -42,7 +43,7 @@ class MetricsView:
         if mode == "legacy":
             return [family for family in counted if family.name in LEGACY]
         registry, client = services.probe_registry, services.probe_client
-        handlers = handler_families(registry, lambda key: read_metrics(client, key), self._declared)
+        handlers = handler_families(registry, partial(read_metrics, client), self._declared)
         return [*counted, *node_families(registry), *queue_families(registry), *handlers]
 
 

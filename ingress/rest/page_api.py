@@ -1,26 +1,32 @@
 """Answers browsers: the page, what it polls, and the API document with its reader.
 
-Nothing here changes anything. What a model says of itself is text for the page's own script.
+Nothing here changes anything. What a worker says of its model comes from the model's own code: it
+need not have the right shape, and is text for the page's own script.
 """
 
 import html
 import importlib.util
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from flask import request
 
 from batching.errors import StoreUnavailable
+from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerStatus
+from batching.store.registry.registry import Registry
 from ingress.http1.exchange import Answer
-from ingress.page.served_models import ServedModels
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, not_found, typed_answer
 from ingress.torchserve.openapi import VERSION
 
-_FILES = Path(__file__).parents[1] / "page" / "files"
+_FILES = Path(__file__).with_name("page")
 # Links of the page, and of the JSON for clients that are no browsers.
 _LINKS = {"docs": "/docs", "openapi": "/openapi.json", "models": "/page/models", "ready": "/readyz"}
 _HTML = "text/html; charset=utf-8"
@@ -29,6 +35,129 @@ _POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'{}; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+
+_KEPT_S = 1.0  # for all who look
+
+_JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
+_FORM = "multipart/form-data"
+# The kind of a model's input -> the content types that it comes in.
+_BODIES: Mapping[str, tuple[str, ...]] = {
+    "json": (_JSON,),
+    "text": (_TEXT,),
+    "image": ("image/jpeg", "image/png"),
+    "bytes": (_BYTES,),
+    "tensor": (_JSON, _BYTES),
+    "form": (_FORM, _JSON),
+}
+_ANSWERS: Mapping[str, str] = {"str": _TEXT, "bytes": _BYTES, "Image": "image/png"}
+
+_SCHEMA_TYPES = ("object", "array", "string", "number", "integer", "boolean")
+_LEVELS = 16
+
+
+class Side(msgspec.Struct, omit_defaults=True):
+    """Describes what goes into a model, or comes out: `type` as its author wrote it."""
+
+    kind: str = ""
+    type: str = ""
+    schema: dict[str, Any] = {}
+
+
+class Tensor(msgspec.Struct):
+    """A tensor of the Open Inference Protocol."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class Interface(msgspec.Struct, omit_defaults=True):
+    """Reads what a worker says of its model: nothing, for TorchServe's handlers."""
+
+    summary: str = ""
+    input: Side | None = None
+    output: Side | None = None
+    example: Any = msgspec.UNSET
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+
+def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
+    said = next((worker.interface for worker in workers if worker.interface), {})
+    try:
+        return msgspec.convert(said, Interface)
+    except msgspec.ValidationError:
+        return Interface()
+
+
+class ServedModel(NamedTuple):
+    """The default version of a model, the names of all versions, and its workers."""
+
+    spec: ModelSpec
+    versions: list[str]
+    workers: list[WorkerStatus]
+
+    def to_document(self) -> dict[str, Any]:
+        """Returns what the page shows. No errors of workers: these are for operators."""
+        spec = self.spec
+        return {
+            "name": spec.model_name,
+            "version": spec.model_version,
+            "versions": self.versions,
+            "is_handler": not spec.decodes_itself,
+            "batch_size": spec.batch_size,
+            "max_batch_delay_ms": spec.max_batch_delay_ms,
+            "batch_policy": spec.batch_policy,
+            "workers": [{"state": one.state, "device": one.device} for one in self.workers],
+            "interface": msgspec.to_builtins(interface_of(self.workers)),
+        }
+
+    def to_operation(self) -> dict[str, Any]:
+        """Returns OpenAPI's description of a prediction."""
+        interface = interface_of(self.workers)
+        wanted, given = interface.input or Side(), interface.output or Side()
+        has_example = interface.example is not msgspec.UNSET
+        example = {"example": interface.example} if has_example else {}
+        types = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
+        content = {kind: {"schema": _schema(kind, wanted), **example} for kind in types}
+        kind = _ANSWERS.get(given.type, _JSON)
+        answer, error = _schema(kind, given), {"$ref": "#/components/schemas/Error"}
+        return {
+            "tags": ["models"],
+            "operationId": f"predict_{self.spec.model_name}",
+            "summary": interface.summary,
+            "requestBody": {"content": content},
+            "responses": {
+                "200": _response("The model's answer", kind, answer),
+                "default": _response("Refused or failed", _JSON, error),
+            },
+        }
+
+
+class ServedModels:
+    """Reads them from the registry, at most once a second."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._models: list[ServedModel] = []
+        self._good_until_s = 0.0
+
+    def all(self) -> list[ServedModel]:
+        """Returns them by name.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        if time.monotonic() > self._good_until_s:
+            alive = self._registry.alive_nodes()
+            self._models = [
+                ServedModel(spec, sorted(entry.versions), self._registry.workers(spec.key, alive))
+                for _, entry in sorted(self._registry.snapshot().items())
+                for spec in [entry.versions[entry.default_version]]
+            ]
+            self._good_until_s = time.monotonic() + _KEPT_S
+        return self._models
 
 
 class PageView:
@@ -106,3 +235,43 @@ def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Answ
     answer.headers.append(("Content-Security-Policy", _POLICY.format(more_styles)))
     answer.headers.append(("Referrer-Policy", "no-referrer"))
     return answer
+
+
+def _response(description: str, content_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {content_type: {"schema": schema}}}
+
+
+def _schema(content_type: str, side: Side) -> dict[str, Any]:
+    if content_type in (_JSON, _FORM):
+        return openapi_schema(side.schema)
+    return {"type": "string"} if content_type == _TEXT else {"type": "string", "format": "binary"}
+
+
+def openapi_schema(schema: Any, levels: int = _LEVELS) -> dict[str, Any]:
+    """Returns what OpenAPI 3.0 says of a JSON Schema in the same words; `{}` is anything.
+
+    A document with anything else is not valid.
+    """
+    if not isinstance(schema, Mapping) or levels == 0:
+        return {}
+    inner = partial(openapi_schema, levels=levels - 1)
+    said: dict[str, Any] = {}
+    if (kind := schema.get("type")) in _SCHEMA_TYPES:
+        said["type"] = kind
+    if kind == "array":
+        said["items"] = inner(schema.get("items"))
+    if isinstance(properties := schema.get("properties"), Mapping):
+        said["properties"] = {str(name): inner(value) for name, value in properties.items()}
+    if names := [name for name in _list(schema, "required") if isinstance(name, str)]:
+        said["required"] = list(dict.fromkeys(names))
+    if values := _list(schema, "enum"):
+        # Each once, as OpenAPI has it.
+        said["enum"] = list({json.dumps(value, default=str): value for value in values}.values())
+    if isinstance(text := schema.get("description"), str):
+        said["description"] = text
+    return said
+
+
+def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, list) else []

@@ -1,21 +1,69 @@
-"""Serves a WSGI application on the event loop, each request in a thread."""
+"""Serves WSGI applications on the event loop, and makes exchanges of requests under WSGI."""
 
 import asyncio
+import contextlib
 import io
 import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 from wsgiref.types import WSGIApplication
+
+from flask import Response, request
 
 from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
-from ingress.access.authorizer import Authorizer
-from ingress.http1.exchange import Answer, Exchange
-from ingress.rest.responses import PlainResponse
+from ingress.access.tokens import Authorizer
+from ingress.http1.exchange import Answer, Body, Exchange, Header
+from ingress.predictions.prediction import StreamedAnswer
 from ingress.torchserve.answers import error_answer
 
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
+
+
+class PlainResponse(Response):
+    """Leaves the content type to the answer's headers."""
+
+    default_mimetype = None
+
+
+class AwaitedExchange(Exchange):
+    """A request whose thread waits until it is answered: under a WSGI server."""
+
+    def __init__(
+        self,
+        fields: dict[str, str],
+        method: str = "POST",
+        path: str = "",
+        query: str = "",
+        peer: object = None,
+    ) -> None:
+        headers = list(fields.items())
+        super().__init__(peer, method, path, query, "1.1", headers, fields, keeps_alive=False)
+        self.answered: Future[Answer | StreamedAnswer] = Future()
+
+    def respond(self, status: int, headers: list[Header], body: Body) -> None:  # type: ignore[override]
+        self.take(Answer(status, headers, body))
+
+    def take(self, answer: Answer | StreamedAnswer) -> None:
+        """Answers the request, unless it has an answer."""
+        if not self.answered.done():
+            self.answered.set_result(answer)
+
+
+def flask_exchange() -> AwaitedExchange:
+    """Returns this thread's request; of a header that came twice, WSGI has joined the values."""
+    fields = {}
+    for name, value in request.headers.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            fields[name.lower()] = value.encode("latin-1").decode()
+    # Of a unix socket there is no address.
+    client = f"{request.environ.get('REMOTE_ADDR', '')}:0"
+    peer = SimpleNamespace(client=client, scheme=request.scheme)
+    query = request.query_string.decode("utf-8", "replace")
+    return AwaitedExchange(fields, request.method, request.path, query, peer)
 
 
 class WsgiBridge:
@@ -74,7 +122,12 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
         "CONTENT_LENGTH": str(len(body)),
     }
     for name, value in exchange.headers:
-        _add_header(environ, name, _as_latin1(value))
+        key = name.upper().replace("-", "_")
+        # In an environ, an underscore could not be told from the dash of a trusted header.
+        if "_" not in name and key not in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
+            key = key if key == "CONTENT_TYPE" else f"HTTP_{key}"
+            before = f"{environ[key]}," if key in environ else ""
+            environ[key] = before + _as_latin1(value)
     return environ
 
 
@@ -84,16 +137,6 @@ def _answer(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
     headers = [(name.lower(), value) for name, value in response.headers]
     kept = [header for header in headers if header[0] not in _SERVER_OWNED]
     return Answer(response.status_code, kept, response.get_data())
-
-
-def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
-    # In an environ, an underscore could not be told from the dash of a trusted header.
-    key = name.upper().replace("-", "_")
-    if "_" in name or key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
-        return
-    if key != "CONTENT_TYPE":
-        key = f"HTTP_{key}"
-    environ[key] = f"{environ[key]},{value}" if key in environ else value
 
 
 def _as_latin1(text: str) -> str:

@@ -33,30 +33,18 @@ JSON_CONTENT_TYPE = "application/json"
 
 # A handler cannot set these: the server writes them itself, or they control the connection.
 _OWNED_NAMES = frozenset(
-    {
-        "cache-control",
-        "connection",
-        "content-length",
-        "date",
-        "expires",
-        "keep-alive",
-        "pragma",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "server",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "x-content-type-options",
+    (
+        *("cache-control", "connection", "content-length", "date", "expires", "keep-alive"),
+        *("pragma", "proxy-authenticate", "proxy-authorization", "proxy-connection", "server"),
+        *("te", "trailer", "transfer-encoding", "upgrade", "x-content-type-options"),
         "x-request-id",
-    }
+    )
 )
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 # Below this range, a client would wait for another answer. Above it, HTTP has no statuses.
+_NO_STATUS = "Invalid model predict output"
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
 
@@ -98,10 +86,7 @@ def how_to_get_a_worker(
 ) -> str:
     """Returns the sentence that follows TorchServe's refusal for want of a worker.
 
-    Args:
-        spec: of the version that has none.
-        model_version: as the request named it, if it did.
-        has_failed: its workers could not load it.
+    `model_version` is as the request named it, if it did; `has_failed`: workers could not load it.
     """
     if has_failed:
         return f"More: ferry models describe {spec.model_name}"
@@ -117,7 +102,7 @@ def reply_answer(reply: Reply, request_id: str = "") -> Answer:
     A prediction has no content type unless the handler sets one.
     """
     if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
-        return error_answer(InternalError("Invalid model predict output"), request_id)
+        return error_answer(InternalError(_NO_STATUS), request_id)
     if reply.error_type:
         message = bytes(reply.body).decode("utf-8", "replace")
         return _failure(reply.status, reply.error_type, message, reply.reason, request_id)
@@ -134,7 +119,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
         InternalError: a status that no answer can have.
     """
     if not _LOWEST_STATUS <= first.status <= _HIGHEST_STATUS:
-        raise InternalError("Invalid model predict output")
+        raise InternalError(_NO_STATUS)
     headers = [("x-request-id", request_id), *_NO_CACHE_HEADERS, ("ts_stream_next", "true")]
     return first.status, headers + clean_headers(first.headers)
 
@@ -149,8 +134,9 @@ def with_error_key(answer: Answer) -> Answer:
 
 def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """Returns a handler's headers that may be sent: well-formed names, one line of ASCII each."""
+    # ASCII only: clients disagree on what other bytes mean.
     return [
-        (str(name), _clean_value(str(value)))
+        (str(name), _CONTROLS.sub("", str(value)).encode("ascii", "replace").decode().strip())
         for name, value in headers.items()
         if _HEADER_NAME.fullmatch(str(name)) and str(name).lower() not in _OWNED_NAMES
     ]
@@ -162,11 +148,6 @@ def not_found() -> NotFound:
 
 def wrong_method() -> MethodNotAllowed:
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
-
-
-def _clean_value(value: str) -> str:
-    # ASCII only: clients disagree on what other bytes mean.
-    return _CONTROL_CHARACTERS.sub("", value).encode("ascii", "replace").decode().strip()
 
 
 def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> Answer:

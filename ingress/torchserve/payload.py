@@ -42,50 +42,39 @@ _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
-def read_undecoded(
-    target: Target,
-    headers: dict[str, str],
-    body: Content,
-    query: str = "",
-    max_parts: int = _USUAL_PARTS,
-) -> Request:
-    """Makes a request for a model that decodes bodies itself.
-
-    `curl -d` calls any body a form, so one that is urlencoded stays whole. The query string becomes
-    a header.
-
-    Raises:
-        BadRequest: a multipart form that cannot be parsed or has too many parts.
-    """
-    headers[URL_QUERY] = query
-    content_type = headers.get("content-type", "")
-    kind = _mime(content_type)
-    whole = [Part("body", kind, body)]
-    parts = whole if kind == _URLENCODED else read_parts(content_type, body, max_parts)
-    return _request(target, headers, parts)
-
-
 def read_request(
     target: Target,
     headers: dict[str, str],
     body: Content,
     query: str = "",
     max_parts: int = _USUAL_PARTS,
+    *,
+    decodes_itself: bool = False,
+    is_tensors: bool = False,
 ) -> Request:
-    """Makes a request of headers, whose names are in lower case, and body.
+    """Makes a request of headers, whose names are in lower case and which become its own, and body.
 
-    The headers become part of it. The query's pairs are parts, too, before those of the body.
+    Of a target that takes the query, its pairs are parts before those of the body. A model that
+    decodes bodies itself gets the query as a header, and urlencoded forms as they are.
 
     Raises:
-        BadRequest: a form that cannot be parsed or has too many parts.
+        BadRequest: a form that cannot be parsed or has too many parts, or tensors without a place.
     """
-    parts = read_parts(headers.get("content-type", ""), body, max_parts)
-    if query:
-        parts = _last_of_each_name(chain(_urlencoded_parts(query.encode(), max_parts), parts))
-    return _request(target, headers, parts)
-
-
-def _request(target: Target, headers: dict[str, str], parts: list[Part]) -> Request:
+    content_type = headers.get("content-type", "")
+    if is_tensors:
+        parts = [_tensor_part(headers, body)]
+    elif decodes_itself:
+        headers[URL_QUERY] = query
+        kind = _mime(content_type)
+        # `curl -d` calls any body a form.
+        is_whole = kind == _URLENCODED
+        parts = (
+            [Part("body", kind, body)] if is_whole else read_parts(content_type, body, max_parts)
+        )
+    else:
+        parts = read_parts(content_type, body, max_parts)
+        if query and target.takes_query:
+            parts = _last_of_each_name(chain(_urlencoded_parts(query.encode(), max_parts), parts))
     if target.explain is not None:
         headers["explain"] = target.explain
     if target.url_path is not None:
@@ -94,29 +83,21 @@ def _request(target: Target, headers: dict[str, str], parts: list[Part]) -> Requ
 
 
 def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
-    """Returns whether a request to the Open Inference Protocol uses the binary extension.
+    """Returns whether a request uses the binary extension, as Triton's do, if only to ask for JSON.
 
-    Triton's clients do, if only to ask for JSON. TorchServe gives the JSON of others to the handler
-    unchanged.
+    TorchServe gives the JSON of others to the handler unchanged.
     """
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
 
-def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Request:
-    """Makes a request of the headers and the body of the Open Inference Protocol.
-
-    Raises:
-        BadRequest: the tensors cannot begin where the header says.
-    """
+def _tensor_part(headers: Mapping[str, str], body: Content) -> Part:
     json_bytes = headers.get(TENSOR_HEADER, str(len(body)))
     if not _WHOLE_NUMBER.fullmatch(json_bytes) or int(json_bytes) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
-    kind = f"{OPEN_INFERENCE_TYPE};json={int(json_bytes)}"
-    return _request(target, headers, [Part("body", kind, body)])
+    return Part("body", f"{OPEN_INFERENCE_TYPE};json={int(json_bytes)}", body)
 
 
 def first_in_query(query: str, name: str, max_parts: int) -> str:
-    """Returns the first value that the query string has for this name; empty without one."""
     parts = _urlencoded_parts(query.encode(), max_parts)
     values = (part.content for part in parts if part.name == name)
     return next(values, b"").decode("utf-8", "replace")
@@ -137,7 +118,7 @@ def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) 
 
 
 def is_form(content_type: str) -> bool:
-    """Returns whether `read_parts` splits such a body, which may take long."""
+    """Returns whether a body is split, which may take long."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 

@@ -24,8 +24,6 @@ LIVE_PATH = "/livez"
 _INFERENCE, _MANAGEMENT, _METRICS = (Role.INFERENCE,), (Role.MANAGEMENT,), (Role.METRICS,)
 _BOTH = (Role.INFERENCE, Role.MANAGEMENT)
 
-_MAX_KEPT_CHARS = 256
-
 
 class Key(Enum):
     """Names what opens a route when tokens are on."""
@@ -36,41 +34,27 @@ class Key(Enum):
 
 
 class Target(NamedTuple):
-    """Says what a prediction's path names and asks for.
-
-    `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
-    `takes_query`: the query string belongs to the row, and may name the model where the path does
-    not. `is_v2`: a path of the Open Inference Protocol.
-    """
+    """Says what a prediction's path names and asks for."""
 
     model_name: str = ""
     model_version: str | None = None
+    # Request headers for the handler, None where TorchServe adds none.
     explain: str | None = None
     url_path: str | None = None
-    takes_query: bool = False
-    is_v2: bool = False
+    takes_query: bool = False  # as part of the row; it names the model where the path does not
+    is_v2: bool = False  # of the Open Inference Protocol
 
 
 class Route(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        method: of HTTP, or ANY.
-        path: as OpenAPI writes it. `{tail}` is the rest of the path, slashes included.
-        ports: that have it.
-        view: the view and its method that answers; empty for a prediction.
-        operation: its `operationId` in openapi.yaml; empty if no document has it.
-        key: that opens it.
-        target: what a prediction's route asks for, of any model; None for all others.
-    """
-
-    method: str
-    path: str
+    method: str  # of HTTP, or ANY
+    path: str  # as OpenAPI writes it; `{tail}` is the rest of the path, slashes included
     ports: Collection[Role]
-    view: str
-    operation: str = ""
+    view: str  # and its method, which answers; empty for a prediction
+    operation: str = ""  # its `operationId` in openapi.yaml; empty if no document has it
     key: Key = Key.ADDRESS
-    target: Target | None = None
+    target: Target | None = None  # what a prediction's route asks for, of any model
 
     def port_on(self, roles: Collection[Role]) -> Role | None:
         """Returns the port whose route it is on an address with these roles."""
@@ -162,7 +146,7 @@ ROUTES = (
     Route("GET", _V1_MODEL, _MANAGEMENT, "management.kserve_ready"),
     Route("GET", "/nodes", _MANAGEMENT, "management.list_nodes", "listNodes"),
     # Only with tokens on.
-    Route(ANY, "/token", _MANAGEMENT, "token.renew", key=Key.NONE),
+    Route(ANY, "/token", _MANAGEMENT, "token.renew_key", key=Key.NONE),
     # The URLs in answers about one job begin with the address that was asked.
     Route("GET", _JOB, _BOTH, "shared.answer_job", "getJob", Key.INFERENCE),
     Route("DELETE", _JOB, _BOTH, "shared.answer_job", "cancelJob", Key.INFERENCE),
@@ -175,10 +159,20 @@ ROUTES = (
 )
 
 
+# Clients ask for a few paths again and again; of long ones, so many may fill the memory.
+@lru_cache(maxsize=256)
 def parse_prediction_path(path: str) -> Target | None:
     """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
-    # Clients ask for a few paths again and again. Long paths could fill the memory.
-    return _known_target(path) if len(path) <= _MAX_KEPT_CHARS else _target(path)
+    path = path.rstrip("/")
+    for route, pattern in _PATTERNS:
+        if Role.INFERENCE in route.ports and (match := pattern.fullmatch(path)):
+            target, names = route.target, match.groupdict()
+            return target and target._replace(
+                model_name=names.get("model_name", ""),
+                model_version=names.get("model_version") or None,
+                url_path=names.get("tail", target.url_path),
+            )
+    return None
 
 
 def key_for(method: str, path: str, roles: Collection[Role]) -> Role | None:
@@ -199,22 +193,6 @@ def key_for(method: str, path: str, roles: Collection[Role]) -> Role | None:
         return None
     order = (Role.MANAGEMENT, Role.INFERENCE) if key is Key.ADDRESS else Role
     return next((role for role in order if role in roles and role is not Role.METRICS), None)
-
-
-def _target(path: str) -> Target | None:
-    path = path.rstrip("/")
-    for route, pattern in _PATTERNS:
-        if Role.INFERENCE in route.ports and (match := pattern.fullmatch(path)):
-            target, names = route.target, match.groupdict()
-            return target and target._replace(
-                model_name=names.get("model_name", ""),
-                model_version=names.get("model_version") or None,
-                url_path=names.get("tail", target.url_path),
-            )
-    return None
-
-
-_known_target = lru_cache(maxsize=1024)(_target)
 
 
 def _pattern(route: Route) -> re.Pattern[str]:

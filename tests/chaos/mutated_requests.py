@@ -146,10 +146,6 @@ def _flip_in_head(chance: random.Random, data: bytes) -> bytes:
     return _flip(chance, head) + gap + body
 
 
-def _truncate(chance: random.Random, data: bytes) -> bytes:
-    return data[: chance.randint(1, len(data))]
-
-
 def _drop(chance: random.Random, data: bytes) -> bytes:
     start = chance.randrange(len(data))
     return data[:start] + data[start + chance.randint(1, 20) :] or b"\n"
@@ -165,31 +161,6 @@ def _repeat(chance: random.Random, data: bytes) -> bytes:
     start = chance.randrange(len(data))
     end = min(len(data), start + chance.randint(1, 200))
     return data[:end] + data[start:end] * chance.randint(1, 20) + data[end:]
-
-
-def _bare_line_feeds(chance: random.Random, data: bytes) -> bytes:
-    return data.replace(b"\r\n", b"\n", chance.choice((1, 2, -1)))
-
-
-def _bare_carriage_returns(chance: random.Random, data: bytes) -> bytes:
-    return data.replace(b"\r\n", b"\r", chance.choice((1, 2, -1)))
-
-
-def _add_line(chance: random.Random, data: bytes) -> bytes:
-    return _with_lines(data, [chance.choice(LINES) for _ in range(chance.randint(1, 3))])
-
-
-def _duplicate_line(chance: random.Random, data: bytes) -> bytes:
-    lines = data.partition(b"\r\n\r\n")[0].split(b"\r\n")
-    return _with_lines(data, [chance.choice(lines)])
-
-
-def _many_lines(chance: random.Random, data: bytes) -> bytes:
-    return _with_lines(data, [b"H%d: x" % n for n in range(chance.choice((90, 101, 5000)))])
-
-
-def _large_line(chance: random.Random, data: bytes) -> bytes:
-    return _with_lines(data, [b"X: " + b"y" * chance.choice((8_000, 65_000, 70_000, 300_000))])
 
 
 def _with_lines(data: bytes, lines: list[bytes]) -> bytes:
@@ -210,14 +181,6 @@ def _other_chunk(chance: random.Random, data: bytes) -> bytes:
     return re.sub(rb"\r\n[0-9a-f]+\r\n", b"\r\n" + chance.choice(sizes) + b"\r\n", data, count=1)
 
 
-def _garbage_behind(chance: random.Random, data: bytes) -> bytes:
-    return data + chance.choice((*STARTS, chance.randbytes(chance.randint(1, 2000))))
-
-
-def _garbage_before(chance: random.Random, data: bytes) -> bytes:
-    return chance.choice((*STARTS, chance.randbytes(chance.randint(1, 20)))) + data
-
-
 def _other_target(chance: random.Random, data: bytes) -> bytes:
     method, _, rest = data.partition(b" ")
     return method + b" " + chance.choice(TARGETS) + b" " + rest.partition(b" ")[2]
@@ -228,37 +191,44 @@ def _other_method(chance: random.Random, data: bytes) -> bytes:
     return chance.choice(methods) + b" " + data.partition(b" ")[2]
 
 
-def _other_version(chance: random.Random, data: bytes) -> bytes:
-    versions = (b"HTTP/1.0", b"HTTP/1.2", b"HTTP/2.0", b"HTTP/9", b"http/1.1", b"", b"HTTP/1.1 x")
-    return data.replace(b"HTTP/1.1", chance.choice(versions), 1)
-
-
 def _trailers(chance: random.Random, data: bytes) -> bytes:
     lines = b"X-Late: " + b"z" * chance.choice((1, 100, 70_000)) + b"\r\n"
     return data.replace(b"0\r\n\r\n", b"0\r\n" + lines * chance.choice((1, 50)) + b"\r\n", 1)
 
 
+def _head_lines(data: bytes) -> list[bytes]:
+    return data.partition(b"\r\n\r\n")[0].split(b"\r\n")
+
+
+def _garbage(chance: random.Random, most_bytes: int) -> bytes:
+    return chance.choice((*STARTS, chance.randbytes(chance.randint(1, most_bytes))))
+
+
+HOW_MANY = (1, 2, -1)
+MANY_LINES = [b"H%d: x" % number for number in range(5000)]
+LARGE_BYTES = (8_000, 65_000, 70_000, 300_000)
+VERSIONS = (b"HTTP/1.0", b"HTTP/1.2", b"HTTP/2.0", b"HTTP/9", b"http/1.1", b"", b"HTTP/1.1 x")
 MUTATIONS: tuple[Mutation, ...] = (
     _flip,
     _flip_in_head,
     _flip_in_head,
-    _truncate,
+    lambda chance, data: data[: chance.randint(1, len(data))],
     _drop,
     _insert,
     _repeat,
-    _bare_line_feeds,
-    _bare_carriage_returns,
-    _add_line,
-    _add_line,
-    _duplicate_line,
-    _many_lines,
-    _large_line,
+    lambda chance, data: data.replace(b"\r\n", b"\n", chance.choice(HOW_MANY)),
+    lambda chance, data: data.replace(b"\r\n", b"\r", chance.choice(HOW_MANY)),
+    lambda chance, data: _with_lines(data, chance.choices(LINES, k=chance.randint(1, 3))),
+    lambda chance, data: _with_lines(data, chance.choices(LINES, k=chance.randint(1, 3))),
+    lambda chance, data: _with_lines(data, [chance.choice(_head_lines(data))]),
+    lambda chance, data: _with_lines(data, MANY_LINES[: chance.choice((90, 101, 5000))]),
+    lambda chance, data: _with_lines(data, [b"X: " + b"y" * chance.choice(LARGE_BYTES)]),
     _other_length,
     _other_chunk,
-    _garbage_behind,
-    _garbage_before,
+    lambda chance, data: data + _garbage(chance, 2000),
+    lambda chance, data: _garbage(chance, 20) + data,
     _other_target,
     _other_method,
-    _other_version,
+    lambda chance, data: data.replace(b"HTTP/1.1", chance.choice(VERSIONS), 1),
     _trailers,
 )

@@ -13,9 +13,9 @@ import pytest
 from tests.chaos import checker
 from tests.chaos.crowd import for_seconds
 from tests.chaos.job_clients import JobClients
-from tests.chaos.lasting_redis import UNSYNCED_S, LastingRedis
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, Served, kill
+from tests.chaos.tcp_redis import UNSYNCED_S, LastingRedis
 from tests.support import Backend, eventually
 
 CLIENTS = 8

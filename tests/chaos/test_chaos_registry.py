@@ -10,8 +10,8 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.store.registry.registry import Registry
-from tests.chaos.crowd import Crowd
-from tests.chaos.rig import Rig
+from tests.chaos.crowd import Crowd, Sent
+from tests.chaos.rig import Rig, Served
 from tests.e2e.archives import make_archive
 from tests.support import came_true, eventually
 from tests.timing import assert_within
@@ -75,6 +75,10 @@ def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_an
         model.check(crowd)
 
 
+def unregister(rig: Rig, name: str) -> None:
+    Registry(rig.redis).remove(VersionKey(name, "1.0"))
+
+
 def test_unregistered_version_keeps_no_client_waiting_when_a_node_dies(
     rig: Rig, crowd: Crowd
 ) -> None:
@@ -82,14 +86,11 @@ def test_unregistered_version_keeps_no_client_waiting_when_a_node_dies(
     with rig.serve("orphan") as model:
         # Given a worker of each of two nodes at its last batch, and requests behind them
         model.wait_staffed(2)
-        busy = crowd.send("orphan", [f"hold stop|{number}" for number in range(2)])
-        calls = model.wait_calls(2)
-        waiting = crowd.send("orphan", ["one", "two"])
-        eventually(lambda: model.waiting() == 2, 5)
-        victim = model.node_of(calls[0].pid)
+        busy, waiting = occupy(model, crowd, 2)
+        victim = model.node_of(model.calls()[0].pid)
 
         # When the version is unregistered and one node is killed
-        Registry(rig.redis).remove(VersionKey("orphan", "1.0"))
+        unregister(rig, "orphan")
         rig.remove_node(victim)
         killed_at = time.monotonic()
         model.let_go()
@@ -99,9 +100,7 @@ def test_unregistered_version_keeps_no_client_waiting_when_a_node_dies(
         assert sorted(one.status for one in busy) == [200, 404]
         assert {one.status for one in waiting} == {404}
         assert_within(max(one.answered_at for one in crowd.log) - killed_at, REFUSED_S)
-
-        # And nothing is left of it
-        assert came_true(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
+        nothing_stays(rig, "orphan")
 
 
 def test_unregistered_version_keeps_no_client_waiting_when_the_last_node_dies(
@@ -109,13 +108,10 @@ def test_unregistered_version_keeps_no_client_waiting_when_the_last_node_dies(
 ) -> None:
     with rig.serve("alone") as model:
         # Given the only worker at its last batch, and a request behind it
-        busy = crowd.send("alone", ["hold stop|busy"])
-        model.wait_calls(1)
-        waiting = crowd.send("alone", ["one"])
-        eventually(lambda: model.waiting() == 1, 5)
+        busy, waiting = occupy(model, crowd)
 
         # When the version is unregistered, and the only node that knew of it is gone
-        Registry(rig.redis).remove(VersionKey("alone", "1.0"))
+        unregister(rig, "alone")
         rig.remove_node(rig.nodes[0])
         killed_at = time.monotonic()
         crowd.wait()
@@ -130,51 +126,53 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
     rig: Rig, crowd: Crowd
 ) -> None:
     with rig.serve("last") as model:
-        # Given a busy worker, a request behind it, and a version that was unregistered
-        busy = crowd.send("last", ["hold stop|busy"])
-        model.wait_calls(1)
-        waiting = crowd.send("last", ["one"])
-        eventually(lambda: model.waiting() == 1, 5)
-        Registry(rig.redis).remove(VersionKey("last", "1.0"))
-
+        busy, waiting = occupy(model, crowd)
+        unregister(rig, "last")
         # When the only node is stopped, while its worker is at the batch
         node = rig.nodes[0]
         stopped = node.stop_by(lambda: (os.kill(node.pid, signal.SIGTERM), model.let_go()))
         crowd.wait()
-
-        # Then no client is left to wait, and nothing is left
+        # Then no client is left to wait
         assert stopped.exit_code == 0
         assert [one.status for one in busy + waiting] == [200, 404]
-        assert came_true(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")
+        nothing_stays(rig, "last")
 
 
 def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
     rig: Rig, crowd: Crowd
 ) -> None:
     with rig.serve("spoilt") as model:
-        # Given a busy worker, a request behind it, and a record that the node finds unreadable
-        busy = crowd.send("spoilt", ["hold stop|busy"])
-        model.wait_calls(1)
-        waiting = crowd.send("spoilt", ["one"])
-        eventually(lambda: model.waiting() == 1, 5)
+        # Given a record that the node finds unreadable
+        busy, waiting = occupy(model, crowd)
         rig.redis.hset("{ferry}:models", "spoilt", b"hello")
         Registry(rig.redis).announce("another")
         rig.nodes[0].wait_for_line("unreadable record model=spoilt")
-
         # When
         model.let_go()
         answer = rig.manage("DELETE", "models/spoilt")
         crowd.wait()
-
         # Then
         assert answer.status_code == 200, answer.text
         assert [one.status for one in busy + waiting] == [200, 404]
-        assert came_true(lambda: _permanent(rig, "spoilt") == [], 5), _permanent(rig, "spoilt")
+        nothing_stays(rig, "spoilt")
     with rig.serve("spoilt"):
         assert [one.status for one in crowd.ask("spoilt", ["again"])] == [200]
 
 
-def _permanent(rig: Rig, model_name: str) -> list[bytes]:
-    """Returns the model's keys that would stay for ever."""
-    names = rig.redis.scan_iter(f"{{model2:{model_name}:*")
-    return [name for name in names if rig.redis.ttl(name) == -1]
+def occupy(model: Served, crowd: Crowd, workers: int = 1) -> tuple[list[Sent], list[Sent]]:
+    """Has so many workers be at a batch, and as many requests wait behind them."""
+    busy = crowd.send(model.name, [f"hold stop|{number}" for number in range(workers)])
+    model.wait_calls(workers)
+    waiting = crowd.send(model.name, [f"waits {number}" for number in range(workers)])
+    eventually(lambda: model.waiting() == workers, 5)
+    return busy, waiting
+
+
+def nothing_stays(rig: Rig, model_name: str) -> None:
+    """Asserts that soon no key of the model would stay for ever."""
+
+    def permanent() -> list[bytes]:
+        names = rig.redis.scan_iter(f"{{model2:{model_name}:*")
+        return [name for name in names if rig.redis.ttl(name) == -1]
+
+    assert came_true(lambda: permanent() == [], 5), permanent()

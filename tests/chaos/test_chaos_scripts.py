@@ -30,7 +30,7 @@ from tests.support import (
 )
 from tests.timing import assert_within
 from workers.node.heartbeat import Heartbeat
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotRecord
 
 NAMES = [f"r{number}" for number in range(8)]
 STORM = 10_000

@@ -142,28 +142,3 @@ def test_container_serves_as_kserve_starts_it(image, tmp_path):
         answer = running.ask("POST", "v1/models/mnist:predict", json={"instances": [1, 2]})
         assert answer.json() == {"predictions": [2, 4]}
         assert running.ask("GET", "v1/models/mnist").json()["ready"] is True
-
-
-def test_containers_with_one_redis_share_what_is_registered(image):
-    # Given
-    network = f"{IMAGE}-net"
-    image.run(["docker", "network", "create", network])
-    shared = ("--network", network, "--env", "FERRY_REDIS_URL=redis://shared:6379")
-    store = ("--volume", f"{image.store}:{STORE}:ro")
-    redis = ["docker", "run", "-d", "--name", f"{IMAGE}-redis", "--network", network]
-    try:
-        image.run([*redis, "--network-alias", "shared", "redis:7-bookworm"])
-        load = ("--env", "FERRY_LOAD_MODELS=mnist.mar")
-        with (
-            image.started(options=(*shared, *store, *load)) as first,
-            image.started(options=(*shared, *store)) as second,
-        ):
-            # When
-            eventually(lambda: first.answers("v2/models/mnist/ready"), START_S)
-            # Then
-            eventually(lambda: second.answers("v2/models/mnist/ready"), START_S)
-            assert second.ask("POST", "predictions/mnist", data=b"four").text == "4"
-            assert "redis-server" not in second.image.run(["docker", "top", second.name])
-    finally:
-        image.run(["docker", "rm", "--force", "--volumes", f"{IMAGE}-redis"])
-        image.run(["docker", "network", "rm", network])

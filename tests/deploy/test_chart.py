@@ -292,21 +292,6 @@ def egress(manifests):
 
 
 @needs_helm
-def test_chart_takes_other_settings_of_webhooks_by_their_names():
-    # Given
-    config = {
-        "webhook_allowed_hosts": "hooks.ml.svc",
-        "webhook_allow_http": True,
-    }
-    # When
-    variables = environment(render({"config": config}), "worker")
-    settings, _ = load_settings(environment={**variables, "REDIS_URL": "redis://redis:6379"})
-    # Then
-    assert settings.webhook_allow_http
-    assert settings.webhook_allowed_hosts == "hooks.ml.svc"
-
-
-@needs_helm
 def test_chart_probes_ports_that_the_ingress_has(manifests):
     # Given
     found = container(manifests, "ingress")

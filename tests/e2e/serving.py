@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -38,7 +39,7 @@ class Serving:
     def output(self) -> str:
         return self.process.log_path.read_text()
 
-    def predict(self, model: str, body: bytes, **options: str) -> requests.Response:
+    def predict(self, model: str, body: bytes, **options: Any) -> requests.Response:
         return self.http.post(f"{self.url}/predictions/{model}", data=body, timeout=30, **options)
 
     def describe(self, model: str) -> list[dict]:

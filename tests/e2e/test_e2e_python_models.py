@@ -20,6 +20,9 @@ pytestmark = pytest.mark.slow
 ZOO = Path(__file__).with_name("zoo.py")
 JSON = {"content-type": "application/json"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+PLAIN, JPEG = {"content-type": "text/plain"}, {"content-type": "image/jpeg"}
+# In the head of a .npy file, in the place of "(2,), }" and 12 spaces.
+HUGE = b"(999999999999,), }" + b" "
 
 
 @pytest.fixture(scope="module")
@@ -67,85 +70,109 @@ def picture(width=8, height=4, kind="JPEG", **options):
     return buffer.getvalue()
 
 
-def npy(values):
+def npy(values, kind=None):
     buffer = io.BytesIO()
-    np.save(buffer, np.asarray(values))
+    np.save(buffer, np.asarray(values, kind))
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "expected"),
-    [
-        (b"[1, 2]", {}, "list"),
-        (b'{"a": "1+1&b=%41"}', {"headers": {"content-type": "text/plain"}}, "dict"),
-        (b"[1, 2]", {"headers": FORM}, "list"),
-        (b"7", {}, "int"),
-        (picture(), {"headers": {"content-type": "image/jpeg"}}, "Image"),
-        (picture(), {}, "bytes"),
-        (b"hello", {}, "bytes"),
-        (None, {"files": {"a": b"1", "b": b"x"}}, "dict"),
-    ],
-)
-def test_row_without_annotation_is_what_it_looks_like(ask, body, options, expected):
-    answer = ask("untyped", body, **options)
-    assert (answer.status_code, answer.text) == (200, expected)
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+POINT = b'{"x": 1, "y": 2}'
+IN_BASE64 = base64.b64encode(picture())
+TEXT, BYTES, IS_JSON = "text/plain; charset=utf-8", "application/octet-stream", JSON["content-type"]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("model", "sent", "kind", "expected"),
     [
-        {"body": b"abc"},
-        {"body": b"abc", "headers": JSON},
-        {"files": {"data": b"abc"}},
-        {"files": {"any": b"abc"}},
+        # Without annotation a row is what it looks like.
+        ("untyped", {"body": b"[1, 2]"}, TEXT, b"list"),
+        ("untyped", {"body": b'{"a": "1+1&b=%41"}', "headers": PLAIN}, TEXT, b"dict"),
+        ("untyped", {"body": b"[1, 2]", "headers": FORM}, TEXT, b"list"),
+        ("untyped", {"body": b"7"}, TEXT, b"int"),
+        ("untyped", {"body": picture(), "headers": JPEG}, TEXT, b"Image"),
+        ("untyped", {"body": picture()}, TEXT, b"bytes"),
+        ("untyped", {"body": b"hello"}, TEXT, b"bytes"),
+        ("untyped", {"files": {"a": b"1", "b": b"x"}}, TEXT, b"dict"),
+        ("raw", {"body": b"abc"}, BYTES, b"cba"),
+        ("raw", {"body": b"abc", "headers": JSON}, BYTES, b"cba"),
+        ("raw", {"files": {"data": b"abc"}}, BYTES, b"cba"),
+        ("raw", {"files": {"any": b"abc"}}, BYTES, b"cba"),
+        (
+            "shout",
+            {"body": "grüße & co=1".encode(), "headers": FORM},
+            TEXT,
+            b"GR\xc3\x9cSSE & CO=1",
+        ),
+        ("shout", {"body": b"hello"}, TEXT, b"HELLO"),
+        ("shout", {"body": b'"hello"', "headers": JSON}, TEXT, b"HELLO"),
+        ("shout", {"body": b"data=hi+there", "headers": FORM}, TEXT, b"HI THERE"),
+        ("keys", {"body": b'{"b": 1, "a": 2}'}, IS_JSON, b'["a","b"]'),
+        ("values", {"body": b'[1, {"a": null}]'}, IS_JSON, b'[1,{"a":null}]'),
+        ("points", {"body": POINT}, IS_JSON, b'{"x":2,"y":1}'),
+        ("points", {"body": {"x": "3"}}, IS_JSON, b'{"x":0,"y":3}'),  # a form's numbers are text
+        ("names", {"body": b'{"name": "Ann"}'}, TEXT, b"Ann"),
+        ("people", {"body": b'{"age": 1}'}, IS_JSON, b'{"age":2}'),
+        ("arrays", {"body": b"[[1, 2], [3, 4]]"}, IS_JSON, b"[10,2]"),
+        ("arrays", {"body": npy([[1.5, 2.5]])}, IS_JSON, b"[4.0,2.0]"),
+        ("arrays", {"body": npy(np.asfortranarray(np.ones((2, 3))))}, IS_JSON, b"[6.0,2.0]"),
+        (
+            "captions",
+            {"body": {"caption": "ab", "times": "2"}, "files": {"image": picture()}},
+            IS_JSON,
+            b'{"text":"abab","width":8}',
+        ),
+        (
+            "captions",
+            {"body": b'{"image": "' + IN_BASE64 + b'", "caption": "c"}'},
+            IS_JSON,
+            b'{"text":"c","width":8}',
+        ),
     ],
 )
-def test_bytes_come_as_they_are(ask, options):
-    answer = ask("raw", options.pop("body", None), **options)
-    assert answer.content == b"cba"
-    assert answer.headers["content-type"] == "application/octet-stream"
+def test_body_becomes_the_row_that_is_annotated(ask, model, sent, kind, expected):
+    answer = ask(model, **sent)
+    assert (answer.status_code, answer.content) == (200, expected)
+    assert answer.headers["content-type"] == kind
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "expected"),
+    ("model", "sent", "words"),
     [
-        ("grüße & co=1".encode(), FORM, "GRÜSSE & CO=1"),
-        (b"hello", {}, "HELLO"),
-        (b'"hello"', JSON, "HELLO"),
-        (b"data=hi+there", FORM, "HI THERE"),
+        ("untyped", {"body": b"[1, 2", "headers": FORM}, "The body is not the JSON that is wanted"),
+        ("untyped", {"body": b'{"a": 1,}', "headers": JSON}, "not the JSON that is wanted"),
+        ("shout", {"body": b"\xff\xfe"}, "JSON string"),
+        ("shout", {"body": b"[1]", "headers": JSON}, "JSON string"),
+        ("shout", {"body": b'"open', "headers": JSON}, "JSON string"),
+        ("shout", {"body": b"1", "headers": JSON}, "JSON string"),
+        ("keys", {"body": b"[1]"}, "Expected `object`, got `array`"),
+        ("values", {"body": b"[1,"}, ""),
+        ("points", {"body": b'{"x": "one"}'}, "Expected `int`, got `str` - at `$.x`"),
+        ("points", {"body": b"{}"}, "missing required field `x`"),
+        ("names", {"body": b'{"nam": "Ann"}'}, "name"),
+        ("people", {"body": b'{"age": "old"}'}, "at `$.age`"),
+        ("thumbnails", {"body": b"no image"}, "Input is not a readable image"),
+        ("thumbnails", {"body": picture()[:100]}, "Input is not a readable image"),
+        ("thumbnails", {"body": picture(8200, 8200, "PNG")}, "Input is not a readable image"),
+        ("arrays", {"body": b"[[1, 2], [3]]"}, ""),
+        ("arrays", {"body": b'["a"]'}, ""),
+        ("arrays", {"body": b"{}"}, ""),
+        ("arrays", {"body": npy([1, 2])[:-1]}, ".npy"),
+        ("arrays", {"body": npy([1, 2]) + b"x"}, ".npy"),
+        ("arrays", {"body": b"\x93NUMPY"}, ".npy"),
+        # A pickle within, which nothing runs, and a head that says a terabyte.
+        ("arrays", {"body": npy([{}], object)}, ".npy"),
+        ("arrays", {"body": npy([0, 0]).replace(b"(2,), }" + 12 * b" ", HUGE)}, ".npy"),
+        ("captions", {"files": {"image": picture()}}, "missing required field `caption`"),
+        ("captions", {"body": {"caption": "a"}, "files": {"image": b"none"}}, "readable image"),
     ],
 )
-def test_text_comes_as_text(ask, body, headers, expected):
-    assert ask("shout", body, headers=headers).content.decode() == expected
+def test_what_is_no_row_is_refused(ask, model, sent, words):
+    answer = ask(model, **sent)
+    assert answer.status_code == 400
+    assert words in answer.json()["message"]
 
 
-def test_json_of_any_type(ask):
-    assert ask("keys", b'{"b": 1, "a": 2}').json() == ["a", "b"]
-    assert "Expected `object`, got `array`" in ask("keys", b"[1]").json()["message"]
-    assert ask("values", b'[1, {"a": null}]').json() == [1, {"a": None}]
-    assert ask("values", b"[1,").status_code == 400
-
-
-def test_typed_json_is_checked(ask):
-    assert ask("points", b'{"x": 1, "y": 2}').json() == {"x": 2, "y": 1}
-    refused = ask("points", b'{"x": "one"}')
-    assert refused.status_code == 400
-    assert "Expected `int`, got `str` - at `$.x`" in refused.json()["message"]
-    assert "missing required field `x`" in ask("points", b"{}").json()["message"]
-    assert ask("points", {"x": "3"}).json() == {"x": 0, "y": 3}  # a form's numbers are text
-    assert ask("names", b'{"name": "Ann"}').text == "Ann"
-    assert "name" in ask("names", b'{"nam": "Ann"}').json()["message"]
-
-
-def test_pydantic_models_are_checked(ask):
-    assert ask("people", b'{"age": 1}').json() == {"age": 2}
-    refused = ask("people", b'{"age": "old"}')
-    assert refused.status_code == 400
-    assert "at `$.age`" in refused.json()["message"]
-
-
-@pytest.mark.parametrize("body", [picture(), base64.b64encode(picture()).join([b'"', b'"'])])
+@pytest.mark.parametrize("body", [picture(), b'"' + IN_BASE64 + b'"'])
 def test_images_come_decoded_and_go_as_png(ask, body):
     answer = ask("thumbnails", body)
     assert answer.headers["content-type"] == "image/png"
@@ -159,20 +186,6 @@ def test_images_are_turned_as_the_camera_was_held(ask):
     assert Image.open(io.BytesIO(answer.content)).size == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b"[[1, 2], [3, 4]]", [10, 2]),
-        (npy([[1.5, 2.5]]), [4.0, 2]),
-        (npy(np.asfortranarray(np.ones((2, 3)))), [6.0, 2]),
-    ],
-)
-def test_arrays_come_from_json_and_npy(ask, body, expected):
-    answer = ask("arrays", body)
-    assert answer.json() == expected
-    assert answer.headers["content-type"] == "application/json"
-
-
 def test_arrays_come_from_open_inference_tensors(ask, zoo):
     ask("arrays", b"[1]")
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
@@ -184,62 +197,17 @@ def test_arrays_come_from_open_inference_tensors(ask, zoo):
     assert "no inputs" in refused.json()["error"]
 
 
-ANY = {"content-type": "application/octet-stream"}
-
-
-@pytest.mark.parametrize(
-    ("name", "body", "headers", "words"),
-    [
-        ("untyped", b"[1, 2", FORM, "The body is not the JSON that is wanted"),
-        ("shout", b"\xff\xfe", ANY, "JSON string"),
-        ("shout", b"[1]", JSON, "JSON string"),
-        ("shout", b'"open', JSON, "JSON string"),
-        ("thumbnails", b"no image", ANY, "Input is not a readable image"),
-        ("thumbnails", picture()[:100], ANY, "Input is not a readable image"),
-        ("thumbnails", picture(8200, 8200, "PNG"), ANY, "Input is not a readable image"),
-        ("arrays", b"[[1, 2], [3]]", ANY, ""),
-        ("arrays", b'["a"]', ANY, ""),
-        ("arrays", npy([1, 2])[:-1], ANY, ""),
-        ("arrays", b"\x93NUMPY", ANY, ""),
-    ],
-)
-def test_what_is_no_row_of_its_kind_is_refused(ask, name, body, headers, words):
-    answer = ask(name, body, headers=headers)
-    assert answer.status_code == 400
-    assert words in answer.json()["message"]
-
-
-def test_npy_file_runs_nothing_and_claims_no_memory(ask):
-    # Given a pickle within a .npy, and a head that says a terabyte
-    harmful = io.BytesIO()
-    np.save(harmful, np.array([{}], object), allow_pickle=True)
-    huge = npy(np.zeros(2)).replace(b"(2,), }" + 12 * b" ", b"(999999999999,), }" + b" ")
-    assert len(huge) == len(npy(np.zeros(2)))
-    for body in (harmful.getvalue(), huge):
-        # When / Then
-        assert ask("arrays", body).status_code == 400
-
-
-def test_several_inputs_come_in_a_form_or_in_json(ask):
-    form = ask("captions", {"caption": "ab", "times": "2"}, files={"image": picture()})
-    assert form.json() == {"text": "abab", "width": 8}
-    image = base64.b64encode(picture()).decode()
-    assert (
-        ask("captions", json.dumps({"image": image, "caption": "c"}).encode()).json()["text"] == "c"
-    )
-    refused = ask("captions", None, files={"image": picture()})
-    assert "missing required field `caption`" in refused.json()["message"]
-    refused = ask("captions", {"caption": "a"}, files={"image": b"none"})
-    assert "not a readable image" in refused.json()["message"]
+def together(ask, *bodies):
+    """Asks with four requests that make one batch."""
+    ask("choosy", b"warm", config={"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"})
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda body: ask("choosy", body), bodies))
 
 
 def test_bad_rows_fail_alone_within_a_batch(ask):
     # Given four requests in one batch, of which two are bad: one in decoding, one in the list
-    ask("choosy", b"warm", config={"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"})
-    bodies = [b"good", b"\xff", b"dark", b"fine"]
     # When
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda body: ask("choosy", body), bodies))
+    answers = together(ask, b"good", b"\xff", b"dark", b"fine")
     # Then the others were run together
     assert [answer.status_code for answer in answers] == [200, 400, 400, 200]
     assert answers[2].json()["message"] == "too dark"
@@ -247,12 +215,8 @@ def test_bad_rows_fail_alone_within_a_batch(ask):
 
 
 def test_exception_makes_each_row_run_alone_and_shows_the_users_frames(ask, zoo):
-    # Given
-    ask("choosy", b"warm", config={"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"})
-    bodies = [b"good", b"crash", b"raise", b"fine"]
     # When
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda body: ask("choosy", body), bodies))
+    answers = together(ask, b"good", b"crash", b"raise", b"fine")
     # Then
     assert [answer.status_code for answer in answers] == [200, 503, 400, 200]
     assert [answers[0].text, answers[3].text] == ["1", "1"]
@@ -328,10 +292,8 @@ def test_model_with_a_life_of_its_own(ask, zoo):
 @pytest.mark.parametrize(
     ("name", "target", "words"),
     [
-        ("Broken", f"{ZOO}:Broken", "RuntimeError: no weights here"),
         ("slow", f"{ZOO}:slow", "slow must not be async"),
         ("absent", f"{ZOO}:absent", "no function and no ferry.Model called 'absent'"),
-        ("two", f"{ZOO}:two", "predict takes one batch"),
         ("nowhere", "/nowhere.py:x", "There is no file /nowhere.py"),
     ],
 )
@@ -340,6 +302,14 @@ def test_what_cannot_be_loaded_is_told(zoo, name, target, words):
     answer = zoo.manage("POST", "models", url=name, initial_workers=1, synchronous="true")
     assert answer.status_code == 500
     assert words in answer.json()["message"]
+
+
+def test_load_that_raises_is_told_with_file_and_line(zoo):
+    put(zoo.store, "Broken")
+    answer = zoo.manage("POST", "models", url="Broken", initial_workers=1, synchronous="true")
+    message = answer.json()["message"]
+    assert 'File "zoo.py", line' in message
+    assert message.rstrip().endswith("RuntimeError: no weights here")
 
 
 def test_model_explains_and_describes(ask, zoo):

@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.e2e.ferry_process import FERRY
-from tests.e2e.serving import TAGGING, Load, Serving, running, save, save_and_hear, wait_for_lines
+from tests.e2e.serving import TAGGING, Serving, running, save
 from tests.ports import free_ports
 from tests.support import eventually
-from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +22,6 @@ import dataclasses
 import ferry
 import helper
 from PIL.Image import Image
-from tests.timing import assert_within
 
 
 @dataclasses.dataclass
@@ -71,12 +69,9 @@ def zoo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zoo")
     (folder / "models.py").write_text(MODELS)
     (folder / "helper.py").write_text(HELPER)
-    (folder / "my-tag.py").write_text(TAGGING.format("first"))
     Image.new("RGB", (8, 4)).save(folder / "photo.jpg")
     (folder / "file").write_bytes(b"12345")
-    with running(
-        Serving(folder, folder / "models.py", folder / "my-tag.py", "--reload")
-    ) as serving:
+    with running(Serving(folder, folder / "models.py")) as serving:
         yield serving, folder
 
 
@@ -139,34 +134,6 @@ def test_settings_of_the_file_and_defaults_are_announced(zoo):
     assert announced(serving, "double")["batches"] == "up to 32, at most 10 ms, adaptive"
     assert announced(serving, "size")["workers"] == "2 on cpu"
     assert announced(serving, "double")["workers"] == "1 on cpu"
-
-
-BROKEN = {
-    "def predict(batch:\n": "my-tag.py:1: '(' was never closed",
-    "import nosuchmodule\ndef predict(b): ...\n": 'File "my-tag.py", line 1, in <module>',
-    "import ferry\nclass A(ferry.Model):\n    name = 'my-tag'\n    def load(self, device):\n"
-    "        raise RuntimeError('no weights')\n    def predict(self, b): ...\n": (
-        'File "my-tag.py", line 5, in load'
-    ),
-}
-
-
-def test_saves_are_loaded_and_broken_ones_shown_under_load(zoo):
-    # Given a model that is asked all the time
-    serving, folder = zoo
-    path = folder / "my-tag.py"
-    with Load(serving, "my-tag").going() as load:
-        for number, (text, shown) in enumerate(BROKEN.items()):
-            # When a save is broken, then it is shown, and the old version serves
-            save(path, text)
-            wait_for_lines(serving, shown, "Still served: ")
-            # When the next one is good, then it answers
-            seconds = save_and_hear(load, path, str(number), by_rename=number == 1)
-            assert_within(seconds, 5)
-    assert load.failures == []
-    # And only the last one stays
-    assert eventually(lambda: len(serving.describe("my-tag")) == 1, 15)
-    assert not any(line.startswith("20") for line in serving.output().splitlines())
 
 
 def test_options_choose_workers_device_and_model(tmp_path, serve):
@@ -251,50 +218,3 @@ def test_archive_answers_on_another_server_as_the_file_does(tmp_path, serve, ser
     packed = serve(server.store / "shouting.mar")
     packed.wait_started()
     assert packed.predict("shouting", b"softly", **ask).text == "SOFTLY"
-
-
-@pytest.fixture
-def path(tmp_path):
-    (tmp_path / "helper.py").write_text("")
-    (tmp_path / "tag.py").write_text(TAGGING.format("first"))
-    return tmp_path / "tag.py"
-
-
-@pytest.mark.long
-def test_hasty_saves_end_with_the_last_one(path):
-    # Given a model that loads slowly
-    slow = f"import time\ntime.sleep(1)\n{TAGGING}"
-    with running(Serving(path.parent, path, "--reload")) as serving:
-        with Load(serving, "tag", per_second=50).going() as load:
-            # When it is saved again while it loads
-            save(path, slow.format("given up"))
-            assert eventually(lambda: len(serving.describe("tag")) == 2, 10)
-            save(path, slow.format("soon over"))
-            # Then the last one counts
-            seconds = save_and_hear(load, path, "last")
-            # When the file goes, and comes back as it was, and a module beside it changes
-            path.rename(path.with_suffix(".away"))
-            wait_for_lines(serving, "there is no file", "Still served: ")
-            path.with_suffix(".away").rename(path)
-            (path.parent / "helper.py").write_text("x = 1")
-            wait_for_lines(serving, "serves after")
-        # Then
-        assert load.failures == []
-        assert {b"given up", b"soon over"}.isdisjoint(load.heard)
-    assert_within(seconds, 5)
-
-
-@pytest.mark.long
-def test_models_that_come_and_go_are_served_and_not(path):
-    # Given
-    two = TAGGING.format("kept") + "\nimport ferry\n@ferry.model\ndef other(batch): return batch\n"
-    path.write_text(two)
-    with running(Serving(path.parent, path, "--reload")) as serving:
-        assert serving.predict("other", b"1").json() == 1
-        # When one is removed, then it is not served any more
-        save(path, TAGGING.format("kept"))
-        assert eventually(lambda: serving.predict("other", b"1").status_code == 404, 15)
-        # When it is back, then it is
-        save(path, two)
-        assert eventually(lambda: serving.predict("other", b"1").status_code == 200, 15)
-        assert serving.predict("tag", b"1").text == "kept"

@@ -179,7 +179,3 @@ class Broken(ferry.Model):
 
     def predict(self, batch: list[str]) -> list[str]:
         return batch
-
-
-def two(batch: list[str], size: int):
-    return batch * size

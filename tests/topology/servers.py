@@ -97,6 +97,12 @@ class Node:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.client.close()
         self.kill()

@@ -222,7 +222,7 @@ def pings(node: Node) -> int:
 
 
 async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
-    with contextlib.closing(Node(PLAIN)) as node:
+    with Node(PLAIN) as node:
         node.wait_started()
         node.client.config_resetstat()
         client = connect_async(f"redis://{node.address}")
@@ -241,7 +241,7 @@ async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
 
 
 def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
-    with contextlib.closing(Node(Cluster.OPTIONS)) as node:
+    with Node(Cluster.OPTIONS) as node:
         node.wait_started()
         node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
         with contextlib.closing(
@@ -322,13 +322,13 @@ async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluste
 
 def test_sentinels_may_have_a_password_of_their_own() -> None:
     with contextlib.ExitStack() as cleanup:
-        master = cleanup.enter_context(contextlib.closing(Node({**PLAIN, "requirepass": "server"})))
+        master = cleanup.enter_context(Node({**PLAIN, "requirepass": "server"}))
         watch = (
             f"sentinel monitor {SERVICE} {HOST} {master.port} 1\n"
             f"sentinel auth-pass {SERVICE} server\n"
         )
         sentinel = cleanup.enter_context(
-            contextlib.closing(Node({"requirepass": "own"}, lines=watch, is_sentinel=True))
+            Node({"requirepass": "own"}, lines=watch, is_sentinel=True)
         )
         url = f"redis+sentinel://:server@{sentinel.address}/{SERVICE}?sentinel_password=own"
         client = cleanup.enter_context(contextlib.closing(connect(url)))
@@ -351,7 +351,7 @@ def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: P
         # Given a cluster of one that names the TLS port to its clients
         names = {"cluster-announce-ip": HOST, "cluster-announce-port": str(proxy.port)}
         options = {**Cluster.OPTIONS, **names, "unixsocket": str(socket_path)}
-        with contextlib.closing(Node(options)) as node:
+        with Node(options) as node:
             node.wait_started()
             node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
             eventually(

@@ -17,6 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urljoin, urlsplit
@@ -56,16 +57,14 @@ def locate_archive(
     Args:
         url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
             leads elsewhere only the last part counts, if the store has a file of that name.
-        settings: the store, the URLs that are allowed, and where downloads are unpacked.
-        is_registered: a download that is already in the store is used rather than refused: the
-            caller knows its SHA-256 and compares.
-        is_unused: whether no version needs a file of that name; an earlier download from this URL
-            is then replaced rather than refused. Asked again before that is done.
-        downloader: fetches remote archives; tests pass one with its own network.
+        settings: name the store, the URLs that are allowed, and where downloads are unpacked.
+        is_registered: take a download that is in the store; the caller compares its SHA-256.
+        is_unused: whether no version needs a file of that name, so that an earlier download from
+            this URL may be replaced.
+        downloader: with a network of its own.
 
     Raises:
-        ModelNotFound: nothing there, or a place that this server does not look at. What is there
-            only operators hear.
+        ModelNotFound: nothing there, or not for clients.
         DownloadFailed: no connection, no 200, too large or too slow.
         InvalidModel: the download is not a model archive.
         InternalError: a file of that name is in the store already, or cannot be written.
@@ -95,10 +94,11 @@ def _file_in_store(url: str, store: Path) -> Path:
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or ".." in path:
         raise ModelNotFound(_refusal(url))
-    if (archive := _find(path, store)) is None:
-        # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
-        raise DownloadFailed(f"Failed to download archive from: {url}{_why_not_found(path, store)}")
-    return archive
+    if archive := _find(path, store):
+        return archive
+    # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
+    why = _why_not_found(path, store)
+    raise DownloadFailed(f"Failed to download archive from: {url}{why}")
 
 
 def _startup_folder(url: str, startup_models: str) -> Path | None:
@@ -110,14 +110,13 @@ def _startup_folder(url: str, startup_models: str) -> Path | None:
 
 
 def _in_store(name: str, store: Path) -> Path:
-    archive = _find(name, store)
-    if archive is None:
-        # A client may know the store by another path, such as the one outside of its container.
-        archive = _find(PurePosixPath(name).name, store)
-        if archive is None or not archive.is_file():
-            message = f"Model not found at: {name}{_why_not_found(name, store)}"
-            raise _not_found(message, f"{_did_you_mean(name, store)}It was looked for in {store}")
-    return archive
+    if archive := _find(name, store):
+        return archive
+    # A client may know the store by another path, such as the one outside of its container.
+    if (archive := _find(PurePosixPath(name).name, store)) and archive.is_file():
+        return archive
+    message = f"Model not found at: {name}{_why_not_found(name, store)}"
+    raise _not_found(message, f"{_did_you_mean(name, store)}It was looked for in {store}")
 
 
 def _find(name: str, store: Path) -> Path | None:
@@ -238,24 +237,17 @@ def resolve_host(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in entries]
 
 
+@dataclass(frozen=True, slots=True)
 class Downloader:
     """Fetches from the URLs that the operator allows.
 
     `resolve` and `transport` are the network; tests bring their own.
     """
 
-    def __init__(
-        self,
-        allowed_urls: str,
-        resolve: Callable[[str, int], list[str]] = resolve_host,
-        transport: httpx.BaseTransport | None = None,
-        max_bytes: int = MAX_UNPACKED_BYTES,
-    ) -> None:
-        patterns = filter(None, map(str.strip, allowed_urls.split(",")))
-        self._allowed = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
-        self._resolve = resolve
-        self._transport = transport
-        self._max_bytes = max_bytes
+    allowed_urls: str
+    resolve: Callable[[str, int], list[str]] = resolve_host
+    transport: httpx.BaseTransport | None = None
+    max_bytes: int = MAX_UNPACKED_BYTES
 
     def fetch(self, url: str, store: Path, work_dir: Path, is_unused: Callable[[], bool]) -> Path:
         """Downloads and verifies the archive; a failure changes nothing in the model store.
@@ -287,7 +279,7 @@ class Downloader:
         try:
             with self._open(url) as response, file.open("xb") as stream:
                 for chunk in response.iter_raw():
-                    if stream.tell() + len(chunk) > self._max_bytes:
+                    if stream.tell() + len(chunk) > self.max_bytes:
                         raise httpx.TransportError("too large")
                     if time.monotonic() > give_up_at:
                         raise httpx.TransportError("too slow")
@@ -302,7 +294,7 @@ class Downloader:
         """Yields the response with status 200, after some redirects at most; its body is unread."""
         hop = url
         # No proxy from the environment: it would resolve the name once more.
-        with httpx.Client(transport=self._transport, timeout=_TIMEOUT, trust_env=False) as client:
+        with httpx.Client(transport=self.transport, timeout=_TIMEOUT, trust_env=False) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 with contextlib.closing(self._send(client, hop, url)) as response:
                     if response.status_code == httpx.codes.OK:
@@ -318,7 +310,7 @@ class Downloader:
         self._check_allowed(hop, url)
         parts = urlsplit(hop)
         host = parts.hostname or ""
-        addresses = self._resolve(host, parts.port or _DEFAULT_PORTS[parts.scheme])
+        addresses = self.resolve(host, parts.port or _DEFAULT_PORTS[parts.scheme])
         # One private address among public ones is enough to refuse: the resolver is not ours.
         if not all(is_public(address) for address in addresses):
             raise ModelNotFound(f"{_refusal(url)}: {host} leads to an address that is not public")
@@ -341,10 +333,10 @@ class Downloader:
         refusal = _refusal(url)
         if hop != url:  # its query may be a secret
             refusal = f"{refusal}: it redirects to {hop.partition('?')[0]}"
+        patterns = filter(None, map(str.strip, self.allowed_urls.split(",")))
+        is_allowed = any(re.fullmatch(pattern, hop, re.IGNORECASE) for pattern in patterns)
         # Parsers disagree about blanks, control characters, `\\` and `user@`.
-        if re.search(r"[\x00-\x20\x7f\\]", hop) or not any(
-            pattern.fullmatch(hop) for pattern in self._allowed
-        ):
+        if not is_allowed or re.search(r"[\x00-\x20\x7f\\]", hop):
             raise ModelNotFound(refusal)
         try:
             parts = urlsplit(hop)

@@ -10,7 +10,6 @@ registration.
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -44,8 +43,8 @@ REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
 # The workers of a model do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
-# What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
-_NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUOT)}
+# In what pip says of a full disk, or a network that fails: another try may succeed.
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
 _PTH = "shared_with_the_server.pth"
 
 MAX_REQUIREMENTS_BYTES = 1024**2
@@ -54,8 +53,8 @@ _HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary",
 # Of one requirement, on its line.
 _REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
 _OPTION = re.compile(r"(?:^|\s)(-\S+)")
-# In a line of such, pip may see options that we do not.
-_UNCERTAIN = re.compile(r"\\$|(?:^|\s)-.*[\"'\\]")
+# Behind an option, pip may make further ones of these.
+_QUOTES = re.compile(r"[\"'\\]")
 # pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
 _COMMENT = re.compile(r"(^|\s)#.*$")
 # A file of the archive: in another archive the same text may mean another file.
@@ -195,7 +194,8 @@ class Installer:
         if child.returncode != 0:
             reason = reason.removeprefix("ERROR:").strip(" .")
             text = f"{reason}. The node's log has all that pip said."
-            raise DependenciesFailed(text) from _no_room(reason)
+            number = _ERRNO.search(reason)
+            raise DependenciesFailed(text) from (number and OSError(int(number[1]), reason))
 
 
 def _python_in(folder: Path) -> Path:
@@ -206,22 +206,12 @@ def _is_ready(folder: Path) -> bool:
     return (folder / READY).exists() and _python_in(folder).exists()
 
 
-def _no_room(reason: str) -> OSError | None:
-    numbers = (number for sign, number in _NO_ROOM.items() if sign in reason)
-    return next((OSError(number, os.strerror(number)) for number in numbers), None)
-
-
 def _make(folder: Path) -> None:
     """Makes an environment that sees the packages of this one, in place of one left half made."""
     shutil.rmtree(folder, ignore_errors=True)
     # Not by find_spec: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))
-    try:
-        venv.create(folder, system_site_packages=True, symlinks=True, with_pip=not has_pip)
-    except subprocess.CalledProcessError as error:
-        said = error.output.decode(errors="replace").strip().rpartition("\n")[2]
-        text = f"the node's Python has no pip, and none can be had from ensurepip: {said}"
-        raise DependenciesFailed(text) from _no_room(said)
+    venv.create(folder, system_site_packages=True, symlinks=True, with_pip=not has_pip)
     # An environment made from another one sees the packages of the Python behind both only.
     lines = [f"import site; site.addsitedir({packages!r})\n" for packages in site.getsitepackages()]
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
@@ -263,16 +253,17 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
     joined = "".join(_COMMENT.sub("", line) + "\n" for line in lines).replace("\\\n", "")
     requirements = [line.strip() for line in joined.split("\n") if line.strip()]
     for line in requirements:
-        if _UNCERTAIN.search(line):
+        option = _OPTION.search(line)
+        if line.endswith("\\") or (option and _QUOTES.search(line, option.start())):
             raise DependenciesFailed(
                 f"{file_name} has quotes or backslashes among options, in {line!r}."
             )
         allowed = _HARMLESS_OPTIONS + (() if line.startswith("-") else _REQUIREMENT_OPTIONS)
         for word in _OPTION.findall(line):
-            option = word.partition("=")[0] if word.startswith("--") else word[:2]
-            if option not in allowed:
+            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+            if name not in allowed:
                 raise DependenciesFailed(
-                    f"{file_name} has the option {option}. Where packages come from is set on the "
+                    f"{file_name} has the option {name}. Where packages come from is set on the "
                     "node (pip's configuration, PIP_INDEX_URL and the like); list all packages in "
                     "one file."
                 )

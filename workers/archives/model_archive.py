@@ -65,12 +65,14 @@ def inspect_archive(path: Path, url: str, work_dir: Path) -> ArchiveInfo:
     try:
         before = path.stat()
         sha256 = hash_archive(path)
-        copies = (copy / MODEL for copy in work_dir.glob(f"{sha256}.*") if is_as_made(copy))
-        folder = _without_wrapper(path) if path.is_dir() else next(copies, None)
-        if folder is not None:
-            info = _described(folder, path.name, url, sha256)
+        if path.is_dir():
+            info = _described(_without_wrapper(path), path.name, url, sha256)
             _require_same(path, before)
             return info
+        for copy in filter(is_as_made, work_dir.glob(f"{sha256}.*")):
+            info = _described(copy / MODEL, path.name, url, sha256)
+            if is_as_made(copy):  # otherwise it was replaced meanwhile
+                return info
         with folder_to_unpack_in(work_dir) as staging:
             copy = _unpacked(path, staging, before)
             info = _described(copy / MODEL, path.name, url, sha256)

@@ -1,4 +1,7 @@
-"""What can be said of an archive before it is deployed; nothing of it is executed."""
+"""What can be said of an archive before it is deployed; nothing of it is executed.
+
+Findings come in the order in which a server would come to them.
+"""
 
 import ast
 import difflib
@@ -7,11 +10,11 @@ import importlib.util
 import re
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from batching.errors import DependenciesFailed, ServeError
 from batching.models.config_keys import (
@@ -30,23 +33,20 @@ from workers.archives.model_archive import (
     split_handler,
     unpack_archive,
 )
-from workers.doctor.judged_files import (
-    Finding,
-    coroutines_of,
-    examine_target,
-    examine_weights,
-    names_of,
-    note,
-    ok,
-    parsed,
-    problem,
-)
 from workers.machine import require_safe_torch
+from workers.python_models.targets import TENSOR_SUFFIXES, Target
+from workers.python_models.tensor_model import Port, how_to_export, is_one_by_one, load_net
 
-_REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*", re.MULTILINE)
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
+# Where torch says in a page of text which class it has met.
+_FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+)")
 _PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
-_ASYNCHRONOUS = "is a coroutine: handlers that answer out of order are left out"
+_NOT_INSTALLED = (
+    "install it on the nodes, or name it in a requirements.txt, with a --config that says "
+    "install_py_dep_per_model=true"
+)
+# What need not run when the file is loaded, or may fail without harm.
+_MAY_FAIL = (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
 # Key of model-config.yaml -> the type that counts. First the server's keys, then those that
 # handlers read.
 _COUNTS: Mapping[str, type] = {
@@ -58,9 +58,35 @@ _COUNTS: Mapping[str, type] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Collects findings, in the order in which a server would come to them."""
+class Finding(NamedTuple):
+    """One sentence about one part of the archive; a problem says what to do.
+
+    A problem keeps the model from running as it is meant to; a note should be read.
+    """
+
+    part: str
+    verdict: Literal["ok", "note", "problem"]
+    text: str
+
+
+def ok(part: str, text: str) -> Finding:
+    return Finding(part, "ok", text)
+
+
+def note(part: str, text: str) -> Finding:
+    return Finding(part, "note", text)
+
+
+def problem(part: str, text: str) -> Finding:
+    return Finding(part, "problem", text)
+
+
+class _Unusable(Exception):
+    """Tells that a file cannot be loaded, and why."""
+
+
+class Report(NamedTuple):
+    """What was found out about an archive."""
 
     archive: str
     model_name: str
@@ -86,10 +112,8 @@ def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> R
             unpacked = unpack_archive(path, info.sha256, Path(folder))
             findings = tuple(_Examination(info, unpacked, is_installing, envelope).run())
     except ServeError as error:
-        text, cause = error.message, error.__cause__
-        if cause is not None and str(cause) not in text:
-            text = f"{text} ({cause})"
-        return Report(path.name, "", "", (problem("archive", text),))
+        cause = f" ({error.__cause__})" if isinstance(error.__cause__, OSError) else ""
+        return Report(path.name, "", "", (problem("archive", f"{error.message}{cause}"),))
     return Report(path.name, info.model_name, info.model_version, findings)
 
 
@@ -106,8 +130,6 @@ class _Examination:
         self._files = {
             file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.is_file()
         }
-        # Names in requirements.txt, in lower case.
-        self._required: frozenset[str] = frozenset()
         self._handler, self._function = split_handler(info.handler)
 
     def run(self) -> Iterator[Finding]:
@@ -121,7 +143,7 @@ class _Examination:
             yield problem("torch", str(error))
         unreadable = [tree for tree in self._trees.values() if isinstance(tree, Finding)]
         if self._info.handler in DECODING_HANDLERS:
-            target = examine_target(self._model, self._folder)
+            target = _examine_target(self._model, self._folder)
             yield from dict.fromkeys([target, *unreadable, *self._examine_imports()])
         else:
             yield from unreadable
@@ -135,11 +157,8 @@ class _Examination:
 
     def _examine_manifest(self) -> Iterator[Finding]:
         if self._info.manifest is None:
-            yield note(
-                "manifest",
-                "MAR-INF/MANIFEST.json is missing: register with handler=..., and built-in "
-                "handlers will not work",
-            )
+            text = "MAR-INF/MANIFEST.json is missing: register with handler=..."
+            yield note("manifest", text)
         try:
             spec = spec_from_registration({}, self._info, ModelDefaults())
             yield ok("manifest", f"{spec.model_name} version {spec.model_version}")
@@ -157,13 +176,10 @@ class _Examination:
         if name not in self._files:
             return
         try:
-            text = read_requirements(self._folder, name)
+            listed = ", ".join(read_requirements(self._folder, name).splitlines()) or "nothing"
         except DependenciesFailed as error:
             yield problem("requirements", error.message)
             return
-        names = _REQUIREMENT_NAME.findall(text)
-        self._required = frozenset(it.lower().replace("_", "-") for it in names)
-        listed = ", ".join(sorted(self._required)) or "nothing"
         if self._is_installing:
             yield ok("requirements", f"{name} installs {listed}")
         else:
@@ -173,10 +189,11 @@ class _Examination:
     @cached_property
     def _trees(self) -> Mapping[str, ast.Module | Finding]:
         names = sorted(name for name in self._files if name.endswith(".py"))
-        return {name: parsed(name, self._files[name]) for name in names}
+        return {name: _parsed(name, self._files[name]) for name in names}
 
+    @cached_property
     def _own_handler(self) -> str | None:
-        """Returns the file of the archive that Python imports as the handler."""
+        """The file of the archive that Python imports as the handler."""
         folder = PurePosixPath(self._info.handler.partition(":")[0]).parent
         names = (f"{folder / self._handler}.py", f"{self._handler}.py")
         return next((name for name in names if name in self._files), None)
@@ -184,23 +201,25 @@ class _Examination:
     def _examine_handler(self) -> Iterator[Finding]:
         if not self._info.handler:
             yield problem("handler", "the manifest names none: register with handler=...")
-        elif (handler := self._own_handler()) is None:
+        elif self._own_handler is None:
             yield self._examine_built_in(self._handler)
-        elif isinstance(tree := self._trees[handler], ast.Module):
-            entry = _missing_entry(handler, tree.body, self._function)
-            problems = [problem("handler", entry)] if entry else []
-            findings = [*problems, *self._examine_imports()]
-            yield from findings or [ok("handler", f"{handler} and its imports")]
+        elif isinstance(tree := self._trees[self._own_handler], ast.Module):
+            findings = list(self._examine_imports())
+            classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+            if self._function not in _names_of(tree.body) and len(classes) != 1:
+                text = (
+                    f"{self._own_handler} needs a function {self._function}(data, context), not "
+                    f"async, or exactly one class; its classes: {', '.join(classes) or 'none'}"
+                )
+                findings.insert(0, problem("handler", text))
+            yield from findings or [ok("handler", f"{self._own_handler} and its imports")]
 
     def _examine_built_in(self, name: str) -> Finding:
         module = f"{BUILT_IN_PACKAGE}.{name}"
         reason = _why_missing(module)
         if not reason and name == "base_handler" and self._envelope in ("", "body"):
-            return problem(
-                "handler",
-                "base_handler does not decode requests, and would fail on each: name tensor_model, "
-                "or a handler of your own",
-            )
+            text = "base_handler does not decode requests: name tensor_model, or your own handler"
+            return problem("handler", text)
         if not reason:
             return ok("handler", f"{name} (built in)")
         if f"No module named '{module}'" in reason:
@@ -213,61 +232,55 @@ class _Examination:
         own = {name.removesuffix(".py") for path in paths for name in (path.parts[0], path.name)}
         for file, tree in self._trees.items():
             for module, names, line, is_optional in _imports(tree):
-                where, top = f"{file}, line {line}", module.split(".")[0]
+                text, top = f"{file}, line {line}: imports", module.split(".")[0]
                 if top == "ts":
                     for reason in filter(None, (_why_missing(module, name) for name in names)):
-                        text = f"{where}: imports {module}: {reason}"
-                        yield (note if is_optional else problem)("handler", text)
+                        judge = note if is_optional else problem
+                        yield judge("handler", f"{text} {module}: {reason}")
                 elif top not in own and not _is_installed(top):
-                    reason, may_load = self._not_installed(top)
-                    if is_optional:
-                        reason, may_load = "the import may fail without harm, or later", True
-                    text = f"{where}: imports {top}, which is not installed here; {reason}"
-                    yield (note if may_load else problem)("handler", text)
-
-    def _not_installed(self, module: str) -> tuple[str, bool]:
-        """Returns what to say of a missing module, and whether a node may have it all the same."""
-        if not self._required:
-            return "install it on the nodes or add a requirements.txt", False
-        is_named = module.lower().replace("_", "-") in self._required
-        source = "requirements.txt names it" if is_named else "perhaps requirements.txt brings it"
-        if self._is_installing:
-            return source, True
-        advice = "install it on the nodes, or give --config with install_py_dep_per_model=true"
-        return f"{source}: {advice}", False
+                    brings = self._is_installing and self._model.get("requirementsFile")
+                    advice = "perhaps requirements.txt brings it" if brings else _NOT_INSTALLED
+                    missing = f"{top}, which is not installed here; {advice}"
+                    judge = note if is_optional or brings else problem
+                    yield judge("handler", f"{text} {missing}")
 
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")
-        is_loaded_by_us = self._leaves_loading_to_us()
         has_model_file = bool(self._model.get("modelFile"))
+        is_loaded_by_us = self._leaves_loading_to_us()
         if is_loaded_by_us and self._info.handler and not (name or has_model_file):
             text = f"{self._handler} loads a model, and neither weights nor a model file is named"
             yield problem("weights", text)
-        if name in self._files:
-            yield examine_weights(
-                self._files[name], has_model_file=has_model_file, is_loaded_by_us=is_loaded_by_us
-            )
+        if (file := self._files.get(name)) is None:
+            return
+        try:
+            if has_model_file or not (is_loaded_by_us or _is_without_code(file)):
+                _check_checkpoint(file)
+            elif file.suffix not in (".pt2", ".so"):
+                _inputs_of(file)
+            yield ok("weights", f"{name} can be loaded")
+        except _Unusable as error:
+            text = f"{error}{'' if has_model_file else ', or archive its class (--model-file)'}"
+            yield problem("weights", text) if is_loaded_by_us else note("weights", text)
 
     def _leaves_loading_to_us(self) -> bool:
         """Returns whether the handler is built in, or extends one that is and loads nothing itself.
 
         A function that is the entry point need not call `initialize`.
         """
-        handler = self._own_handler()
-        if handler is None:
+        if self._own_handler is None:
             return True
         sources = {name: self._files[name].read_text(errors="replace") for name in self._trees}
-        own_entry = re.compile(rf"^def {re.escape(self._function)}\b", re.MULTILINE)
-        loads_itself = own_entry.search(sources[handler]) or any(
-            map(_OWN_LOADING.search, sources.values())
-        )
-        return "ts.torch_handler" in sources[handler] and not loads_itself
+        source = sources[self._own_handler]
+        is_function = re.search(rf"^def {re.escape(self._function)}\b", source, re.MULTILINE)
+        loads_itself = is_function or any(map(_OWN_LOADING.search, sources.values()))
+        return "ts.torch_handler" in source and not loads_itself
 
     def _examine_config(self) -> Iterator[Finding]:
         """Yields a finding for each key of model-config.yaml that will not do what it says."""
         part, config = "model-config", self._info.config
         findings = []
-        for key, value in ((str(key), value) for key, value in config.items()):
+        for key, value in config.items():
             if reason := why_not_here(key, value):
                 findings.append(problem(part, reason))
             elif key in WITHOUT_EFFECT:
@@ -279,46 +292,42 @@ class _Examination:
                 text = f"{key} is unknown and only reaches the handler{suggestion}"
                 findings.append(note(part, text))
         findings += [note(part, text) for text in ignored_values(config, _COUNTS)]
-        if config and not findings:
-            findings = [ok(part, "all keys are known")]
-        yield from findings
+        yield from findings or ([ok(part, "all keys are known")] if config else [])
 
 
-def _missing_entry(name: str, body: list[ast.stmt], function: str) -> str:
-    """Returns what is missing for the module to be a handler."""
-    if function in names_of(body):
-        return ""
-    if function in coroutines_of(body):
-        return f"{name}: {function} {_ASYNCHRONOUS}"
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    if len(classes) != 1:
-        names = ", ".join(node.name for node in classes) or "none"
-        return (
-            f"{name} needs a function {function}(data, context) or exactly one class; "
-            f"its classes: {names}"
-        )
-    (only,) = classes
-    if "handle" in coroutines_of(only.body):
-        return f"{name}: {only.name}.handle {_ASYNCHRONOUS}"
-    missing = {"initialize", "handle"} - names_of(only.body)
-    if missing and not only.bases:
-        return f"{name}: class {only.name} lacks {' and '.join(sorted(missing))}"
-    return ""
+def _parsed(name: str, path: Path) -> ast.Module | Finding:
+    """Returns the file's syntax tree, or what keeps Python from reading it."""
+    try:
+        return ast.parse(path.read_bytes(), name)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{name}, line {line}" if line else name
+        return problem("handler", f"{where}: not Python ({getattr(error, 'msg', error)})")
+
+
+def _names_of(body: list[ast.stmt]) -> set[str]:
+    """Returns the functions of a module but async ones, and names that it imports or assigns."""
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
 
 
 def _imports(tree: ast.Module | Finding) -> Iterator[tuple[str, list[str], int, bool]]:
     """Yields module, names taken from it, line, and whether the file may load without it."""
-    stack: list[tuple[ast.AST, bool]] = [(tree, False)] if isinstance(tree, ast.Module) else []
-    while stack:
-        node, is_optional = stack.pop()
+    if isinstance(tree, Finding):
+        return
+    outer = (node for node in ast.walk(tree) if isinstance(node, _MAY_FAIL))
+    optional = {inner for node in outer for inner in ast.walk(node)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, [""], node.lineno, is_optional
+                yield alias.name, [""], node.lineno, node in optional
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module, [alias.name for alias in node.names], node.lineno, is_optional
-        may_fail = isinstance(node, ast.Try | ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
-        children = reversed(list(ast.iter_child_nodes(node)))
-        stack += [(child, is_optional or may_fail) for child in children]
+            yield node.module, [alias.name for alias in node.names], node.lineno, node in optional
 
 
 def _why_missing(module: str, name: str = "") -> str:
@@ -331,8 +340,7 @@ def _why_missing(module: str, name: str = "") -> str:
         if name and name != "*" and not hasattr(imported, name):
             importlib.import_module(f"{module}.{name}")
     except ImportError as error:
-        is_other = isinstance(error, ModuleNotFoundError) and error.name == f"{module}.{name}"
-        return f"it has no {name}" if is_other else str(error)
+        return f"it has no {name}" if error.name == f"{module}.{name}" else str(error)
     return ""
 
 
@@ -342,3 +350,90 @@ def _is_installed(module: str) -> bool:
         return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+# --- targets and weights
+
+
+def _examine_target(model: Mapping[str, Any], folder: Path) -> Finding:
+    """Judges what a worker of ours will load without a handler."""
+    named = model.get("target") or model.get("serializedFile")
+    if not isinstance(named, str) or not named:
+        return problem("target", "the manifest names no target, and no serializedFile")
+    try:
+        return _examined(Target.of(named, folder))
+    except (_Unusable, ValueError) as error:
+        return problem("target", f"{named}: {error}")
+
+
+def _examined(target: Target) -> Finding:
+    if (path := target.path) is None:
+        if importlib.util.find_spec("transformers") is None:
+            raise _Unusable("transformers is not installed here")
+        return note("target", f"{target.text} was not looked into")
+    if not path.is_file():
+        raise _Unusable("it is not in the archive")
+    if path.suffix == ".py":
+        tree, name = _parsed(path.name, path), target.name or "predict"
+        if isinstance(tree, Finding):
+            return tree
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        if name not in _names_of(tree.body) | classes:
+            raise _Unusable(f"the file has no class {name}, and no such function but async")
+    elif is_one_by_one(path, _inputs_of(path)):
+        text = "its first axis is fixed to 1, so rows are run one by one: "
+        return note("target", f"{path.name}: {text}{how_to_export(path)}")
+    return ok("target", target.text.rpartition("/")[2])
+
+
+def _inputs_of(path: Path) -> list[Port]:
+    """Returns the inputs of a file without code, as far as they are known.
+
+    Raises:
+        _Unusable: no worker can load it.
+    """
+    if path.suffix != ".onnx":
+        if path.suffix in TENSOR_SUFFIXES and _is_without_code(path):
+            return []
+        raise _Unusable(f"{path.name} is not TorchScript: export the model with torch.export")
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise _Unusable(f"{path.name} needs onnxruntime, which is not installed here")
+    try:  # a graph is no code
+        return list(load_net(path, "cpu").inputs)
+    except Exception as error:  # onnxruntime has many
+        why = str(error).rpartition("Error: ")[2].replace(f"{path.parent}/", "")
+        if "External data" in why:
+            why += " (weights beside the file: archive them, too, with --extra-files)"
+        raise _Unusable(f"{path.name} cannot be loaded: {why}") from error
+
+
+def _is_without_code(path: Path) -> bool:
+    """Returns whether the file is ONNX, TorchScript, or a program of torch.export."""
+    if path.suffix == ".onnx":
+        return True
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            entries = bundle.namelist()
+    except zipfile.BadZipFile:
+        return False
+    if path.suffix == ".pt2":
+        return not any("data/aotinductor/" in entry for entry in entries)
+    return any("/code/" in entry for entry in entries)
+
+
+def _check_checkpoint(path: Path) -> None:
+    """Loads the file with `weights_only`, as BaseHandler does in a worker.
+
+    Raises:
+        _Unusable: a worker could not.
+    """
+    torch = importlib.import_module("torch")
+    try:
+        torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:
+        if (foreign := _FOREIGN_CLASS.search(str(error))) is None:
+            raise _Unusable(f"{path.name} is no checkpoint that torch.load can read") from error
+        raise _Unusable(
+            f"{path.name} holds more than weights ({foreign[1]}), and what unpickles it runs what "
+            "is in it: save it with torch.save(model.state_dict())"
+        ) from error

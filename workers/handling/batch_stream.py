@@ -77,11 +77,8 @@ class BatchStream:
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
         """Sends these clients the next piece of their answers; blocks while one cannot take it.
 
-        Threads of the handler may call it at the same time; each waits for the ones before it.
-
-        Args:
-            outputs: the pieces, by number.
-            request_ids: the ids of their requests, by the same numbers; a part of the batch may do.
+        `request_ids`, of some of the batch or all, have the numbers of `outputs`. Threads of the
+        handler may call it at the same time; each waits for the ones before it.
 
         Raises:
             ValueError: a piece is missing, or a request is not of this batch.

@@ -41,8 +41,7 @@ class ForkGuard:
     """Ends the processes that a handler forks, when they come back from it.
 
     Such a process would go on as a second worker, with the first one's id, lease and connections.
-    The worker's own process is the one that makes the guard; known by its id, as
-    `os.register_at_fork` tells nothing of the forks of native code.
+    The worker's own process makes the guard. (`os.register_at_fork` misses native code's forks.)
     """
 
     def __init__(self) -> None:
@@ -120,11 +119,7 @@ class HandlerCall:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def encode(self, index: int, output: Any) -> bytes:
-        """Returns the body of the answer to one request of the last batch.
-
-        Raises:
-            PredictionFailed: there is none.
-        """
+        """Returns the body of the answer to one request of the last batch."""
         if not self._inferences or (inference := self._inferences.get(index)) is None:
             return encode_output(output)
         model = (self.context.manifest or {}).get("model", {})
@@ -135,18 +130,13 @@ class HandlerCall:
         return body
 
     def _rows(self, items: Sequence[Claimed]) -> list[dict[str, Any]]:
-        """Returns one value per part of each request; the last of equal names wins.
-
-        Raises:
-            BadRequest: a body is no inference request, though its type says so.
-        """
+        """Returns one value per part of each request; the last of equal names wins."""
         rows: list[dict[str, Any]] = []
         for item in items:
-            row = {}
+            rows.append(row := {})
             for part in item.request.parts:
                 read = _reader(part.content_type, self._is_decoding)
                 row[part.name] = part.content if read is None else read(part)
-            rows.append(row)
         self._inferences = {
             index: row["body"]
             for index, row in enumerate(rows)

@@ -31,7 +31,7 @@ from workers.archives.model_archive import (
 )
 from workers.handling.deferred_compiler import defer_compiler
 from workers.machine import Device, require_safe_torch
-from workers.python_models.target_handler import LoadedTarget, target_of
+from workers.python_models.python_model import LoadedTarget, target_of
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -82,10 +82,10 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
     if spec.decodes_itself:
-        target, folder = target_of(spec, model_dir), code_dir_of(spec, model_dir)
+        folder = code_dir_of(spec, model_dir)
         _enter_folder(folder, "")
         name = str(context.model_yaml_config.get("device") or device)
-        loaded = LoadedTarget(target, spec, context, model_dir, name)
+        loaded = LoadedTarget(spec, context, model_dir, name)
         _choose_gpu(device)
         return LoadedModel(loaded.run, context, True, loaded.interface, loaded.close, folder)
     module_name, function_name = split_handler(spec.handler)
@@ -109,7 +109,8 @@ def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
     """Returns the folder of the model's own code, which may be served where it lies."""
     if spec.decodes_itself:
         with contextlib.suppress(ValueError):  # the manifest names nothing, as loading will say
-            return target_of(spec, model_dir).folder or model_dir
+            path = target_of(spec, model_dir).path
+            return model_dir if path is None else path.parent
     return model_dir
 
 

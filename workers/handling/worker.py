@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +41,6 @@ from workers.handling.handler_call import ForkGuard, HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
-from workers.handling.spare_memory import LOOK_S as LOOK_AT_MEMORY_S
 from workers.handling.spare_memory import SpareMemory
 from workers.slots.assignment import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED, Assignment
 from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
@@ -118,7 +117,7 @@ class Worker:
             self.outage.over("recover", is_for_all=True)
             self.record_measured()
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self.look_s)
-        end = min(self._look_at, now_s + LOOK_AT_MEMORY_S)
+        end = min(self._look_at, self.memory.look_at_s)
 
         def should_stop() -> bool:
             self.deadline.look_for_work()
@@ -267,7 +266,9 @@ def _serve(
         queue.measurements.prepare()
         worker.record_measured()
     deadline.wait()
-    _report(assignment, state="READY", interface=reportable(model.interface))
+    # Redis keeps it: examples may be large.
+    is_small = len(json.dumps(model.interface)) <= MAX_INTERFACE_CHARS
+    _report(assignment, state="READY", interface=model.interface if is_small else {})
     with contextlib.suppress(DeviceBroken):
         worker.serve()
     deadline.wait()
@@ -294,19 +295,6 @@ def _keep_from_forks() -> None:
     block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
     unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
-
-
-def reportable(interface: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the interface, or an empty one if it is not JSON or too large to be kept in Redis."""
-    try:
-        size = len(json.dumps(interface, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        log.warning("the model's interface is not shown: %s", error)
-        return {}
-    if size > MAX_INTERFACE_CHARS:
-        log.warning("the model's interface is not shown: %d characters of JSON", size)
-        return {}
-    return interface
 
 
 def _report(assignment: Assignment, **status: Any) -> None:

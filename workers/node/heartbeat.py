@@ -7,14 +7,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus
 from batching.store.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import AWAY, OutageLog
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotRecord
 
 log = logging.getLogger(__name__)
 
@@ -26,40 +27,29 @@ OVERDUE_S = 0.02
 JITTER_S = 0.1
 
 
+@dataclass
 class Heartbeat:
     """Tells Redis every `beat_s` that this node and its workers are alive.
 
-    Each answer says for how long other nodes, and workers of these versions, have been silent.
+    Each answer says for how long other nodes, and workers of these versions, have been silent. What
+    is known of the nodes themselves is kept under None, beside the versions.
     """
 
-    def __init__(
-        self,
-        queue: NodeQueue,
-        node: NodeStatus,
-        records: Callable[[], Iterable[SlotRecord]],
-        versions: Callable[[], Iterable[VersionKey]],
-        on_forgotten: Callable[[], None],
-        *,
-        dead_after_s: float = 3.0,
-        beat_s: float = BEAT_S,
-        outage: OutageLog,
-    ) -> None:
-        self._queue = queue
-        self._node = node
-        self._records = records
-        self._versions = versions
-        self._on_forgotten = on_forgotten
-        self._dead_after_s = dead_after_s
-        self._beat_s = beat_s
-        self._outage = outage
-        self._is_in_doubt = False
-        self._is_node_unsure = False
-        self._is_forgotten = False
-        self._unsure: set[VersionKey] = set()
-        # By version for its workers; under None for the nodes themselves.
-        self._heard_at: dict[VersionKey | None, float] = {}
-        self._steady_from: dict[VersionKey | None, float] = {}
-        self._is_overdue = asyncio.Event()
+    queue: NodeQueue
+    node: NodeStatus
+    records: Callable[[], Iterable[SlotRecord]]
+    versions: Callable[[], Iterable[VersionKey]]
+    on_forgotten: Callable[[], None]
+    outage: OutageLog
+    dead_after_s: float = 3.0
+    beat_s: float = BEAT_S
+    _is_in_doubt: bool = field(default=False, init=False)
+    _is_forgotten: bool = field(default=False, init=False)
+    # What Redis may have forgotten: a beat's answer was lost.
+    _unsure: set[VersionKey | None] = field(default_factory=set, init=False)
+    _heard_at: dict[VersionKey | None, float] = field(default_factory=dict, init=False)
+    _steady_from: dict[VersionKey | None, float] = field(default_factory=dict, init=False)
+    _is_overdue: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Beats until cancelled; the next beat makes up for one that fails."""
@@ -68,10 +58,10 @@ class Heartbeat:
             try:
                 await self.beat()
             except AWAY as error:
-                self._outage.note("beat", error)
+                self.outage.note("beat", error)
             else:
-                self._outage.over("beat", is_for_all=True)
-            await asyncio.sleep(max(0.1, self._beat_s - (time.monotonic() - started)))
+                self.outage.over("beat", is_for_all=True)
+            await asyncio.sleep(max(0.1, self.beat_s - (time.monotonic() - started)))
 
     async def beat(self) -> None:
         """Beats once; repeats everything to a Redis that had forgotten this node or a worker.
@@ -79,23 +69,21 @@ class Heartbeat:
         Redis was emptied then, or another node took a living worker for dead. After a beat whose
         answer was lost, everything is repeated too, as that answer may have said so.
         """
-        workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
-        for record in self._records():
+        workers: dict[VersionKey, list[str]] = {key: [] for key in self.versions()}
+        for record in self.records():
             if record.worker_id and record.is_expected:
                 workers.setdefault(record.key, []).append(record.worker_id)
         self._keep(workers)
         if self._is_in_doubt:
-            self._is_in_doubt, self._is_node_unsure = False, True
-            self._unsure.update(workers)
-        groups = [{key: workers[key] for key in group} for group in self._queue.groups(workers)]
-        calls: list[Callable[[], Awaitable[object]]] = [
-            partial(self._beat_with_node, groups[0], workers)
-        ]
-        calls += [partial(self._beat_workers, group) for group in groups[1:]]
-        await self._queue.together(calls)
+            self._is_in_doubt = False
+            self._unsure.update(workers, [None])
+        groups = [{key: workers[key] for key in group} for group in self.queue.groups(workers)]
+        node_ids = [self.node.node_id, *[None] * (len(groups) - 1)]
+        calls = [partial(self._beat_group, *each) for each in zip(groups, node_ids, strict=True)]
+        await self.queue.together(calls)
         if self._is_forgotten:
             self._is_forgotten = False
-            self._on_forgotten()
+            self.on_forgotten()
 
     def doubt(self) -> None:
         """Makes the next beat repeat everything: this may be another Redis, with an older state."""
@@ -114,47 +102,45 @@ class Heartbeat:
 
     @property
     def _gap_s(self) -> float:
-        return max(1.5 * self._beat_s, self._dead_after_s - self._beat_s)
+        return max(1.5 * self.beat_s, self.dead_after_s - self.beat_s)
 
-    async def _beat_with_node(
-        self, workers: Mapping[VersionKey, Sequence[str]], versions: Iterable[VersionKey]
+    async def _beat_group(
+        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None
     ) -> None:
-        is_unsure, self._is_node_unsure = self._is_node_unsure, True
-        if await self._beat_workers(workers, self._node.node_id) or is_unsure:
-            self._unsure.update(set(versions).difference(workers))
-            self._is_forgotten = True
-            await self._queue.describe(self._node)
-            await self._queue.forget_unheard()
-        self._is_node_unsure = False
-
-    async def _beat_workers(
-        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None = None
-    ) -> bool:
-        in_doubt = self._unsure.intersection(workers)
-        self._unsure.update(workers)
+        told = {*workers, None} if node_id else {*workers}
+        again = self._unsure & told
+        self._unsure |= told  # until the answer comes
         # Only those are listed whose deadline comes before the beat after next; the next beat lists
         # the others in time.
-        quiet_s = max(0.0, self._dead_after_s - 2 * self._beat_s)
-        heard = await self._queue.beat(workers, node_id, quiet_s=quiet_s)
+        quiet_s = max(0.0, self.dead_after_s - 2 * self.beat_s)
+        heard = await self.queue.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
         loop = asyncio.get_running_loop()
         for silent_s in set(heard.silent_s):
-            overdue_in_s = max(0.0, self._dead_after_s + OVERDUE_S - silent_s)
+            overdue_in_s = max(0.0, self.dead_after_s + OVERDUE_S - silent_s)
             loop.call_later(overdue_in_s, self._is_overdue.set)
-        for key in (*workers, *([None] if node_id else [])):
+        for key in told:
             self._hear(key)
         # A slot beats for its worker before it is seen here, so no worker should be new.
+        forgotten: set[VersionKey | None]
         forgotten = {key for key, count in heard.added.items() if count > 0}
-        if forgotten:
-            self._is_forgotten = True
-        again = set(workers) if heard.is_new_node else in_doubt | forgotten
-        for record in self._records():
-            if record.key in again:
+        if heard.is_new_node or None in again:
+            self._unsure.update(self._heard_at)
+            forgotten.update(workers, [None])
+        self._is_forgotten |= bool(forgotten)
+        await self._tell_again(again | forgotten)
+        self._unsure -= told
+
+    async def _tell_again(self, keys: Set[VersionKey | None]) -> None:
+        for record in self.records():
+            if record.key in keys:
                 await record.report_again()
-        for key in again:
-            await self._forget_former(key)
-        self._unsure.difference_update(workers)
-        return heard.is_new_node
+        for key in keys:
+            if key is not None:
+                await self._forget_former(key)
+        if None in keys:
+            await self.queue.describe(self.node)
+            await self.queue.forget_unheard()
 
     async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
         """Hides the workers that were hidden, or forgotten, while the beat was on its way.
@@ -162,25 +148,25 @@ class Heartbeat:
         The beat has listed them as alive. Silent from then on, they would be taken for dead, and
         their status, with the reason why they were given up, would be forgotten.
         """
-        expected = {record.worker_id for record in self._records() if record.is_expected}
+        expected = {record.worker_id for record in self.records() if record.is_expected}
         for key, worker_ids in workers.items():
             for worker_id in set(worker_ids) - expected:
-                await self._queue.hide(key, worker_id)
+                await self.queue.hide(key, worker_id)
 
     async def _forget_former(self, key: VersionKey) -> None:
         """Forgets workers that had ended, and that a server which took over lists again."""
         # Asked first: a worker that begins meanwhile is known before it is listed.
-        listed = await self._queue.listed_workers(key, self._node.node_id)
-        known = {record.worker_id for record in self._records()}
+        listed = await self.queue.listed_workers(key, self.node.node_id)
+        known = {record.worker_id for record in self.records()}
         for worker_id in listed:
             if worker_id not in known:
                 # What it owned may be back, too. `reap` acts on one that still seems to beat.
-                await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
+                await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
 
     def _hear(self, key: VersionKey | None) -> None:
         now = time.monotonic()
         if now - self._heard_at.get(key, now) > self._gap_s:
-            self._steady_from[key] = now + self._dead_after_s
+            self._steady_from[key] = now + self.dead_after_s
         self._heard_at[key] = now
 
     def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
@@ -189,7 +175,7 @@ class Heartbeat:
         Not at the first success: an outage may begin before that.
         """
         now = time.monotonic()
-        self._unsure &= set(workers)
+        self._unsure &= {*workers, None}
         self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}
 
     # --- what others have stopped beating for. Every node looks; the first one to look acts
@@ -206,26 +192,26 @@ class Heartbeat:
             try:
                 await self.reap()
             except AWAY as error:
-                self._outage.note("reap", error)
+                self.outage.note("reap", error)
             else:
-                self._outage.over("reap")
+                self.outage.over("reap")
 
     async def reap(self) -> None:
         """Looks once for dead workers of all versions, and for dead nodes."""
-        groups = self._queue.groups(key for key in self._versions() if self.is_steady(key))
+        groups = self.queue.groups(key for key in self.versions() if self.is_steady(key))
         calls = [partial(self._reap_versions, group) for group in groups if group]
-        await self._queue.together([self._reap_nodes, *calls] if self.is_steady(None) else calls)
+        await self.queue.together([self._reap_nodes, *calls] if self.is_steady(None) else calls)
 
     async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
-        for key, worker_id in await self._queue.dead_workers(group):
-            count = await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
+        for key, worker_id in await self.queue.dead_workers(group):
+            count = await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
             if count is not None:
                 log.warning(
                     "reclaimed model=%s version=%s worker=%s requests=%d", *key, worker_id, count
                 )
 
     async def _reap_nodes(self) -> None:
-        for gone in await self._queue.forget_nodes(await self._queue.dead_nodes()):
+        for gone in await self.queue.forget_nodes(await self.queue.dead_nodes()):
             log.warning(
                 "node gone node=%s host=%s silent_s=%.1f",
                 gone.node_id,

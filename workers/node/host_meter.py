@@ -23,9 +23,7 @@ from workers.slots.slot import Slot
 
 log = logging.getLogger(__name__)
 
-# The node has joined by then, and its workers have begun to start.
-FIRST_S = 2.0
-
+FIRST_S = 2.0  # the node has joined by then, and its workers have begun to start
 _MEGABYTE, _GIGABYTE = 2**20, 2**30
 _CPU_WINDOW_S = 0.1
 _GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
@@ -70,18 +68,14 @@ def measure() -> tuple[HostSample, ...]:
         "MemoryUsed": memory.used / _MEGABYTE,
         "MemoryUtilization": memory.percent,
     }
-    return (*(HostSample(name, value) for name, value in host.items()), *_gpu_samples())
-
-
-def _gpu_samples() -> Iterator[HostSample]:
-    query = f"--query-gpu={','.join(_GPU_QUERY)}"
+    samples = [HostSample(name, value) for name, value in host.items()]
     try:
-        lines = ask_nvidia_smi(query, "--format=csv,noheader,nounits")
+        query = f"--query-gpu={','.join(_GPU_QUERY)}"
+        for line in ask_nvidia_smi(query, "--format=csv,noheader,nounits") or ():
+            samples.extend(gpu_samples(line))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("GPUs not measured: %s", error)
-        return
-    for line in lines or ():
-        yield from gpu_samples(line)
+    return tuple(samples)
 
 
 def gpu_samples(line: str) -> Iterator[HostSample]:
@@ -93,17 +87,10 @@ def gpu_samples(line: str) -> Iterator[HostSample]:
     index, *texts = (text.strip() for text in line.split(","))
     if len(texts) != len(_GPU_QUERY) - 1:
         return
-    used, total, busy = (_number(text) for text in texts)
+    used, total, busy = (float(text) if text.isdecimal() else None for text in texts)
     if used is not None:
         yield HostSample("GPUMemoryUsed", used, index)
-    if used is not None and total:
-        yield HostSample("GPUMemoryUtilization", 100 * used / total, index)
+        if total:
+            yield HostSample("GPUMemoryUtilization", 100 * used / total, index)
     if busy is not None:
         yield HostSample("GPUUtilization", busy, index)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

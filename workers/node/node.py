@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread, in_daemon_thread
 from batching.process.outputs import reader
 from batching.process.part import StopEvents, notify_ready
+from batching.process.retries import Reminder
 from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks, keep_going
@@ -47,8 +48,7 @@ from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
 from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.node.webhook_sender import send_webhooks
-from workers.slots.slot import SlotContext
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotContext, SlotRecord
 from workers.slots.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -59,15 +59,7 @@ RETRY_S = 0.5
 FAREWELL_S = 0.4  # to be forgotten
 # Nodes may share a work folder, and each has to mark what it needs in time.
 LOOKS_WHILE_KEPT = 24
-# A node listens on no port, so its probes are commands that look at these files in `probe_dir`.
-# `alive` is touched every second for as long as the node's loop turns, whether or not Redis
-# answers: restarting nodes does not bring Redis back, and costs their loaded models. `ready` is
-# there while every worker that can be counted on serves, so that a rolling update waits for the
-# models of the new node; one that keeps failing must not stop the update of all others.
-ALIVE, READY = "alive", "ready"
 TOUCH_S = 1.0
-
-Role = asyncio.Task[None]
 
 
 class Node:
@@ -121,6 +113,7 @@ class Node:
         self._signals.listen()
         self._thread.start()
         reader()  # while the system still starts threads
+        settings = self._settings
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
             self._keep(self._control.run, "control jobs"),
@@ -133,12 +126,13 @@ class Node:
             self._keep(self._follow_changes, "changes"),
             self._keep(self._sweep_forever, "sweeper"),
         ]
-        if self._settings.webhook_secrets:
-            roles.append(self._keep(self._send_webhooks, "webhooks"))
-        if not self._settings.disable_system_metrics:
-            roles.append(self._keep(self._report_host, "host meter"))
-        if self._settings.probe_dir is not None:
-            roles.append(self._keep(self._keep_probe_files, "probes"))
+        if settings.webhook_secrets:
+            roles.append(self._keep(lambda: send_webhooks(settings), "webhooks"))
+        if not settings.disable_system_metrics:
+            what = self._queue, self._node, self._slots.all, settings, self._outage
+            roles.append(self._keep(lambda: report_host(*what), "host meter"))
+        if (folder := settings.probe_dir) is not None:
+            roles.append(self._keep(lambda: keep_probe_files(folder, self._is_ready), "probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
         exiting = asyncio.create_task(self._signals.stop.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,20 +154,11 @@ class Node:
                 raise error
         log.info("node=%s stopped", self._node.node_id)
 
-    def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
+    def _keep(
+        self, body: Callable[[], Coroutine[None, None, None]], name: str
+    ) -> asyncio.Task[None]:
         """Starts a role, again after each error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
-
-    async def _send_webhooks(self) -> None:
-        await send_webhooks(self._settings)
-
-    async def _report_host(self) -> None:
-        slots = self._slots.all
-        await report_host(self._queue, self._node, slots, self._settings, self._outage)
-
-    async def _keep_probe_files(self) -> None:
-        assert self._settings.probe_dir is not None
-        await keep_probe_files(self._settings.probe_dir, self._is_ready)
 
     async def _sweep_forever(self) -> None:
         """Keeps the disk from filling up with models that are not registered any more."""
@@ -239,8 +224,8 @@ class Node:
 
     async def _reconcile(self) -> None:
         before, specs = await self._follow_registry()
-        kept = _urls(specs.values())
-        if gone := _urls(before) - kept:
+        kept = {spec.model_url for spec in specs.values()}
+        if gone := {spec.model_url for spec in before} - kept:
             await self._thread.run(partial(self._files.forget, gone, kept=kept))
         self._slots.follow(specs)
         self._has_reconciled.set()
@@ -270,39 +255,37 @@ class Node:
         return before, specs
 
 
-def _urls(specs: Iterable[ModelSpec]) -> set[str]:
-    return {spec.model_url for spec in specs}
-
-
 async def keep_probe_files(
     folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
 ) -> None:
-    """Writes until cancelled; removes the files of an earlier node first, and its own last."""
-    complaint = ""
+    """Writes files for probes, as a node listens on no port; removes an earlier node's first.
 
-    def write(*, is_alive: bool = True) -> None:
-        nonlocal complaint
+    `alive` is touched for as long as the node's loop turns, whether or not Redis answers:
+    restarting nodes does not bring Redis back, and costs their loaded models. `ready` is there
+    while every worker that can be counted on serves, so that a rolling update waits for the models
+    of the new node; one that keeps failing must not stop the update of all others.
+    """
+    reminder = Reminder()
+
+    def write(**files: bool) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, is_there in ((ALIVE, is_alive), (READY, is_alive and is_ready())):
+            for name, is_there in files.items():
                 if is_there:
                     (folder / name).touch()
                 else:
                     (folder / name).unlink(missing_ok=True)
-            complaint = ""
-        except OSError as error:
-            # Work goes on; probes see an old file. Said once: a full disk stays full for long.
-            if (reason := error.strerror or str(error)) != complaint:
+        except OSError as error:  # work goes on; probes see an old file
+            if reminder.is_due(reason := error.strerror or str(error)):
                 log.warning("probe_dir=%s: %s", folder, reason)
-            complaint = reason
 
-    write(is_alive=False)
+    write(alive=False, ready=False)
     try:
         while True:
-            write()
+            write(alive=True, ready=is_ready())
             await asyncio.sleep(touch_s)
     finally:
-        write(is_alive=False)
+        write(alive=False, ready=False)
 
 
 def run(settings: Settings) -> int:

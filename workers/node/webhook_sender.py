@@ -14,7 +14,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -198,10 +198,16 @@ class WebhookSender:
             wait_ms = int(max(POLL_S, host.oldest_s) * 1000)  # the slower the host, the longer
             await self._webhooks.end(event, WebhookOutcome.BUSY, wait_ms)
             return
-        with host.trying():
+        began_s = time.monotonic()
+        host.began_s.append(began_s)
+        try:
             answer = await self._delivery.post(url, *_message(event, job, self._keys))
-        if host.is_forgettable or len(self._hosts) > MOST_HOSTS:
-            self._hosts.pop(name, None)
+        finally:
+            host.began_s.remove(began_s)
+            host.took_s = time.monotonic() - began_s
+        is_idle_and_fast = not host.began_s and host.took_s <= SLOW_S
+        if is_idle_and_fast or len(self._hosts) > MOST_HOSTS:
+            self._hosts.pop(name, None)  # a new one would be the same
         outcome, again_s = answer.outcome(event.tries)
         if answer.complaint:
             told = (event.job_id, event.name, name, answer.complaint, outcome)
@@ -213,33 +219,18 @@ class _Host:
     """Counts the tries that are under way to one host, and knows how slow it is."""
 
     def __init__(self) -> None:
-        self._began_s: list[float] = []
-        self._took_s = 0.0
+        self.began_s: list[float] = []
+        self.took_s = 0.0
 
     @property
     def oldest_s(self) -> float:
-        return time.monotonic() - self._began_s[0] if self._began_s else 0.0
+        return time.monotonic() - self.began_s[0] if self.began_s else 0.0
 
     @property
     def has_room(self) -> bool:
         """Returns whether one more may be tried."""
-        is_slow = max(self._took_s, self.oldest_s) > SLOW_S
-        return len(self._began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
-
-    @property
-    def is_forgettable(self) -> bool:
-        """Returns whether a new one would be the same."""
-        return not self._began_s and self._took_s <= SLOW_S
-
-    @contextlib.contextmanager
-    def trying(self) -> Iterator[None]:
-        began_s = time.monotonic()
-        self._began_s.append(began_s)
-        try:
-            yield
-        finally:
-            self._began_s.remove(began_s)
-            self._took_s = time.monotonic() - began_s
+        is_slow = max(self.took_s, self.oldest_s) > SLOW_S
+        return len(self.began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
 
 
 def _message(event: Event, job: Job, keys: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
@@ -310,6 +301,7 @@ class Delivery:
             follow_redirects=False,
             limits=httpx.Limits(max_keepalive_connections=0),
         )
+        self.close = self._client.aclose
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         """Tries once, for TRY_S at most."""
@@ -322,10 +314,6 @@ class Delivery:
             return ReceiverAnswer(0, error=str(error))
         except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             return ReceiverAnswer(0, error=f"{type(error).__name__}: {error}".rstrip(": "))
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         parts = self._rules.check_url(url)

@@ -33,11 +33,9 @@ def array_of(value: Any, dtype: Any = None) -> Any:
     try:
         if not isinstance(value, Tensor):
             return np.asarray(value, dtype)
-        if value.datatype == BYTES:
-            array = np.empty(len(value.values), object)
-            array[:] = texts(value)
-        else:
-            array = np.array(value.values, DTYPES[value.datatype])
+        is_text = value.datatype == BYTES
+        array = np.empty(len(value.values), object if is_text else DTYPES[value.datatype])
+        array[:] = texts(value) if is_text else value.values
         return np.asarray(array.reshape(value.shape), dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"not an array: {error}") from error
@@ -55,12 +53,12 @@ def torch_tensor_of(value: Any) -> Any:
     """Returns it as torch.tensor() would: JSON's numbers with a point are of the default type."""
     torch: Any = import_module("torch")
     tensor = torch.from_numpy(numbers_of(value).copy())
-    if hasattr(value, "shape") or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_default_dtype())
+    is_typed = hasattr(value, "shape") or not tensor.is_floating_point()
+    return tensor if is_typed else tensor.to(torch.get_default_dtype())
 
 
 def texts(tensor: Tensor) -> list[Any]:
+    """Returns the values; what is UTF-8 among the elements of BYTES is text."""
     return [_text(value) if isinstance(value, bytes) else value for value in tensor.values]
 
 
@@ -87,6 +85,6 @@ def _read_npy(content: bytes | bytearray) -> Any:
         raise BadRequest(f"The .npy file cannot be read: {error}") from error
     if array.dtype.kind not in "biufcSU":
         raise BadRequest("The .npy file holds neither numbers nor text, but records.")
-    if stream.tell() != len(content) or array.nbytes > len(content):
+    if stream.tell() != len(content):
         raise BadRequest("The .npy file has not as many bytes as its head says.")
     return array

@@ -15,20 +15,18 @@ from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError
 from batching.protocol import OPEN_INFERENCE_TYPE, Part
-from ferry.modeling import BadInput
+from ferry.modeling import BadInput, Model
 from workers.python_models import arrays
 from workers.python_models.open_inference import Inference
 
-_URLENCODED = "application/x-www-form-urlencoded"
+_JSON, _URLENCODED = "application/json", "application/x-www-form-urlencoded"
 _INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
-IMAGE, ARRAY, TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
+_IMAGE, _ARRAY, _TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
 _FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
 # Of nested types in a schema.
 _MOST_LEVELS = 8
 # In refusals of bodies, where the annotation's own name does not tell.
 _WANTED = {"text": "text in UTF-8 or JSON string", "any": "JSON"}
-# `curl -d` says that any body is a form.
-_MAYBE_JSON = ("application/json", _URLENCODED)
 # In the schema of a file within a form.
 _FILE_MARK = "ferry-part"
 
@@ -46,6 +44,11 @@ class Row:
         if body is None or not body.content_type.startswith(_INFERENCE):
             return None
         return Inference.read(body.content, int(body.content_type.rpartition("=")[2]))
+
+    @property
+    def whole(self) -> Part | None:
+        """Returns the body, or the field that TorchServe's clients send in its place."""
+        return self.parts.get("body") or self.parts.get("data")
 
     @property
     def body(self) -> Part:
@@ -66,12 +69,6 @@ class Row:
         if part.content_type != _URLENCODED or not part.content.startswith((b"data=", b"body=")):
             return part
         return next(iter(self.fields.values())) if len(self.fields) == 1 else part
-
-    @property
-    def whole(self) -> Part | None:
-        """Returns the body, or the field that TorchServe's clients send in its place."""
-        parts = self.parts
-        return parts["body"] if "body" in parts else parts.get("data")
 
     @cached_property
     def fields(self) -> Mapping[str, Part]:
@@ -105,6 +102,13 @@ class Decoder:
         return {"kind": self.kind, "type": self.type_name, "schema": self.schema}
 
 
+class FileModel(Model):
+    """A model of a file without code: `load` sets how it reads rows, and what it says of itself."""
+
+    decoder: Decoder
+    interface: dict[str, Any]
+
+
 def decoder_of(annotation: Any) -> Decoder:
     """Returns the decoder for rows of this type.
 
@@ -116,20 +120,19 @@ def decoder_of(annotation: Any) -> Decoder:
     """
     if annotation is None:
         return Decoder("any", "any", _decode_any)
-    name, special = _name_of(annotation), _special_name(annotation)
+    name, library = _name_of(annotation), _library_type(annotation)
     if annotation is bytes:
         return Decoder("bytes", name, _decode_bytes)
     if annotation is str:
         return Decoder("text", name, _decode_text, {"type": "string"})
-    if special == IMAGE:
-        return Decoder("image", name, lambda row: _special(annotation, _content(row)))
-    if special:
-        return Decoder(
-            "tensor", name, lambda row: _special(annotation, _array_value(row)), {"type": "array"}
-        )
+    if library == _IMAGE:
+        return Decoder("image", name, lambda row: _image(_content(row)))
+    if library:
+        read = partial(_convert, annotation)
+        return Decoder("tensor", name, lambda row: read(_array_value(row)), {"type": "array"})
     try:
-        decode = msgspec.json.Decoder(annotation, dec_hook=_special).decode
-        schema = _inlined(msgspec.json.schema(annotation, schema_hook=_special_schema))
+        decode = msgspec.json.Decoder(annotation, dec_hook=_convert).decode
+        schema = _inlined(msgspec.json.schema(annotation, schema_hook=_library_schema))
     except (TypeError, NotImplementedError) as error:
         raise TypeError(
             f"predict takes a list of {name}, which no body can become: {error}"
@@ -167,7 +170,7 @@ def described_output(annotation: Any) -> dict[str, Any]:
 
 def _decode_any(row: Row) -> Any:
     if row.inference is not None:
-        return _from_tensors(row)
+        return _from_tensors(row.inference)
     if len(row.parts) > 1:
         return {name: _guessed(part) for name, part in row.parts.items()}
     return _guessed(row.body)
@@ -181,7 +184,7 @@ def _guessed(part: Part) -> Any:
         return msgspec.json.decode(part.content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         # A slip in the JSON of `curl -d` would be served as a row of its characters' numbers.
-        if part.content_type in _MAYBE_JSON and part.content.startswith((b"[", b"{")):
+        if part.content_type in (_JSON, _URLENCODED) and part.content.startswith((b"[", b"{")):
             raise
         return bytes(part.content)
 
@@ -194,24 +197,22 @@ def _decode_bytes(row: Row) -> bytes:
 def _decode_text(row: Row) -> str:
     content = _content(row)
     text = content if isinstance(content, str) else content.decode()
-    is_json = row.inference is None and row.body.content_type == "application/json"
+    is_json = row.inference is None and row.body.content_type == _JSON
     return msgspec.json.decode(text, type=str) if is_json else text
 
 
 def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) -> Any:
     if row.inference is not None:
-        values = _from_tensors(row)
+        values = _from_tensors(row.inference)
     else:
         if len(row.parts) == 1 and row.whole is not None:
             try:
                 return decode(row.body.content)
-            except msgspec.ValidationError:
-                raise
-            except msgspec.DecodeError:
-                if row.fields is row.parts:
+            except msgspec.DecodeError as error:
+                if isinstance(error, msgspec.ValidationError) or row.fields is row.parts:
                     raise
         values = {name: _field(part) for name, part in row.fields.items()}
-    return msgspec.convert(values, annotation, strict=False, dec_hook=_special)
+    return msgspec.convert(values, annotation, strict=False, dec_hook=_convert)
 
 
 def _field(part: Part) -> Any:
@@ -222,7 +223,7 @@ def _field(part: Part) -> Any:
 def _content(row: Row) -> bytes | bytearray | str:
     if row.inference is None:
         return row.body.content
-    value = _from_tensors(row)
+    value = _from_tensors(row.inference)
     if not isinstance(value, str | bytes):
         raise BadRequest("A tensor of BYTES with one element is wanted.")
     return value
@@ -237,9 +238,8 @@ def _array_value(row: Row) -> Any:
     return arrays.without_batch(tensor)
 
 
-def _from_tensors(row: Row) -> Any:
-    assert row.inference is not None
-    tensors = row.inference.inputs.items()
+def _from_tensors(inference: Inference) -> Any:
+    tensors = inference.inputs.items()
     values = {name: _nested(arrays.without_batch(tensor)) for name, tensor in tensors}
     return next(iter(values.values())) if len(values) == 1 else values
 
@@ -258,18 +258,15 @@ def _nested(tensor: Tensor) -> Any:
 # --- types that need a library
 
 
-def _special(kind: Any, value: Any) -> Any:
-    special = _special_name(kind)
-    if special == IMAGE:
+def _convert(kind: Any, value: Any) -> Any:
+    library = _library_type(kind)
+    if library == _IMAGE:
         return _image(value)
-    if special:
+    if library:
         if isinstance(value, str | bytes | bytearray):
             value = arrays.values_of(_file(value))
-        return (
-            arrays.torch_tensor_of(value)
-            if special == TENSOR
-            else arrays.numbers_of(value, _dtype(kind))
-        )
+        is_torch = library == _TENSOR
+        return arrays.torch_tensor_of(value) if is_torch else arrays.numbers_of(value, _dtype(kind))
     if not hasattr(kind, "model_validate"):
         raise NotImplementedError(f"{kind!r}")
     try:
@@ -287,27 +284,28 @@ def _image(value: Any) -> Any:
 
 def _file(value: Any) -> bytes | bytearray:
     """Returns the bytes of a file; as text, or as a whole body of JSON, it is in base64."""
-    if not isinstance(value, str | bytes | bytearray):
+    if isinstance(value, bytes | bytearray):
+        if value[:1] != b'"':
+            return value
+        value = msgspec.json.decode(value, type=str)
+    if not isinstance(value, str):
         raise ValueError("a file is wanted")
-    if isinstance(value, bytes | bytearray) and value[:1] != b'"':
-        return value
-    text = value if isinstance(value, str) else msgspec.json.decode(value, type=str)
-    return base64.b64decode(
-        text.partition(",")[2] if text.startswith("data:") else text, validate=True
-    )
+    encoded = value.partition(",")[2] if value.startswith("data:") else value
+    return base64.b64decode(encoded, validate=True)
 
 
-def _special_name(kind: Any) -> str:
+def _library_type(kind: Any) -> str:
+    """Returns the type's name if it is an image, array or tensor; else ""."""
     kind = typing.get_origin(kind) or kind
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
-    return name if name in (IMAGE, ARRAY, TENSOR) else ""
+    return name if name in (_IMAGE, _ARRAY, _TENSOR) else ""
 
 
-def _special_schema(kind: Any) -> dict[str, Any]:
-    special = _special_name(kind)
-    if special == IMAGE:
+def _library_schema(kind: Any) -> dict[str, Any]:
+    library = _library_type(kind)
+    if library == _IMAGE:
         return {"type": "string", "format": "binary", "title": _FILE_MARK}
-    if special:
+    if library:
         return {"type": "array", "items": {}, "title": _FILE_MARK}
     if not hasattr(kind, "model_json_schema"):
         raise NotImplementedError(f"{kind!r}")

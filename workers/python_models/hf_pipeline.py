@@ -5,8 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workers.python_models.decoding import decoder_of
-from workers.python_models.python_model import FileModel
+from workers.python_models.decoding import FileModel, decoder_of
 
 # How the name of an architecture ends -> the task.
 _TASKS = {
@@ -18,13 +17,15 @@ _TASKS = {
     "ForImageClassification": "image-classification",
     "ForObjectDetection": "object-detection",
 }
-_OF_TEXT = frozenset({*list(_TASKS.values())[:4], "feature-extraction"})
 _OF_IMAGES = frozenset({"image-classification", "object-detection", "image-feature-extraction"})
-# On a GPU a text longer than the network's positions would end the worker.
-_OPTIONS: dict[str, dict[str, Any]] = {
+# Task of text -> options of a call. On a GPU a text longer than the network's positions would end
+# the worker.
+_OPTIONS_OF_TEXT: dict[str, dict[str, Any]] = {
     "text-classification": {"truncation": True},
-    "feature-extraction": {"truncation": True},
+    "token-classification": {},
     "fill-mask": {"tokenizer_kwargs": {"truncation": True}},
+    "text-generation": {},
+    "feature-extraction": {"truncation": True},
 }
 
 
@@ -49,10 +50,9 @@ class Pipeline(FileModel):
             ) from error
         is_task = self._name in import_module("transformers.pipelines").get_supported_tasks()
         task = self._name if is_task else _task_of(Path(self._name))
-        made = transformers.pipeline(
-            task, None if is_task else self._name, device=device, trust_remote_code=False
-        )
-        if made.task not in _OF_TEXT | _OF_IMAGES:
+        model = None if is_task else self._name
+        made = transformers.pipeline(task, model, device=device, trust_remote_code=False)
+        if made.task not in _OPTIONS_OF_TEXT.keys() | _OF_IMAGES:
             raise ValueError(
                 f"The task {made.task} takes neither text nor one image: write a model in Python "
                 "around the pipeline"
@@ -60,14 +60,14 @@ class Pipeline(FileModel):
         tokenizer = getattr(made, "tokenizer", None)
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # a batch needs one
-        is_text = made.task in _OF_TEXT
-        self.decoder = decoder_of(str if is_text else import_module("PIL.Image").Image)
+        is_of_images = made.task in _OF_IMAGES
+        self.decoder = decoder_of(import_module("PIL.Image").Image if is_of_images else str)
         self.interface = {"summary": f"{made.task} by transformers"}
         self._pipeline = made
 
     def predict(self, batch: list[Any]) -> list[Any]:
         # Some pipelines answer a list of one row without the list, but never a generator.
-        options = _OPTIONS.get(self._pipeline.task, {})
+        options = _OPTIONS_OF_TEXT.get(self._pipeline.task, {})
         return list(self._pipeline((row for row in batch), batch_size=len(batch), **options))
 
 
@@ -76,7 +76,7 @@ def _task_of(folder: Path) -> str | None:
     if not folder.is_dir():
         return None
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architectures = [str(one) for one in config.get("architectures") or []]
+    architectures = [str(name) for name in config.get("architectures") or []]
     for name in architectures:
         for suffix, task in _TASKS.items():
             if name.endswith(suffix):

@@ -21,16 +21,18 @@ from ts.torch_handler.request_envelope.tensors import (
 
 from batching.errors import BadRequest
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUT_NAME = "output"
-
+_HEADER_LENGTH = "Inference-Header-Content-Length"
 _BINARY_SIZE = "binary_data_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
+    """A request. `asked` has the parameters of the outputs that it asks for, by their names."""
+
     document: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
+    asked: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def read(cls, content: bytes | bytearray, json_bytes: int) -> "Inference":
@@ -44,7 +46,9 @@ class Inference:
             raise BadRequest("The inference request has no inputs.")
         tensors = list(_tensors(inputs, bytes(memoryview(content)[json_bytes:])))
         check_rows(tensor.shape for _, tensor in tensors)
-        return cls(document, dict(tensors))
+        outputs = document.get("outputs")
+        named = [it for it in outputs if _has_name(it)] if isinstance(outputs, list) else []
+        return cls(document, dict(tensors), {it["name"]: _parameters(it) for it in named})
 
     def row(self) -> dict[str, Any]:
         """Returns the handler's row: a value per input under its name; a single one as `body`, too.
@@ -57,15 +61,9 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        inputs = [
-            {
-                "name": name,
-                "shape": list(tensor.shape),
-                "datatype": tensor.datatype,
-                "data": tensor.json_values(),
-            }
-            for name, tensor in self.inputs.items()
-        ]
+        """Returns the request's document, with the values of binary tensors in it."""
+        tensors = self.inputs.items()
+        inputs = [_described(name, tensor, data=tensor.json_values()) for name, tensor in tensors]
         return {**self.document, "inputs": inputs}
 
     def answer(
@@ -77,61 +75,56 @@ class Inference:
         document: dict[str, Any] = {"model_name": model_name, "model_version": model_version}
         if isinstance(self.document.get("id"), str):
             document["id"] = self.document["id"]
-        written = [self._write(name, tensor) for name, tensor in self._named(output).items()]
-        document["outputs"] = [description for description, _ in written]
+        document["outputs"] = outputs = []
+        binary = b""
+        for name, tensor in self._named(output).items():
+            if self._wants_binary(name):
+                content = tensor.binary()
+                binary += content
+                size = {_BINARY_SIZE: len(content)}
+                outputs.append(_described(name, tensor, parameters=size))
+            else:
+                outputs.append(_described(name, tensor, data=tensor.json_values()))
         head = json.dumps(document).encode()
-        binary = b"".join(content for _, content in written)
         if not binary:
             return head, {"content-type": "application/json"}
-        headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
+        headers = {"content-type": "application/octet-stream", _HEADER_LENGTH: str(len(head))}
         return head + binary, headers
 
     def _named(self, output: Any) -> dict[str, Tensor]:
         """Returns the outputs by name; of several, only those that the request asks for."""
-        asked = [wish["name"] for wish in _wishes(self.document)]
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}
             shaped = {name: t for name, t in tensors.items() if t is not None and t.shape}
             if len(shaped) == len(output):
-                return {name: t for name, t in shaped.items() if not asked or name in asked}
-        name = asked[0] if len(asked) == 1 else OUTPUT_NAME
+                return {n: t for n, t in shaped.items() if not self.asked or n in self.asked}
+        name = next(iter(self.asked)) if len(self.asked) == 1 else OUTPUT_NAME
         return {name: tensor_of(output) or text_tensor(output)}
 
-    def _write(self, name: str, tensor: Tensor) -> tuple[dict[str, Any], bytes]:
-        description: dict[str, Any] = {
-            "name": name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
-        if not self._wants_binary(name):
-            return {**description, "data": tensor.json_values()}, b""
-        content = tensor.binary()
-        return {**description, "parameters": {_BINARY_SIZE: len(content)}}, content
-
     def _wants_binary(self, name: str) -> bool:
-        for wish in _wishes(self.document):
-            if wish["name"] == name:
-                return _parameters(wish).get("binary_data") is True
+        if name in self.asked:
+            return self.asked[name].get("binary_data") is True
         return _parameters(self.document).get("binary_data_output") is True
 
 
 def _tensors(inputs: list[Any], binary: bytes) -> Iterator[tuple[str, Tensor]]:
     start = 0
-    for description in inputs:
-        if not isinstance(description, dict) or not isinstance(description.get("name"), str):
+    for described in inputs:
+        if not _has_name(described):
             raise BadRequest("An input of the inference request has no name.")
-        size = _parameters(description).get(_BINARY_SIZE)
-        if size is None:
-            data = description.get("data")
-        elif type(size) is not int or not 0 <= size <= len(binary) - start:
-            raise cut_off()
-        else:
+        data = described.get("data")
+        if (size := _parameters(described).get(_BINARY_SIZE)) is not None:
+            if type(size) is not int or not 0 <= size <= len(binary) - start:
+                raise cut_off()
             data = binary[start : start + size]
             start += size
-        yield (
-            description["name"],
-            read_tensor(description.get("datatype"), description.get("shape"), data),
-        )
+        tensor = read_tensor(described.get("datatype"), described.get("shape"), data)
+        yield described["name"], tensor
+
+
+def _described(name: str, tensor: Tensor, **content: Any) -> dict[str, Any]:
+    shape = list(tensor.shape)
+    return {"name": name, "datatype": tensor.datatype, "shape": shape, **content}
 
 
 def _plain(tensor: Tensor) -> Any:
@@ -141,13 +134,10 @@ def _plain(tensor: Tensor) -> Any:
     return values[0] if len(values) == 1 else Tensor(BYTES, tensor.shape, values).nested()
 
 
-def _wishes(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    wishes = document.get("outputs")
-    if not isinstance(wishes, list):
-        return []
-    return [w for w in wishes if isinstance(w, dict) and isinstance(w.get("name"), str)]
+def _has_name(described: Any) -> bool:
+    return isinstance(described, dict) and isinstance(described.get("name"), str)
 
 
-def _parameters(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = description.get("parameters")
+def _parameters(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = described.get("parameters")
     return parameters if isinstance(parameters, dict) else {}

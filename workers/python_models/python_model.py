@@ -7,49 +7,64 @@ import contextlib
 import inspect
 import io
 import itertools
+import logging
 import math
 import sys
+import time
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
+from ts.context import Context
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.request_envelope.tensors import tensor_of
 
-from batching.errors import PredictionFailed
+import ferry.modeling
+from batching.errors import BadRequest, PredictionFailed
+from batching.models.spec import URL_QUERY, ModelSpec
+from batching.protocol import Claimed
 from ferry.modeling import Answer, Model, Requests
-from workers.python_models.decoding import Decoder, Row, decoder_of, described_output, row_type
+from workers.python_models.decoding import (
+    Decoder,
+    FileModel,
+    Row,
+    decoder_of,
+    described_output,
+    row_type,
+)
+from workers.python_models.hf_pipeline import Pipeline
+from workers.python_models.targets import Target, find_model, load_module
+from workers.python_models.tensor_model import TensorModel
 
 JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
-_BYTES_TYPE = "application/octet-stream"
+_UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 # Sends the next piece of answers, by the indexes of their rows: bodies with content types.
 Send = Callable[[Mapping[int, tuple[bytes, str]]], None]
 # Returns what came with the rows in these indexes.
 Told = Callable[[Sequence[int]], Requests]
 Outcome = Answer | Exception
-
-
-class FileModel(Model):
-    """A model of a file without code: `load` sets how it reads rows, and what it says of itself."""
-
-    decoder: Decoder
-    interface: dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 class PythonModel:
     """One model.
 
     Raises:
-        TypeError: `predict` cannot be called with a batch, or its annotation is no type of rows.
+        TypeError: the annotation of `predict` is no type of rows.
     """
 
     def __init__(self, model: Model, model_name: str, model_version: str) -> None:
         self.model = model
         self._name, self._version = model_name, model_version
-        parameters, hints = _signature(model.predict)
-        self._takes_requests = len(parameters) > 1
         self._is_stream = inspect.isgeneratorfunction(model.predict)
-        self._decoder = decoder_of(row_type(hints.get(parameters[0])))
+        hints = typing.get_type_hints(model.predict)
+        parameters = [*inspect.signature(model.predict).parameters]
+        self._takes_requests = [hints.get(name) for name in parameters[1:2]] == [Requests]
+        self._decoder: Decoder = decoder_of(row_type(hints.get(parameters[0])))
         self._returned = hints.get("return")
 
     def load(self, device: str, batch_size: int) -> None:
@@ -84,10 +99,7 @@ class PythonModel:
         outcomes: list[Any] = [self._decoder.decode(row) for row in rows]
         indexes = [i for i, value in enumerate(outcomes) if not isinstance(value, Exception)]
         if indexes:
-            values = (
-                outcomes if len(indexes) == len(rows) else [outcomes[index] for index in indexes]
-            )
-            outputs = self._run(list(values), indexes, told, send)
+            outputs = self._run([outcomes[index] for index in indexes], indexes, told, send)
             for index, output in zip(indexes, outputs, strict=True):
                 outcomes[index] = self._encoded(rows[index], output)
         return outcomes
@@ -95,12 +107,13 @@ class PythonModel:
     def _run(
         self, values: list[Any], indexes: Sequence[int], told: Told, send: Send
     ) -> Sequence[Any]:
+        size = len(values)  # the list is the model's own
         arguments = (values, told(indexes)) if self._takes_requests else (values,)
         outputs = self.model.predict(*arguments)
         if self._is_stream:
             with contextlib.closing(outputs):
                 return _stream(outputs, indexes, send)
-        return rows_of(outputs, len(values))
+        return _rows_of(outputs, size)
 
     def _encoded(self, row: Row, output: Any) -> Outcome:
         if isinstance(output, Exception):
@@ -110,8 +123,7 @@ class PythonModel:
                 return encoded(output)
             inputs = row.inference.inputs.values()
             has_batch_axis = all(tensor.shape and tensor.shape[0] == 1 for tensor in inputs)
-            value = _with_batch_axis(output) if has_batch_axis else output
-            value = self._named(value)
+            value = self._named(_with_batch_axis(output) if has_batch_axis else output)
             body, headers = row.inference.answer(value, self._name, self._version)
             return Answer(body, headers=headers)
         except PredictionFailed as error:
@@ -126,26 +138,83 @@ class PythonModel:
         return {outputs[0]["name"]: output} if len(outputs) == 1 and has_axis else output
 
 
+class LoadedTarget(PythonModel):
+    """The model of an archive that names a target: imported, loaded and warmed up.
+
+    Raises:
+        Exception: whatever the model raises; TypeError, LookupError: it is none.
+    """
+
+    def __init__(self, spec: ModelSpec, context: Context, model_dir: Path, device: str) -> None:
+        dimensions = [Dimension("ModelVersion", spec.model_version)]
+
+        def measure(kind: str, name: str, value: float) -> None:
+            metric_type = MetricTypes(kind)
+            context.own_metrics.add_metric(
+                name, value, _UNITS[metric_type], None, dimensions, metric_type
+            )
+
+        ferry.modeling.MEASURES[:] = [measure]
+        super().__init__(_model_of(target_of(spec, model_dir), model_dir), *spec.key)
+        self.load(device, spec.batch_size)
+        self._patience_s = spec.queue_timeout_s + spec.response_timeout_s
+
+    def run(self, items: Sequence[Claimed], context: Context) -> list[Outcome]:
+        headers = items[0].request.headers  # such requests come alone
+        if headers.get("explain") == "True":
+            return [BadRequest("This model does not explain its predictions.")]
+        if headers.get("describe") == "True":
+            return [encoded(self.interface)]
+
+        def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
+            for index, (_, kind) in pieces.items():
+                context.set_response_content_type(index, kind)
+            assert context.send_pieces is not None
+            ids = {index: items[index].request_id for index in pieces}
+            context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
+
+        rows = [Row({part.name: part for part in item.request.parts}) for item in items]
+        return self.answer(rows, lambda some: self._told([items[index] for index in some]), send)
+
+    def close(self) -> None:
+        try:
+            self.model.unload()
+        except Exception:  # it may raise anything, and the worker ends in any case
+            log.exception("unload failed")
+
+    def _told(self, items: Sequence[Claimed]) -> Requests:
+        now_s = time.monotonic()
+        headers, queries, deadlines_s = [], [], []
+        for item in items:
+            sent = {name.lower(): value for name, value in item.request.headers.items()}
+            asked_ms = sent.get("x-request-timeout-ms")
+            patience_s = int(asked_ms) / 1000 if asked_ms else self._patience_s
+            headers.append(sent)
+            queries.append(dict(parse_qsl(item.request.headers.get(URL_QUERY, ""))))
+            deadlines_s.append(now_s + patience_s - item.queue_us / 1e6)
+        return Requests([item.request_id for item in items], headers, queries, deadlines_s)
+
+
+def target_of(spec: ModelSpec, model_dir: Path) -> Target:
+    """Returns what the version's manifest names."""
+    section = (spec.manifest or {}).get("model") or {}
+    target = section.get("target") or section.get("serializedFile")
+    if not isinstance(target, str) or not target:
+        raise ValueError(f"{spec.handler} needs a target, or a serializedFile, in the manifest")
+    return Target.of(target, model_dir)
+
+
 def no_requests(indexes: Sequence[int]) -> Requests:
     size = len(indexes)
     return Requests([""] * size, [{}] * size, [{}] * size, [math.inf] * size)
 
 
-def _signature(predict: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
-    """Returns the names of the parameters, and the annotations."""
-    parameters = list(inspect.signature(predict).parameters.values())
-    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    try:
-        hints = typing.get_type_hints(predict)
-    except NameError as error:
-        raise TypeError(f"the annotation of predict cannot be read: {error}") from error
-    others = [each.name for each in parameters[1:] if hints.get(each.name) is Requests]
-    if not parameters or needed[1:] != [name for name in others if name in needed]:
-        raise TypeError(
-            f"predict takes one batch, not ({', '.join(needed)}): write predict(batch), or "
-            "predict(batch, requests: ferry.Requests)"
-        )
-    return [parameters[0].name, *others[:1]], hints
+def _model_of(target: Target, model_dir: Path) -> Model:
+    if target.path is None:
+        return Pipeline(target.name)
+    if target.path.suffix != ".py":
+        return TensorModel(target.path)
+    return find_model(load_module(target.path, model_dir), target.name)
 
 
 def _stream(steps: Iterable[Any], indexes: Sequence[int], send: Send) -> list[Any]:
@@ -153,12 +222,12 @@ def _stream(steps: Iterable[Any], indexes: Sequence[int], send: Send) -> list[An
     ends: dict[int, Any] = dict.fromkeys(indexes, Answer())
     for step in steps:
         pieces = {}
-        for index, piece in zip(indexes, rows_of(step, len(indexes)), strict=True):
-            if piece is None or isinstance(ends[index], Exception):
+        for index, piece in zip(indexes, _rows_of(step, len(indexes)), strict=True):
+            if isinstance(ends[index], Exception):
                 continue
             if isinstance(piece, Exception):
                 ends[index] = piece
-            else:
+            elif piece is not None:
                 pieces[index] = encode(piece)
         if pieces:
             send(pieces)
@@ -181,7 +250,7 @@ def encode(value: Any) -> tuple[bytes, str]:
     if isinstance(value, str):
         return value.encode(errors="replace"), TEXT_TYPE
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value), _BYTES_TYPE
+        return bytes(value), "application/octet-stream"
     pillow = sys.modules.get("PIL.Image")
     try:
         if pillow is not None and isinstance(value, pillow.Image):
@@ -197,15 +266,13 @@ def encode(value: Any) -> tuple[bytes, str]:
 
 def encoded(output: Any) -> Answer:
     """Returns the whole answer to a row."""
-    if not isinstance(output, Answer):
-        body, kind = encode(output)
-        return Answer(body, headers={"content-type": kind})
-    body, kind = encode(output.body)
-    headers = {"content-type": output.content_type or kind, **output.headers}
-    return Answer(body, headers=headers, status=output.status)
+    answer = output if isinstance(output, Answer) else Answer(output)
+    body, kind = encode(answer.body)
+    headers = {"content-type": answer.content_type or kind, **answer.headers}
+    return Answer(body, headers=headers, status=answer.status)
 
 
-def rows_of(outputs: Any, size: int) -> list[Any]:
+def _rows_of(outputs: Any, size: int) -> list[Any]:
     """Returns the outputs of a batch one by one; of an array or tensor, along its first axis."""
     if hasattr(outputs, "detach"):
         tensor = outputs.detach().cpu()
@@ -223,7 +290,7 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
     return list(outputs)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "model_dump"):
@@ -231,4 +298,4 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.json.Encoder(enc_hook=_as_json)

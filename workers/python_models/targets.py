@@ -2,16 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-import ferry.modeling
 from ferry.modeling import MARK, Model
 
 SOURCES = "sources"
@@ -35,12 +33,8 @@ class Target:
         file, _, name = text.partition(".py:")
         return cls(text, (model_dir / (f"{file}.py" if name else text)).absolute(), name)
 
-    @property
-    def folder(self) -> Path | None:
-        return None if self.path is None else self.path.parent
 
-
-def load_module(target: Target, model_dir: Path) -> ModuleType:
+def load_module(path: Path, model_dir: Path) -> ModuleType:
     """Imports a target's Python file, and what lies beside it, from the folder that is served.
 
     With `sources` in the model's folder, code is what was there when the version was registered; it
@@ -50,20 +44,19 @@ def load_module(target: Target, model_dir: Path) -> ModuleType:
         FileNotFoundError: there is no such file.
         Exception: whatever the file raises.
     """
-    path = target.path
-    assert path is not None
-    copies = model_dir / SOURCES
+    name, copies = path.stem, model_dir / SOURCES
+    loader = None
     if copies.is_dir():
-        sys.meta_path.insert(0, _Registered(path.parent, copies))
+        sys.meta_path.insert(0, _RegisteredModules(path.parent, copies))
+        loader = _CopyLoader(name, path, copies / path.name)
     elif not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    name = path.stem
-    loader = _Loader(name, str(path), path.parent, copies)
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # as an import does: dataclasses look there for their types
-    loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -73,7 +66,7 @@ def find_model(module: ModuleType, name: str) -> Model:
     if inspect.isclass(member) and issubclass(member, Model):
         model: Model = member()
     elif callable(member) and not inspect.isclass(member):
-        model = _OfFunction(member)
+        model = _FunctionModel(member)
     else:
         raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
     if inspect.iscoroutinefunction(model.predict):
@@ -84,42 +77,31 @@ def find_model(module: ModuleType, name: str) -> Model:
     return model
 
 
-def settings_of(model: Model) -> Mapping[str, Any]:
-    if isinstance(model, _OfFunction):
-        return model.settings
-    return {
-        setting: getattr(model, setting)
-        for setting in ferry.modeling.SETTINGS
-        if hasattr(type(model), setting)
-    }
-
-
-class _OfFunction(Model):
+class _FunctionModel(Model):
     def __init__(self, function: Any) -> None:
-        self.settings: Mapping[str, Any] = getattr(function, MARK, {})
+        vars(self).update(getattr(function, MARK, {}))
         self.predict = function  # type: ignore[method-assign]
         self.__doc__ = function.__doc__
-        self.warm_up = self.settings.get("warm_up", ())  # type: ignore[misc]
 
 
-class _Loader(SourceFileLoader):
-    """Compiles the registered copy of a file, if there is one, under the file's own path.
+class _CopyLoader(SourceFileLoader):
+    """Compiles the registered copy of a file under the file's own path.
 
     Without Python's cache, which would keep the copy's code for the file.
     """
 
-    def __init__(self, name: str, path: str, folder: Path, copies: Path) -> None:
-        super().__init__(name, path)
-        self._copy = copies / Path(path).relative_to(folder)
+    def __init__(self, name: str, path: Path, copy: Path) -> None:
+        super().__init__(name, str(path))
+        self._copy = copy
 
-    def get_code(self, fullname: str) -> Any:
+    def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def get_data(self, path: str) -> bytes:
-        return super().get_data(str(self._copy) if self._copy.is_file() else path)
+        return self._copy.read_bytes()
 
 
-class _Registered(MetaPathFinder):
+class _RegisteredModules(MetaPathFinder):
     """Finds the modules beside the target's file, and has them compiled from their copies."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
@@ -127,15 +109,13 @@ class _Registered(MetaPathFinder):
         self._copies = copies
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        path = Path(*name.split("."))
-        for file, folders in (
-            (path / "__init__.py", [str(self._folder / path)]),
-            (path.with_suffix(".py"), None),
-        ):
-            if (self._copies / file).is_file():
-                original = self._folder / file
-                loader = _Loader(name, str(original), self._folder, self._copies)
+        module = name.replace(".", "/")
+        for file in (f"{module}/__init__.py", f"{module}.py"):
+            copy, path = self._copies / file, self._folder / file
+            if copy.is_file():
+                folders = [str(path.parent)] if path.name == "__init__.py" else None
+                loader = _CopyLoader(name, path, copy)
                 return spec_from_file_location(
-                    name, original, loader=loader, submodule_search_locations=folders
+                    name, path, loader=loader, submodule_search_locations=folders
                 )
         return None

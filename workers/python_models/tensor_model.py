@@ -4,7 +4,6 @@ Rows are tensors, by name and shape from the file.
 """
 
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from ts.torch_handler.request_envelope.tensors import BF16, BY_DTYPE, BYTES, Ten
 from batching.errors import PredictionFailed
 from ferry.modeling import BadInput
 from workers.python_models import arrays
-from workers.python_models.decoding import Decoder, Row
-from workers.python_models.python_model import FileModel
+from workers.python_models.decoding import Decoder, FileModel, Row
+from workers.python_models.open_inference import OUTPUT_NAME
 
 # Of an axis.
 DYNAMIC = -1
-OUTPUT_NAME = "output"
 # What onnxruntime takes from numpy, which has no BF16.
 _ONNX_TYPES = BY_DTYPE | {"float": "FP32", "double": "FP64", "string": BYTES, "bfloat16": ""}
 _EXPORT = {
@@ -54,6 +52,56 @@ class Port:
     def described(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
+    def read(self, value: Any) -> Any:
+        """Returns the array of a row's input, of this type and shape.
+
+        Raises:
+            BadInput: it has another type or shape.
+        """
+        array = self._unconverted(value)
+        if self.likely_float:
+            is_whole = array.dtype.kind in "biu"
+            is_typed = hasattr(value, "shape") or self.datatype == "INT64"
+            return array if is_whole and is_typed else self._converted(array, self.likely_float)
+        wanted = list(self.shape[1:])
+        lengths = zip(array.shape, wanted, strict=False)
+        fits = all(allowed in (DYNAMIC, length) for length, allowed in lengths)
+        if len(wanted) != array.ndim or not fits:
+            raise BadInput(
+                f"Input {self.name} wants a row of shape {wanted}, not {list(array.shape)}."
+            )
+        return self._converted(array, self.datatype)
+
+    def _unconverted(self, value: Any) -> Any:
+        """Returns text or numbers as an array, without the protocol's axis of the batch."""
+        np = import_module("numpy")
+        if isinstance(value, Tensor):
+            value = arrays.without_batch(value, 2 if self.likely_float else len(self.shape))
+        try:
+            array = arrays.array_of(value)
+            if array.dtype.kind == "S":
+                array = np.char.decode(array, "utf-8")
+        except ValueError as error:
+            raise BadInput(f"Input {self.name} is {error}.") from error
+        is_text = array.dtype.kind in "UO" and all(isinstance(text, str) for text in array.flat)
+        wants_text = self.datatype == BYTES
+        if is_text != wants_text or not (is_text or array.dtype.kind in "biuf"):
+            wanted = "text in UTF-8" if wants_text else "numbers"
+            raise BadInput(f"Input {self.name} is not an array of {wanted}.")
+        return array
+
+    def _converted(self, array: Any, datatype: str) -> Any:
+        """Returns the array in this type, in which whole numbers stay what they were."""
+        np = import_module("numpy")
+        if datatype == BYTES:
+            return array.astype(object, copy=False)
+        with np.errstate(all="ignore"):
+            converted = array.astype(arrays.DTYPES[datatype], copy=False)
+        compared = np.isfinite if converted.dtype.kind == "f" else np.asarray
+        if not np.array_equal(compared(array), compared(converted)):
+            raise BadInput(f"Input {self.name} is of {datatype}: a value of it is none.")
+        return converted
+
 
 @dataclass(frozen=True, slots=True)
 class Net:
@@ -62,7 +110,6 @@ class Net:
     inputs: Sequence[Port]
     outputs: Sequence[Port]
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    most_rows: int = sys.maxsize
 
 
 class TensorModel(FileModel):
@@ -95,34 +142,28 @@ class TensorModel(FileModel):
     def predict(self, batch: list[dict[str, Any]]) -> list[Any]:
         groups = defaultdict(list)
         for index, row in enumerate(batch):
-            alike = [(array.shape, array.dtype.str) for array in row.values()]
-            groups[index if self._is_one_by_one else repr(alike)].append(index)
+            alike = tuple((array.shape, array.dtype.str) for array in row.values())
+            groups[index if self._is_one_by_one else alike].append(index)
         outputs: list[Any] = [None] * len(batch)
         for indexes in groups.values():
-            for start in range(0, len(indexes), self._net.most_rows):
-                chosen = indexes[start : start + self._net.most_rows]
-                rows = self._run_or_refuse([batch[index] for index in chosen])
-                for index, output in zip(chosen, rows, strict=True):
-                    outputs[index] = output
+            rows = self._run([batch[index] for index in indexes])
+            for index, output in zip(indexes, rows, strict=True):
+                outputs[index] = output
         return outputs
-
-    def _run_or_refuse(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Runs rows; what fails alone is refused where no shape was there to check it by."""
-        try:
-            return self._run(rows)
-        except RuntimeError as error:
-            is_checked = not any(port.likely_float for port in self._net.inputs)
-            if is_checked or len(rows) > 1 or "CUDA" in str(error):
-                raise
-            sent = ", ".join(
-                f"{name} {array.dtype} {list(array.shape)}" for name, array in rows[0].items()
-            )
-            reason = str(error).strip().splitlines()[-1]  # TorchScript's source stands before it
-            return [BadInput(f"The model does not take {sent}: {reason}")]
 
     def _run(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
         np = import_module("numpy")
-        outputs = self._net.run({name: np.stack([row[name] for row in rows]) for name in rows[0]})
+        stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        try:
+            outputs = self._net.run(stacked)
+        except RuntimeError as error:
+            # A row alone, of a file that says no shape to check it by, is refused.
+            is_checked = not any(port.likely_float for port in self._net.inputs)
+            if is_checked or len(rows) > 1 or "CUDA" in str(error):
+                raise
+            sent = (f"{name} {it.dtype} {list(it.shape)}" for name, it in rows[0].items())
+            reason = str(error).strip().splitlines()[-1]  # TorchScript's source stands before it
+            return [BadInput(f"The model does not take {', '.join(sent)}: {reason}")]
         for name, value in outputs.items():
             shape = list(getattr(value, "shape", ()))
             if shape[:1] != [len(rows)]:
@@ -135,16 +176,15 @@ class TensorModel(FileModel):
         return [{name: value[i] for name, value in outputs.items()} for i in range(len(rows))]
 
     def _read_row(self, row: Row) -> dict[str, Any]:
-        values = self._values(row)
         ports = {port.name: port for port in self._net.inputs}
+        values = self._values(row, list(ports))
         if values.keys() != ports.keys():
             raise BadInput(
                 f"The inputs of this model are {', '.join(ports)}, not {', '.join(values)}."
             )
-        return {name: _array(port, values[name]) for name, port in ports.items()}
+        return {name: port.read(values[name]) for name, port in ports.items()}
 
-    def _values(self, row: Row) -> Mapping[str, Any]:
-        names = [port.name for port in self._net.inputs]
+    def _values(self, row: Row, names: Sequence[str]) -> Mapping[str, Any]:
         if row.inference is not None:
             return row.inference.inputs
         if len(row.parts) > 1 or set(row.parts) & set(names):
@@ -158,54 +198,6 @@ class TensorModel(FileModel):
                 ".npy file for each, or Open Inference tensors."
             )
         return {names[0]: value}
-
-
-def _array(port: Port, value: Any) -> Any:
-    """Returns the input's array, of its type and shape."""
-    array = _unconverted(port, value)
-    if port.likely_float:
-        if array.dtype.kind in "biu" and (hasattr(value, "shape") or port.datatype == "INT64"):
-            return array
-        return _converted(port.name, array, port.likely_float)
-    converted = _converted(port.name, array, port.datatype)
-    wanted = port.shape[1:]
-    fits = [allowed in (DYNAMIC, axis) for axis, allowed in zip(array.shape, wanted, strict=False)]
-    if len(wanted) != array.ndim or not all(fits):
-        raise BadInput(
-            f"Input {port.name} wants a row of shape {list(wanted)}, not {list(array.shape)}."
-        )
-    return converted
-
-
-def _unconverted(port: Port, value: Any) -> Any:
-    """Returns text or numbers as an array, without the protocol's axis of the batch."""
-    np = import_module("numpy")
-    if isinstance(value, Tensor):
-        value = arrays.without_batch(value, 2 if port.likely_float else len(port.shape))
-    try:
-        array = arrays.array_of(value)
-        if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8")
-    except ValueError as error:
-        raise BadInput(f"Input {port.name} is {error}.") from error
-    is_text = array.dtype.kind in "UO" and all(isinstance(value, str) for value in array.flat)
-    if is_text != (port.datatype == BYTES) or (array.dtype.kind not in "biuf" and not is_text):
-        wanted = "text in UTF-8" if port.datatype == BYTES else "numbers"
-        raise BadInput(f"Input {port.name} is not an array of {wanted}.")
-    return array
-
-
-def _converted(name: str, array: Any, datatype: str) -> Any:
-    """Returns the array in this type, in which whole numbers stay what they were."""
-    np = import_module("numpy")
-    if datatype == BYTES:
-        return array.astype(object, copy=False)
-    with np.errstate(all="ignore"):
-        converted = array.astype(arrays.DTYPES[datatype], copy=False)
-    see = np.isfinite if converted.dtype.kind == "f" else np.asarray
-    if not np.array_equal(see(array), see(converted)):
-        raise BadInput(f"Input {name} is of {datatype}: a value of it is none.")
-    return converted
 
 
 # --- files
@@ -226,7 +218,11 @@ def load_net(path: Path, device: str) -> Net:
 
 
 def is_one_by_one(path: Path, inputs: Sequence[Port]) -> bool:
-    """Returns whether the file takes one row at a time, as its first axis is fixed to 1."""
+    """Returns whether the file takes one row at a time, as its first axis is fixed to 1.
+
+    Raises:
+        ValueError: it is fixed to another length, or there is none.
+    """
     fixed = {port.name: list(port.shape[:1]) for port in inputs if not port.likely_float}
     for name, first in fixed.items():
         if first not in ([DYNAMIC], [1]):
@@ -241,24 +237,27 @@ def how_to_export(path: Path) -> str:
 
 def _load_onnx(path: Path, device: Any) -> Net:
     session = import_module("ts.torch_handler.weights").load_onnx(str(path), device)
-    outputs = [_onnx_port(value) for value in session.get_outputs()]
-    names = [port.name for port in outputs]
+    inputs, outputs = map(_onnx_ports, (session.get_inputs(), session.get_outputs()))
 
-    def run(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        return dict(zip(names, session.run(None, dict(arrays)), strict=True))
+    def run(named: Mapping[str, Any]) -> Mapping[str, Any]:
+        values = session.run(None, dict(named))
+        return {port.name: value for port, value in zip(outputs, values, strict=True)}
 
-    return Net([_onnx_port(value) for value in session.get_inputs()], outputs, run)
+    return Net(inputs, outputs, run)
 
 
-def _onnx_port(value: Any) -> Port:
-    datatype = _ONNX_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"))
-    if not datatype:
-        raise ValueError(
-            f"{value.name} is a {value.type}, which cannot be served: export the model with "
-            "tensors of numbers (float32 instead of bfloat16), bool or string. (Classifiers of "
-            "scikit-learn: options={'zipmap': False}.)"
-        )
-    return Port(value.name, datatype, _axes(value.shape))
+def _onnx_ports(values: Sequence[Any]) -> list[Port]:
+    ports = []
+    for value in values:
+        datatype = _ONNX_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"))
+        if not datatype:
+            raise ValueError(
+                f"{value.name} is a {value.type}, which cannot be served: export the model with "
+                "tensors of numbers (float32 instead of bfloat16), bool or string. (Classifiers of "
+                "scikit-learn: options={'zipmap': False}.)"
+            )
+        ports.append(Port(value.name, datatype, _axes(value.shape)))
+    return ports
 
 
 def _load_pt2(path: Path, device: Any) -> Net:
@@ -270,8 +269,8 @@ def _load_pt2(path: Path, device: Any) -> Net:
         )
     pytree = import_module("torch.utils._pytree")
     in_spec, out_spec = module._in_spec, module._out_spec  # noqa: SLF001 - torch has no public name
-    indexes = module.graph.find_nodes(op="placeholder")
-    inputs = [_torch_port(node.target, node.meta.get("val")) for node in indexes]
+    nodes = module.graph.find_nodes(op="placeholder")
+    inputs = [_torch_port(node.target, node.meta.get("val")) for node in nodes]
     values = module.graph.find_nodes(op="output")[0].meta["val"]
     outputs = _named(pytree.tree_unflatten(list(values), out_spec))
 
@@ -279,21 +278,8 @@ def _load_pt2(path: Path, device: Any) -> Net:
         arguments, keywords = pytree.tree_unflatten(list(tensors), in_spec)
         return module(*arguments, **keywords)
 
-    return Net(
-        inputs,
-        [_torch_port(name, value) for name, value in outputs.items()],
-        _on_device(run, inputs, device),
-        most_rows=min((_most_rows(node.meta["val"]) for node in indexes), default=sys.maxsize),
-    )
-
-
-def _most_rows(value: Any) -> int:
-    """Returns how long the first axis of an input may be: `Dim("batch", max=8)` is checked."""
-    symbol = getattr(value.shape[0], "node", None) if len(value.shape) else None
-    if symbol is None:
-        return sys.maxsize
-    upper = symbol.shape_env.bound_sympy(symbol.expr).upper
-    return int(upper) if upper.is_Integer else sys.maxsize
+    ports = [_torch_port(name, value) for name, value in outputs.items()]
+    return Net(inputs, ports, _on_device(run, inputs, device))
 
 
 def _torch_port(name: str, value: Any) -> Port:
@@ -327,13 +313,12 @@ def _load_torchscript(path: Path, device: Any) -> Net:
     if not wanted or any(str(argument.type) != "Tensor" for argument in wanted):
         raise ValueError(f"{path.name} has a forward that takes more than tensors")
     weights = [*module.parameters(), *module.buffers()]
-    likely_float = next(
-        (_datatype(weight) for weight in weights if weight.is_floating_point()), "FP32"
-    )
+    floats = [_datatype(weight) for weight in weights if weight.is_floating_point()]
     is_whole = "aten::embedding" in str(module.inlined_graph)
     shape = [DYNAMIC]
     if len(wanted) == 1:
         shape += _likely_row(module, weights, device, is_whole)
+    likely_float = [*floats, "FP32"][0]
     datatype = "INT64" if is_whole else likely_float
     inputs = [Port(argument.name, datatype, shape, likely_float) for argument in wanted]
     return Net(inputs, [], _on_device(lambda tensors: module(*tensors), inputs, device))
@@ -361,10 +346,10 @@ def _on_device(
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     torch = import_module("torch")
 
-    def run_there(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    def run_there(named: Mapping[str, Any]) -> Mapping[str, Any]:
         tensors = []
         for port in inputs:
-            tensor = torch.from_numpy(arrays[port.name]).to(device)
+            tensor = torch.from_numpy(named[port.name]).to(device)
             tensors.append(tensor.bfloat16() if port.datatype == BF16 else tensor)
         with torch.no_grad():
             return {name: value.cpu() for name, value in _named(run(tensors)).items()}
@@ -375,8 +360,7 @@ def _on_device(
 def _named(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return {str(name): value for name, value in outputs.items()}
-    if not isinstance(outputs, list | tuple):
-        return {OUTPUT_NAME: outputs}
-    if len(outputs) == 1:
-        return {OUTPUT_NAME: outputs[0]}
-    return {f"{OUTPUT_NAME}_{number}": value for number, value in enumerate(outputs)}
+    values = outputs if isinstance(outputs, list | tuple) else [outputs]
+    if len(values) == 1:
+        return {OUTPUT_NAME: values[0]}
+    return {f"{OUTPUT_NAME}_{number}": value for number, value in enumerate(values)}

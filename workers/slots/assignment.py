@@ -17,15 +17,12 @@ EXIT_LOAD_FAILED = 3
 EXIT_DEVICE_BROKEN = 4
 EXIT_NOT_STARTED = os.EX_OSERR
 
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 _CAUSES = {
     EXIT_LOAD_FAILED: "it could not load the model",
     EXIT_DEVICE_BROKEN: "the device is broken in that process",
     -signal.SIGKILL: "killed, perhaps for memory",
-    -signal.SIGSEGV: "crashed in native code: SIGSEGV",
-    -signal.SIGBUS: "crashed in native code: SIGBUS",
-    -signal.SIGABRT: "crashed in native code: SIGABRT",
-    -signal.SIGFPE: "crashed in native code: SIGFPE",
-    -signal.SIGILL: "the processor does not know an instruction of its native code: SIGILL",
+    **{-crash: f"crashed in native code: {crash.name}" for crash in _CRASHES},
 }
 
 

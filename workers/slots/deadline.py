@@ -39,10 +39,8 @@ class Deadline:
     ) -> None:
         """Maps the memory; the descriptor may be closed then.
 
-        Args:
-            descriptor: of `shared_memory`.
-            run_s: how long a call of the handler, and what is made of its answer, may take.
-            wait_s: how long any other step may take.
+        A call of the handler, and what is made of its answer, may take `run_s`, any other step
+        `wait_s`.
         """
         self._times = memoryview(mmap.mmap(descriptor, _BYTES)).cast("d")
         self._run_s = run_s
@@ -65,7 +63,7 @@ class Deadline:
     def wait(self) -> None:
         """Begins a step without the handler: Redis or a client may be slow."""
         self._is_running = False
-        self._times[0] = time.monotonic() + self._wait_s
+        self.pause()
 
     def look_for_work(self) -> None:
         self.wait()
@@ -73,16 +71,16 @@ class Deadline:
 
     def pause(self) -> None:
         """Lets a handler that runs wait for a client."""
-        self._times[0] = time.monotonic() + self._wait_s
+        self.end(self._wait_s)
 
     def resume(self) -> None:
         """Begins the handler's time anew, unless it has returned."""
-        self._times[0] = time.monotonic() + self._run_s
+        self.end(self._run_s)
         # A thread of the handler may send on after the handler has returned, and an idle worker
         # would be ended. Checked last, as the handler may return at any moment.
         if not self._is_running:
             self.wait()
 
     def end(self, seconds: float) -> None:
-        """Begins the process's end."""
+        """Has the process end within this time."""
         self._times[0] = time.monotonic() + seconds

@@ -11,26 +11,27 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
 from batching.metrics import log_load_time
-from batching.models.spec import ModelSpec
+from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
 from batching.process.retries import Backoff
 from batching.settings.settings import Settings
 from batching.store.node_queue import NodeQueue, ReclaimMode
-from batching.store.redis_errors import OutageLog
+from batching.store.redis_errors import AWAY, OutageLog
 from workers.archives.model_files import Prepared
 from workers.machine import Device
 from workers.slots.assignment import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, Assignment, ExitStatus
-from workers.slots.slot_record import SlotRecord
 from workers.slots.worker_process import Report, WorkerProcess, worker_environment
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.1
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
+_NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,13 @@ class Slot:
         self, context: SlotContext, spec: ModelSpec, number: int, device: Device, threads: int
     ) -> None:
         self.spec = spec
-        self.number = number
-        self.device = device
+        self._number = number
+        self._device = device
         self._context = context
         self._threads = threads
         self._backoff = Backoff()
         self.record = SlotRecord(context.queue, context.outage, spec.key, self._backoff)
         self._process: WorkerProcess | None = None
-        self._started_at = 0.0
         self._ready_at: float | None = None
         self._why_not_loaded: dict[str, Any] = {}
         self._is_hopeless = False
@@ -84,20 +84,21 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                way_out = "register it anew, or scale it to 0 and back"
-                log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
-                await self.record.set_state(WorkerState.FAILED)
-                # Unless another worker of the version lives, no request waits for one any more.
-                count = await self.record.retry(
-                    self._context.queue.refuse_waiting, self.spec.key, "no_worker"
-                )
-                if count:
-                    log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
+                await self._give_up()
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         await self.record.end()
+
+    async def _give_up(self) -> None:
+        way_out = "register it anew, or scale it to 0 and back"
+        log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
+        await self.record.set_state(WorkerState.FAILED)
+        # Unless another worker of the version lives, no request waits for one any more.
+        refuse = self._context.queue.refuse_waiting
+        if count := await self.record.retry(refuse, self.spec.key, "no_worker"):
+            log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
 
     def _new_id(self) -> str:
         return f"{self._context.node_id}-{next(self._context.sequence)}"
@@ -113,21 +114,9 @@ class Slot:
         await self.record.begin(self._first_status(worker_id))
         try:
             prepared = await self._prepared(is_exact=is_exact)
-        except ServeError as error:
-            log.error("model=%s version=%s: %s", *self.spec.key, error.message)
-            # An installation takes minutes and fails again, until the model is registered anew.
-            # A disk may have room again by itself, as for an archive.
-            is_of_disk = isinstance(error.__cause__, OSError)
-            self._is_hopeless = isinstance(error, DependenciesFailed) and not is_of_disk
-            await self._note_failure(error=_with_cause(error), reason=error.reason)
-            return
         except Exception as error:
-            # A start that failed in any other way: no thread can be started, say. If that ended the
-            # slot, it would be opened again at once, hundreds of times a second.
-            reason = error.strerror if isinstance(error, OSError) else None
-            template = "model=%s version=%s cannot be prepared: %s"
-            log.error(template, *self.spec.key, error, exc_info=reason is None)
-            await self._note_failure(error=reason or str(error))
+            # If it ended the slot, that would be opened again at once, hundreds of times a second.
+            await self._note_unprepared(error)
             return
         if prepared is None or self._should_stop.is_set():
             return
@@ -143,19 +132,19 @@ class Slot:
             await self._judge(ended, was_at_work=count > 0)
 
     def _first_status(self, worker_id: str) -> WorkerStatus:
-        previous = self.record.status
+        last = self.record.status
         return WorkerStatus(
             worker_id=worker_id,
             node_id=self._context.node_id,
-            slot=self.number,
+            slot=self._number,
             state=WorkerState.STARTING,
             pid=0,
-            device=str(self.device),
+            device=str(self._device),
             started_at=utc_now(),
             failures=self._backoff.failures,
-            error=previous.error if previous else "",
-            traceback=previous.traceback if previous else "",
-            is_out_of_memory=previous.is_out_of_memory if previous else False,
+            error=last.error if last else "",
+            traceback=last.traceback if last else "",
+            is_out_of_memory=last is not None and last.is_out_of_memory,
         )
 
     async def _prepared(self, *, is_exact: bool) -> Prepared | None:
@@ -172,27 +161,48 @@ class Slot:
         preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return None
 
+    async def _note_unprepared(self, error: Exception) -> None:
+        cause = error.__cause__ if isinstance(error, ServeError) else error
+        of_system = cause.strerror if isinstance(cause, OSError) else None  # such as a full disk
+        text, reason = of_system or str(error), ""
+        if isinstance(error, ServeError):
+            text, reason = error.message, error.reason
+            if of_system and of_system not in text:
+                text += f" ({of_system})"
+            # An installation takes minutes and fails again, until the model is registered anew.
+            # A disk may have room again by itself, as for an archive.
+            self._is_hopeless = isinstance(error, DependenciesFailed) and not of_system
+        is_foreseen = bool(reason or of_system)
+        template = "model=%s version=%s cannot be prepared: %s"
+        log.error(template, *self.spec.key, text, exc_info=None if is_foreseen else error)
+        await self._note_failure(error=text, reason=reason)
+
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """Starts a worker process and returns how it ended."""
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
             lambda *descriptors: worker_environment(
-                Assignment(self.spec, worker_id, prepared.model_dir, self.device, *descriptors),
+                Assignment(self.spec, worker_id, prepared.model_dir, self._device, *descriptors),
                 settings,
                 self._threads,
             ),
             # Standard output is what becomes model_log.log.
             has_one_output=settings.log_files,
         )
-        self._started_at = time.monotonic()
         deadline = asyncio.get_running_loop().call_later(
-            self.spec.startup_timeout_s, self._kill_if_loading
+            self.spec.startup_timeout_s, self._kill_if_loading, process
         )
         try:
             return await process.watch(self._on_heard, self._on_report)
         finally:
             deadline.cancel()
+
+    def _kill_if_loading(self, process: WorkerProcess) -> None:
+        if self._ready_at is None:
+            limit = f"startup_timeout of {self.spec.startup_timeout_s:g} s"
+            log.error("model=%s version=%s did not load within %s", *self.spec.key, limit)
+            process.kill(f"did not load within {limit}")
 
     def _on_heard(self, report: Report) -> None:
         """Acts on the report before publishing it: Redis may be away."""
@@ -205,9 +215,7 @@ class Slot:
                 "is_out_of_memory": report.is_out_of_memory,
             }
 
-    async def _on_report(self, report: Report) -> None:
-        process = self._process
-        assert process is not None
+    async def _on_report(self, process: WorkerProcess, report: Report) -> None:
         if report.state is WorkerState.STARTING:
             await self.record.set_state(report.state, pid=process.pid)
         elif report.state is WorkerState.FAILED:
@@ -220,28 +228,20 @@ class Slot:
 
     async def _note_success(self, process: WorkerProcess, report: Report) -> None:
         assert self._ready_at is not None
-        load_ms = int((self._ready_at - self._started_at) * 1000)
+        worker_id = str(self.record.worker_id)
+        load_ms = int((self._ready_at - process.started_at) * 1000)
         if self._context.settings.is_logging_metrics:
-            log_load_time(str(self.record.worker_id), self.spec.key, load_ms)
-        log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.record.worker_id)
+            log_load_time(worker_id, self.spec.key, load_ms)
+        log.info("ready model=%s version=%s worker=%s", *self.spec.key, worker_id)
         await self.record.set_state(
             WorkerState.READY,
-            error="",
-            traceback="",
-            reason="",
-            is_out_of_memory=False,
+            **_NO_FAILURE,
             failures=0,
             memory_bytes=process.resident_bytes,
             load_ms=load_ms,
             interface=report.interface,
         )
-        await self.record.beat(str(self.record.worker_id))
-
-    def _kill_if_loading(self) -> None:
-        if self._ready_at is None and self._process is not None:
-            limit = f"startup_timeout of {self.spec.startup_timeout_s:g} s"
-            log.error("model=%s version=%s did not load within %s", *self.spec.key, limit)
-            self._process.kill(f"did not load within {limit}")
+        await self.record.beat(worker_id)
 
     async def _announce_successor(self) -> None:
         """Lists the next worker before the dead one is forgotten, so that no request is refused.
@@ -259,16 +259,12 @@ class Slot:
         is_stopping = self._should_stop.is_set()
         mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
         reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
-        count: int = await self.record.retry(
-            self._context.queue.reclaim, self.spec.key, worker_id, mode, reason
-        )
+        reclaim = self._context.queue.reclaim
+        count: int = await self.record.retry(reclaim, self.spec.key, worker_id, mode, reason)
         if count:
             log.warning(
                 "reclaimed model=%s version=%s worker=%s requests=%d exit=%d",
-                *self.spec.key,
-                worker_id,
-                count,
-                ended.code,
+                *(*self.spec.key, worker_id, count, ended.code),
             )
         return count
 
@@ -281,42 +277,112 @@ class Slot:
             self._backoff.succeed()
         log.warning(
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
-            *self.spec.key,
-            self.record.worker_id,
-            ended,
-            was_ready_s,
+            *(*self.spec.key, self.record.worker_id, ended, was_ready_s),
         )
         if self._ready_at is not None:
             await self._note_failure(error="")
             return
-        seen = {
-            "error": ended.cause or f"exit status {ended}",
-            "is_out_of_memory": ended.is_out_of_memory,
-        }
-        await self._note_failure(**{**seen, **self._why_not_loaded})
+        error = ended.cause or f"exit status {ended}"
+        seen = {"error": error, "is_out_of_memory": ended.is_out_of_memory}
+        await self._note_failure(**(seen | self._why_not_loaded))
 
-    async def _note_failure(
-        self,
-        *,
-        error: str,
-        traceback: str = "",
-        reason: str = "",
-        is_out_of_memory: bool = False,
-    ) -> None:
+    async def _note_failure(self, **why: Any) -> None:
         self._backoff.fail(time.monotonic())
-        await self.record.set_state(
-            WorkerState.STARTING,
-            pid=0,
-            error=error,
-            traceback=traceback,
-            reason=reason,
-            failures=self._backoff.failures if error else 0,
-            is_out_of_memory=is_out_of_memory,
-        )
+        failures = self._backoff.failures if why["error"] else 0
+        changes = {**_NO_FAILURE, **why, "pid": 0, "failures": failures}
+        await self.record.set_state(WorkerState.STARTING, **changes)
 
 
-def _with_cause(error: ServeError) -> str:
-    """Returns the error's text with that of the system's error, such as a full disk."""
-    cause = error.__cause__
-    reason = (isinstance(cause, OSError) and cause.strerror) or ""
-    return f"{error.message} ({reason})" if reason not in error.message else error.message
+class SlotRecord:
+    """Keeps the status of one slot's worker in Redis, under the worker's name.
+
+    Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
+    hidden: their status can be seen, but no request is queued for them.
+    """
+
+    def __init__(
+        self, queue: NodeQueue, outage: OutageLog, key: VersionKey, backoff: Backoff
+    ) -> None:
+        self.key = key
+        self.status: WorkerStatus | None = None
+        self.successor_id: str | None = None
+        self._queue = queue
+        self._outage = outage
+        self._backoff = backoff
+
+    @property
+    def worker_id(self) -> str | None:
+        return self.status.worker_id if self.status else None
+
+    @property
+    def state(self) -> WorkerState:
+        return self.status.state if self.status else WorkerState.STARTING
+
+    @property
+    def is_expected(self) -> bool:
+        """Returns whether it serves now or can be counted on to serve soon: requests may queue."""
+        is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
+        return self.state is WorkerState.READY or (is_coming and not self._backoff.is_doubtful)
+
+    async def begin(self, status: WorkerStatus) -> None:
+        """Puts a new worker in the place of the former one.
+
+        Lists it as alive before the former one is forgotten, so that one of them always is.
+        """
+        previous_id, self.status = self.worker_id, status
+        self.successor_id = None
+        await self.beat(status.worker_id)
+        await self.set_state(status.state)
+        if previous_id is not None:
+            await self.retry(self._queue.forget, self.key, previous_id)
+
+    async def set_state(self, state: WorkerState, **changes: Any) -> None:
+        assert self.status is not None
+        self.status = replace(self.status, state=state, **changes)
+        await self.retry(self._queue.report, self.key, self.status)
+        if not self.is_expected:
+            for worker_id in self._worker_ids():
+                await self.retry(self._queue.hide, self.key, worker_id)
+
+    async def expect(self, successor_id: str) -> None:
+        """Lists the slot's next worker as alive, beside the current one, before it begins.
+
+        A state in which it is not expected hides both.
+        """
+        self.successor_id = successor_id
+        await self.beat(successor_id)
+
+    async def beat(self, worker_id: str) -> None:
+        """Lists the worker as alive, unless the slot has been given up."""
+        if self.is_expected:
+            await self.retry(self._queue.beat, {self.key: [worker_id]})
+
+    async def report_again(self, **changes: Any) -> None:
+        """Publishes the state once more, with these changes; raises if Redis does not answer."""
+        if self.status is None:
+            return
+        status = self.status = replace(self.status, **changes)
+        await self._queue.report(self.key, status)
+        if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
+            await self._queue.forget(self.key, status.worker_id)
+
+    async def end(self) -> None:
+        last_ids, self.status = self._worker_ids(), None
+        for worker_id in last_ids:
+            await self.retry(self._queue.forget, self.key, worker_id)
+
+    async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """Returns the verb's result, once Redis answers; only for those that may be repeated."""
+        name = getattr(verb, "__name__", str(verb))
+        while True:
+            try:
+                result = await verb(*arguments)
+            except AWAY as error:
+                self._outage.note(name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._outage.over(name)
+                return result
+
+    def _worker_ids(self) -> list[str]:
+        return [worker_id for worker_id in (self.worker_id, self.successor_id) if worker_id]

@@ -43,8 +43,8 @@ class Slots:
             spec = specs.get(key)
             if not (spec and number < spec.min_worker and spec.is_same_registration(slot.spec)):
                 slot.stop()
-        workers = max(1, sum(spec.min_worker for spec in specs.values()))
-        threads = max(1, usable_cores() // workers)
+        workers = sum(spec.min_worker for spec in specs.values())
+        threads = max(1, usable_cores() // max(1, workers))
         for spec in specs.values():
             for number in range(spec.min_worker):
                 if (spec.key, number) not in self._slots:

@@ -57,15 +57,10 @@ ALLOCATOR = {
 
 # How many cores a worker computes on, as OpenMP and MKL are told.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# GPUs are numbered as by nvidia-smi, and with it /metrics, not with the fastest one first.
-GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a worker process says of itself.
-
-    FAILED, with the error, when it could not load; READY, with its model's interface.
-    """
+    """What a worker says of itself: FAILED when it could not load; READY with its interface."""
 
     state: WorkerState
     error: str = ""
@@ -74,12 +69,17 @@ class Report(msgspec.Struct, frozen=True):
     interface: dict[str, Any] = {}
 
 
+OnHeard = Callable[[Report], None]
+OnReport = Callable[["WorkerProcess", Report], Awaitable[None]]
+
+
 class WorkerProcess:
     """One run of `python -m workers.handling.worker`."""
 
     def __init__(
         self, child: "subprocess.Popen[bytes]", reader_fd: int, deadline: Deadline
     ) -> None:
+        self.started_at = time.monotonic()
         self._child = child
         self._reader_fd = reader_fd
         self._deadline = deadline
@@ -100,7 +100,6 @@ class WorkerProcess:
         *,
         has_one_output: bool = False,
     ) -> Self:
-        """Starts the process."""
         reader_fd, *descriptors = os.pipe()
         try:
             descriptors.append(shared_memory())
@@ -144,14 +143,10 @@ class WorkerProcess:
             self._ended_for = why
             self._send(signal.SIGKILL)
 
-    async def watch(
-        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
-    ) -> ExitStatus:
+    async def watch(self, on_heard: OnHeard, on_report: OnReport) -> ExitStatus:
         """Returns how it ended, once it has and its reports were handled; kills it on an error.
 
-        Args:
-            on_heard: called with each report as soon as it comes.
-            on_report: handles each report in turn, which may take long.
+        `on_heard` has each report as soon as it comes, `on_report` in turn: that may take long.
         """
         try:
             return await self._watch(on_heard, on_report)
@@ -165,9 +160,7 @@ class WorkerProcess:
             kill_group(self._child)
             raise
 
-    async def _watch(
-        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
-    ) -> ExitStatus:
+    async def _watch(self, on_heard: OnHeard, on_report: OnReport) -> ExitStatus:
         reader = asyncio.StreamReader(MOST_REPORT_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
@@ -178,7 +171,7 @@ class WorkerProcess:
 
         async def pass_on() -> None:
             while (report := await unhandled.get()) is not None:
-                await on_report(report)
+                await on_report(self, report)
 
         reports = asyncio.create_task(pass_on())
         ending = asyncio.create_task(self._end_when_late())
@@ -227,9 +220,7 @@ class WorkerProcess:
 
 
 async def _hear(
-    reader: asyncio.StreamReader,
-    on_heard: Callable[[Report], None],
-    unhandled: "asyncio.Queue[Report | None]",
+    reader: asyncio.StreamReader, on_heard: OnHeard, unhandled: "asyncio.Queue[Report | None]"
 ) -> None:
     while True:
         try:
@@ -255,34 +246,27 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
 
     For the allocator and the threads, the operator's own values win.
     """
-    return {
-        **ALLOCATOR,
-        **dict.fromkeys(THREADS, str(threads)),
-        **GPU_ORDER,
-        **allowed_environment(os.environ, settings.blacklist_env_vars),
-        **_caches(settings),
-        # It works in the model's folder, where relative paths would lead elsewhere. A handler that
-        # knew the secrets could sign messages.
-        **replace(settings.absolute(), webhook_secrets="").to_environment(),
-        **assignment.to_environment(),
-        "PYTHONPATH": _python_path(),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _caches(settings: Settings) -> dict[str, str]:
-    # Handlers download weights, as by torch.hub, into a folder that this user may not write.
     home = home_cache()
-    if settings.work_dir is None or (home is not None and is_writable(home)):
-        return {}
-    return {"XDG_CACHE_HOME": str(settings.work_dir.absolute() / "caches")}
-
-
-def _python_path() -> str:
-    compat_dir = str(ts_folder())
+    caches = {}
+    if settings.work_dir is not None and (home is None or not is_writable(home)):
+        # Handlers download weights, as by torch.hub, into a folder that this user may not write.
+        caches["XDG_CACHE_HOME"] = str(settings.work_dir.absolute() / "caches")
     root = str(Path(__file__).resolve().parents[2])
     # Installed packages are found anyway, and must not come before a model's own. Their folder may
     # be a link: /opt/torchferry, to the release in use.
     own = "" if root in map(os.path.realpath, site.getsitepackages()) else root
-    inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)
+    path = filter(None, (str(ts_folder()), own, os.environ.get("PYTHONPATH")))
+    return {
+        **ALLOCATOR,
+        **dict.fromkeys(THREADS, str(threads)),
+        # GPUs are numbered as by nvidia-smi, and with it /metrics, not with the fastest one first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **allowed_environment(os.environ, settings.blacklist_env_vars),
+        **caches,
+        # It works in the model's folder, where relative paths would lead elsewhere. A handler that
+        # knew the secrets could sign messages.
+        **replace(settings.absolute(), webhook_secrets="").to_environment(),
+        **assignment.to_environment(),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -23,6 +23,8 @@ The hash under `VersionKeys.job_prefix` + id:
 """
 
 import datetime
+import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ import msgspec
 from batching.models.spec import VersionKey
 from batching.protocol import ProtocolError, Reply
 from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
+
+log = logging.getLogger(__name__)
 
 
 class JobStatus(StrEnum):
@@ -174,6 +178,16 @@ class Job(msgspec.Struct, frozen=True):
             worker_id=fields.get("worker", b"").decode(errors="replace"),
             progress=Progress.of(fields.get("progress")),
         )
+
+
+def read_version(value: bytes | str) -> VersionKey | None:
+    """Returns the model and version that were written as JSON; None if it is garbage."""
+    try:
+        model_name, model_version = json.loads(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        log.error("unreadable version=%r: %r", value[:200], error)
+        return None
+    return VersionKey(str(model_name), str(model_version))
 
 
 def small_reply(job: Job) -> Reply | None:

@@ -24,8 +24,9 @@ from batching.store.jobs.job_records import (
     JobStatus,
     Receiver,
     Webhook,
+    read_version,
 )
-from batching.store.jobs.webhook_store import note_version, read_version
+from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
 from batching.store.records import rest_of_record
 from batching.store.redis_errors import AWAY
@@ -106,13 +107,9 @@ class JobStore:
     """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop.
 
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
-
-    Args:
-        client: of all servers.
-        most_waiting: jobs of one version that may wait.
-        memory_share: the part of `maxmemory` that may be used when there is room for jobs.
-        is_writing_file: whether the server is to write an append-only file from the first job on.
-            Requests need none: their ingress submits them again.
+    `most_waiting`: jobs of one version that may wait. `memory_share`: the part of `maxmemory` that
+    may be used when there is room for jobs. `is_writing_file`: whether the server is to write an
+    append-only file from the first job on; requests need none, as they are submitted again.
     """
 
     def __init__(
@@ -279,10 +276,7 @@ class JobStore:
         return answers
 
     async def take_key(self, digest: str, value: str) -> str | None:
-        """Has an idempotency key stand for this value, for some minutes, unless it stands for one.
-
-        Returns what it stood for before.
-        """
+        """Has a key stand for this value for some minutes, or returns what it stands for."""
         name = keys.idempotency_key(digest)
         before: Any = await at(self._client, tag_of(name)).set(
             name, value, px=KEY_MS, nx=True, get=True

@@ -1,7 +1,6 @@
 """The calls about webhooks: which events are due, and what became of telling of them."""
 
 import json
-import logging
 import random
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,10 +10,9 @@ from batching.models.spec import VersionKey
 from batching.store import keys
 from batching.store.clients import at
 from batching.store.held_connections import AsyncClient
+from batching.store.jobs.job_records import read_version
 from batching.store.keys import VersionKeys
 from batching.store.scripts.loader import ordered_keys, script
-
-log = logging.getLogger(__name__)
 
 MOST_ERROR_CHARS = 200
 
@@ -84,16 +82,6 @@ class WebhookStore:
         version_keys = VersionKeys.of(key)
         client = at(self._client, version_keys.tag)
         return await self._scripts[verb](ordered_keys(verb, version_keys), arguments, client=client)
-
-
-def read_version(value: bytes | str) -> VersionKey | None:
-    """Returns model and version of what was written as JSON; None if it is garbage."""
-    try:
-        model_name, model_version = json.loads(value)
-    except (ValueError, TypeError, RecursionError) as error:
-        log.error("unreadable version=%r: %r", value[:200], error)
-        return None
-    return VersionKey(str(model_name), str(model_version))
 
 
 async def note_version(client: AsyncClient, key: VersionKey, whole_ms: int) -> None:

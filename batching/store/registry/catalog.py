@@ -51,8 +51,7 @@ class Catalog:
         self._asked: dict[tuple[str, int], asyncio.Future[ModelEntry | None]] = {}
 
     async def start(self) -> None:
-        listening = keep_going(self._listen, "of the catalog")
-        self._listener = asyncio.create_task(listening, name="catalog")
+        self._listener = asyncio.create_task(keep_going(self._listen, "of the catalog"))
 
     async def close(self) -> None:
         if self._listener:
@@ -121,25 +120,24 @@ class Catalog:
     async def _look_up_together(self, model_name: str) -> ModelEntry | None:
         """Lets requests that ask at the same time share one answer, and go on in their order."""
         question = (model_name, self._changes_seen)
-        asked = self._asked.get(question)
-        is_first = asked is None
-        if asked is None:
-            asked = asyncio.ensure_future(self._look_up_soon(model_name))
-            self._asked[question] = asked
-            asked.add_done_callback(lambda _: self._asked.pop(question))
-        entry = await asyncio.shield(asked)
-        if entry is None and not is_first:
+        if (asked := self._asked.get(question)) is not None:
             # The answer is as old as the first one's question; the model may have come since.
-            entry = await self._look_up_soon(model_name)
-        return entry
+            return await asyncio.shield(asked) or await self._look_up(model_name)
+        asked = self._asked[question] = asyncio.ensure_future(self._look_up(model_name))
+        asked.add_done_callback(lambda _: self._asked.pop(question))
+        return await asyncio.shield(asked)
 
-    async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
+    async def _look_up(self, model_name: str) -> ModelEntry | None:
+        def ask() -> tuple[ModelEntry | None, str]:
+            # In this order: a model that was missing before Redis was restored is not unknown.
+            return self._registry.get(model_name), self._registry.epoch()
+
         now = asyncio.get_running_loop().time
         end = now() + self._restored_within_s
         while True:
             try:
                 async with asyncio.timeout(LOOK_UP_PATIENCE_S):
-                    entry, epoch = await asyncio.to_thread(self._ask, model_name)
+                    entry, epoch = await asyncio.to_thread(ask)
             except TimeoutError:
                 # The thread goes on waiting, as it learns late that Redis is cut off. Threads are
                 # few, so requests do not wait for it.
@@ -156,11 +154,6 @@ class Catalog:
             if now() >= end:
                 raise queue_lost()
             await asyncio.sleep(ASK_AGAIN_S)
-
-    def _ask(self, model_name: str) -> tuple[ModelEntry | None, str]:
-        """Returns the entry, and the epoch. Runs in a thread, and changes nothing here."""
-        # In this order: a model that was missing before Redis was restored is not unknown.
-        return self._registry.get(model_name), self._registry.epoch()
 
     def _note(self, epoch: str) -> None:
         """Notes the epoch of Redis. If it is missing, or another one, Redis was emptied."""
@@ -205,9 +198,8 @@ class Catalog:
         # Without a connection, any change may have been missed. A model that Redis has lost is
         # looked up when it is asked for: a node is about to restore it.
         self._changes_seen += 1
-        known, epoch = await asyncio.to_thread(self._ask_for_all)
+        known, epoch = await asyncio.to_thread(
+            lambda: (self._registry.snapshot(), self._registry.epoch())
+        )
         self._note(epoch)
         self._entries = {name: known[name] for name in self._entries if name in known}
-
-    def _ask_for_all(self) -> tuple[dict[str, ModelEntry], str]:
-        return self._registry.snapshot(), self._registry.epoch()

@@ -52,11 +52,8 @@ class ControlQueue:
     ) -> ArchiveInfo:
         """Has a node fetch and verify the archive. Blocks up to `timeout_s`.
 
-        Args:
-            url: as registered.
-            timeout_s: for the download, too.
-            may_be_downloaded: whether the archive may be there from an earlier download, which is
-                an error otherwise.
+        `may_be_downloaded`: the archive may be there from an earlier download, which is an error
+        otherwise.
 
         Raises:
             ServeError: the node's, word for word.
@@ -69,7 +66,7 @@ class ControlQueue:
             # The first node's download may be in a store that the second one shares.
             known = may_be_downloaded or is_second
             try:
-                record = self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s)
+                record = self._run(url, is_downloaded=known, timeout_s=left_s)
                 return msgspec.convert(record, ArchiveInfo)
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
@@ -78,13 +75,14 @@ class ControlQueue:
             f"Two nodes ended while they inspected the archive: {url}. Their logs may say why."
         )
 
-    def _run(self, function: str, *arguments: Any, timeout_s: float) -> Any:
+    def _run(self, url: str, *, is_downloaded: bool, timeout_s: float) -> Any:
+        whole_s = max(1, int(timeout_s))
         try:
             job = self._queue.enqueue(
-                function,
-                args=arguments,
-                job_timeout=max(1, int(timeout_s)),
-                ttl=max(1, int(timeout_s)),
+                INSPECT_ARCHIVE,
+                args=(url, is_downloaded),
+                job_timeout=whole_s,
+                ttl=whole_s,
                 result_ttl=RESULT_TTL_S,
                 failure_ttl=RESULT_TTL_S,
             )
@@ -107,7 +105,6 @@ class ControlQueue:
 
         Raises:
             _JobLost: no node is at it, or Redis has been away for as long as that takes to see.
-            RedisError: this user may not ask.
         """
         deadline_s = time.monotonic() + timeout_s
         pulse: bytes | str = b""
@@ -147,14 +144,13 @@ def wrap_error(error: errors.ServeError) -> dict[str, Any]:
 
 
 def unwrap(outcome: Any) -> Any:
-    """Returns the value of a job's outcome, `{"value": ...}` or `{"error": ..., "message": ...}`.
+    """Returns the value of a job's outcome, `{"value": ...}`, or raises its error.
 
-    Raises:
-        ServeError: the error that the job met; an unknown class name becomes InternalError.
+    An unknown class name becomes InternalError.
     """
     if "error" not in outcome:
         return outcome["value"]
-    kind = getattr(errors, str(outcome["error"]), errors.InternalError)
+    kind = getattr(errors, str(outcome["error"]), None)
     if not (isinstance(kind, type) and issubclass(kind, errors.ServeError)):
         kind = errors.InternalError
     error = kind(str(outcome["message"]))

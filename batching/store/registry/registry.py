@@ -1,7 +1,7 @@
 """The model registry: the versions, how many workers each node should run, and the live nodes.
 
-A model is one JSON record in one hash, changed under WATCH, so that two managers cannot overwrite
-each other. The configuration that `submit` reads lives with the queue of the version.
+A model is one JSON record in one hash. What `submit` reads of a registration, its configuration,
+lies beside the queue of the version.
 """
 
 import contextlib
@@ -9,10 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import redis
-from redis.client import Pipeline
+from typing import Any
 
 from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
 from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
@@ -23,14 +20,10 @@ from batching.store.clients import at
 from batching.store.held_connections import Client
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
-from batching.store.redis_errors import UNHEARD, telling_unavailable
+from batching.store.redis_errors import telling_unavailable
 from batching.store.scripts.loader import ordered_keys, script
 
 CONFIRMATION_S = 5.0
-_PATIENCE_S = 0.8  # as a submit's
-_RETRY_S = 0.05
-
-T = TypeVar("T")
 
 
 class Registry:
@@ -42,21 +35,17 @@ class Registry:
 
     def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
-        self._configs = QueueConfigs(client)
         self._dead_after_ms = int(dead_after_s * 1000)
         self._living = script(client, "living")
         self._measure = script(client, "measure")
+        self._swap = script(client, "swap_model")
         self._entries = RecordReader("model", ModelEntry.from_json)
         self._workers = RecordReader("worker", WorkerStatus.from_json)
         self._nodes = RecordReader("node", NodeStatus.from_json)
         self._counters = RecordReader("counter", int)
 
     def get(self, model_name: str) -> ModelEntry | None:
-        """Returns the model's entry, or None.
-
-        Raises:
-            RecordUnreadable: there is one, and it is garbage.
-        """
+        """Returns the model's entry, or None; RecordUnreadable, if it is garbage."""
         with telling_unavailable():
             text: Any = self._client.hget(keys.MODELS, model_name)
         return _entry(model_name, text)
@@ -74,11 +63,7 @@ class Registry:
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
-        """Registers the version; the first version of a model is its default.
-
-        Raises:
-            Conflict: this version of this model is registered already.
-        """
+        """Registers the version, or raises Conflict; the first of a model is its default."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             if entry is None:
@@ -87,16 +72,16 @@ class Registry:
 
         # Before, so that no version stays without a configuration; afterwards, because the removal
         # of an earlier version of that name may have been under way.
-        self._configs.complete(spec)
+        self._open_queue(spec)
         self._change(spec.model_name, change)
-        self._configs.write(spec)
+        self._open_queue(spec, is_new=True)
 
     def restore(self, entries: Iterable[ModelEntry]) -> None:
         """Registers versions that Redis has lost again; those it knows stay as they are."""
         for entry in entries:
             specs = list(entry.versions.values())
             for spec in specs:
-                self._configs.complete(spec)
+                self._open_queue(spec)
             self._change(specs[0].model_name, entry.completed_by)
 
     def forget(self) -> None:
@@ -163,13 +148,8 @@ class Registry:
     def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
         """Removes the version: nodes stop its workers, submits are refused.
 
-        Args:
-            key: of the version.
-            only: the failed registration that is to be removed, and no other one of that name;
-                if it is the default, another version becomes so.
-
-        Raises:
-            VersionInUse: it is the default and other versions remain.
+        `only`: the failed registration that is to be removed, and no other one of that name; if it
+        is the default, another version becomes so. Else that is VersionInUse.
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
@@ -187,25 +167,46 @@ class Registry:
 
     def remove_unreadable(self, model_name: str) -> None:
         """Removes an unreadable record, and no other; nodes then end the model's workers."""
-
-        def transaction(pipe: Pipeline) -> None:
-            text: Any = pipe.hget(keys.MODELS, model_name)
-            pipe.multi()
+        with telling_unavailable():
+            text: Any = self._client.hget(keys.MODELS, model_name)
             try:
                 _entry(model_name, text)
             except RecordUnreadable:
-                pipe.hdel(keys.MODELS, model_name)
-                pipe.publish(keys.CHANGES, model_name)
-
-        with telling_unavailable():
-            _transact(self._client, transaction, keys.MODELS)
+                self._swap(keys=[keys.MODELS], args=[model_name, text, "", keys.CHANGES])
 
     def close_queue(self, key: VersionKey) -> None:
-        """Makes the version refuse submits, unless it is registered."""
-        self._configs.delete(key)
+        """Makes the version refuse submits, unless it is registered.
+
+        Its other keys get a TTL. Nodes delete them sooner, but no node may be left.
+        """
+        names = VersionKeys.of(key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            client.delete(names.config)
+            with client.pipeline(transaction=False) as pipe:
+                for name in names.permanent() - {names.config}:
+                    pipe.pexpire(name, UNREGISTERED_TTL_MS)
+                pipe.execute()
         if again := self._versions_of(key.model_name).get(key.model_version):
             # It was registered again before its configuration was deleted.
-            self._configs.write(again)
+            self._open_queue(again, is_new=True)
+
+    def _open_queue(self, spec: ModelSpec, *, is_new: bool = False) -> None:
+        """Writes the version's configuration; unless it `is_new`, only where there is none."""
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            # Read first: at maxmemory even an HSETNX that would change nothing is refused.
+            if not is_new and client.hexists(names.config, "max_queue"):
+                return
+            with client.pipeline(transaction=False) as pipe:
+                (pipe.hset if is_new else pipe.hsetnx)(
+                    names.config, "max_queue", str(spec.job_queue_size)
+                )
+                # An earlier version of that name may have been unregistered a moment ago.
+                for name in names.permanent() - {names.config}:
+                    pipe.persist(name)
+                pipe.execute()
 
     def was_started(self, entry: str) -> bool:
         """Returns whether this entry of `load_models`, or snapshot, was registered before."""
@@ -313,7 +314,7 @@ class Registry:
         return entry.versions if entry else {}
 
     def _repair(self, spec: ModelSpec) -> None:
-        self._configs.complete(spec)
+        self._open_queue(spec)
         if spec.model_version not in self._versions_of(spec.model_name):
             # It was removed meanwhile, and its configuration perhaps before this one was written.
             self.close_queue(spec.key)
@@ -321,20 +322,14 @@ class Registry:
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> ModelEntry | None:
-
-        def transaction(pipe: Pipeline) -> ModelEntry | None:
-            text: Any = pipe.hget(keys.MODELS, model_name)
-            entry = change(_entry(model_name, text))
-            pipe.multi()
-            if entry is None:
-                pipe.hdel(keys.MODELS, model_name)
-            else:
-                pipe.hset(keys.MODELS, model_name, entry.to_json())
-            pipe.publish(keys.CHANGES, model_name)
-            return entry
-
         with telling_unavailable():
-            return _transact(self._client, transaction, keys.MODELS)
+            while True:
+                text: Any = self._client.hget(keys.MODELS, model_name)
+                entry = change(_entry(model_name, text))
+                successor = "" if entry is None else entry.to_json()
+                arguments = [model_name, text or "", successor, keys.CHANGES]
+                if self._swap(keys=[keys.MODELS], args=arguments):
+                    return entry
 
 
 def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
@@ -345,85 +340,3 @@ def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
             f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
             "and register it anew."
         ) from error
-
-
-def _transact(client: Client, change: Callable[[Pipeline], T], name: str) -> T:
-    """Executes the commands that `change` pipes in one step; returns what `change` returned.
-
-    `change` is called again whenever the key was changed since it was read. redis-py raises the
-    same WatchError if the connection was lost or refused meanwhile; then `change` is called again
-    for _PATIENCE_S only, as a replica, which takes no writes, would be asked for ever.
-
-    Raises:
-        RedisError: the connection's error, or a refusal.
-    """
-    end_s = time.monotonic() + _PATIENCE_S
-    with client.pipeline() as pipe:
-        while True:
-            try:
-                pipe.watch(name)  # type: ignore[no-untyped-call]
-                changed = change(pipe)
-                pipe.execute()
-            except redis.WatchError as error:
-                lost = error.__context__
-                if not isinstance(lost, UNHEARD):
-                    continue
-                if time.monotonic() > end_s:
-                    raise lost from None
-                time.sleep(_RETRY_S)
-            else:
-                return changed
-
-
-class QueueConfigs:
-    """Writes what `submit` reads of a registration: a hash that lies beside the version's queue.
-
-    The version's other permanent keys get a TTL when it is unregistered. Nodes delete them sooner,
-    but no node may be left. Raises StoreUnavailable when Redis does not answer.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def write(self, spec: ModelSpec) -> None:
-        names = VersionKeys.of(spec.key)
-        client = at(self._client, names.tag)
-        with telling_unavailable(), client.pipeline(transaction=False) as pipe:
-            pipe.hset(names.config, mapping=_fields(spec))
-            _keep(pipe, names)
-            pipe.execute()
-
-    def complete(self, spec: ModelSpec) -> None:
-        names = VersionKeys.of(spec.key)
-        client = at(self._client, names.tag)
-        with telling_unavailable():
-            # Read first: at maxmemory even an HSETNX that would change nothing is refused.
-            known = client.hkeys(names.config)
-            missing = {name: n for name, n in _fields(spec).items() if name.encode() not in known}
-            if missing:
-                with client.pipeline(transaction=False) as pipe:
-                    for field, value in missing.items():
-                        pipe.hsetnx(names.config, field, value)
-                    _keep(pipe, names)
-                    pipe.execute()
-
-    def delete(self, key: VersionKey) -> None:
-        """Deletes the configuration, which refuses submits; the other keys get a TTL."""
-        names = VersionKeys.of(key)
-        client = at(self._client, names.tag)
-        with telling_unavailable():
-            client.delete(names.config)
-            with client.pipeline(transaction=False) as pipe:
-                for name in names.permanent() - {names.config}:
-                    pipe.pexpire(name, UNREGISTERED_TTL_MS)
-                pipe.execute()
-
-
-def _keep(pipe: Client, names: VersionKeys) -> None:
-    # An earlier version of that name may have been unregistered a moment ago.
-    for name in names.permanent() - {names.config}:
-        pipe.persist(name)
-
-
-def _fields(spec: ModelSpec) -> dict[Any, Any]:
-    return {"max_queue": spec.job_queue_size}

@@ -1,4 +1,4 @@
-"""Loads the `.lua` files; a script that the server forgot is sent again by redis-py."""
+"""Loads the `.lua` files, and makes calls of them."""
 
 import hashlib
 import re
@@ -10,8 +10,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-# A verb, its KEYS and its ARGV.
-ScriptCall = tuple[str, Sequence[str], Sequence[str | int | float | bytes]]
+Command = tuple[str | int | float | bytes, ...]
 
 # Read at import: when the first request comes there may be no descriptor left, or another release
 # may have been installed.
@@ -34,8 +33,6 @@ def _source(text: str) -> str:
 
 
 _SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.lua")}
-
-
 _KEYS_LINES = re.compile(r"^-- KEYS(.*?)^-- (?=[A-Z])", re.MULTILINE | re.DOTALL)
 _KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)")
 
@@ -45,27 +42,34 @@ def source(verb: str) -> str:
 
 
 @cache
+def sha(verb: str) -> str:
+    """Returns the name by which Redis knows the script."""
+    return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
+
+
+def loading(call: Command) -> Command:
+    """Returns the command that has Redis know the script of this call."""
+    verb = next(verb for verb in _SOURCES if sha(verb) == call[1])
+    return ("SCRIPT", "LOAD", source(verb))
+
+
+@cache
 def key_names(verb: str) -> tuple[str, ...]:
     """Returns the names in the script's `KEYS` line, in order.
 
     Raises:
         ValueError: the script does not number its keys.
     """
-    found = _KEYS_LINES.search(source(verb))
-    words = " ".join(line.strip("- ") for line in found[1].splitlines()) if found else ""
-    names = _KEY_NAME.findall(words)
+    match = _KEYS_LINES.search(source(verb))
+    line = " ".join(line.strip("- ") for line in match[1].splitlines()) if match else ""
+    names = _KEY_NAME.findall(line)
     if [int(number) for number, _ in names] != list(range(1, len(names) + 1)) or not names:
         raise ValueError(f"{verb}.lua: its head does not number its KEYS")
     return tuple(name.replace(" ", "_") for _, name in names)
 
 
 def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
-    """Returns the script's KEYS in the order of its head.
-
-    Args:
-        verb: the script's name.
-        version_keys: has the keys that are not in `own`, as attributes of their names.
-        own: further keys, by the names in the head.
+    """Returns the script's KEYS in the order of its head: of `own`, or of `version_keys`.
 
     Raises:
         ValueError: a name of `own` is not in the head, or one in the head is known nowhere.
@@ -82,16 +86,10 @@ def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
     return keys
 
 
-@cache
-def sha(verb: str) -> str:
-    """Returns the name by which Redis knows the script."""
-    return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
-
-
 def command(
-    verb: str, keys: Sequence[str], arguments: Sequence[str | int | float | bytes]
-) -> tuple[str | int | float | bytes, ...]:
-    """Returns the command that runs the script, if Redis knows it."""
+    verb: str, keys: Sequence[str], arguments: Sequence[str | int | float | bytes] = ()
+) -> Command:
+    """Returns the command that runs the script, if Redis knows it; ARGV may be added to it."""
     return ("EVALSHA", sha(verb), len(keys), *keys, *arguments)
 
 

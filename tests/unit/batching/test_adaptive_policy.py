@@ -2,10 +2,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batching.estimate import Estimate
 from batching.models.spec import ModelSpec
 from batching.policy import (
     AdaptivePolicy,
+    Estimate,
     FixedPolicy,
     largest_size,
     policy_of,

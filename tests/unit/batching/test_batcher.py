@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batching.batcher import LEAD_LIMIT_S, LEAD_STEP_S, Batcher, ClaimLead, Nothing, Partial
-from batching.estimate import Estimate
-from batching.policy import AdaptivePolicy, FixedPolicy
+from batching.policy import AdaptivePolicy, Estimate, FixedPolicy
 from batching.protocol import Batch, ClosedBy, Owned
 from tests.support import make_request
 from tests.unit.workers.handling.batches import claimed

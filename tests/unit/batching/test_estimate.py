@@ -1,6 +1,6 @@
 import pytest
 
-from batching.estimate import (
+from batching.policy import (
     LATEST_S,
     LONGEST_GAP_S,
     SOONEST_S,

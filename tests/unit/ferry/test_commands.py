@@ -106,16 +106,20 @@ def ferry(server):
     return run
 
 
-def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
-    url = server.url.replace("http:", "https:")
+@pytest.mark.parametrize(
+    ("scheme", "is_there", "said"),
+    [
+        ("https", True, "no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?"),
+        ("http", False, "nothing answers at {url} ([Errno 111] Connection refused): is the"),
+        ("", True, "not a URL like http://host:port: {url}"),
+    ],
+)
+def test_command_says_why_no_server_answers(server, ferry, scheme, is_there, said):
+    port = server.http.server_port if is_there else free_ports(1)
+    url = f"{scheme}://127.0.0.1:{port}".removeprefix("://")
     result = ferry("models", "list", "--management-url", url)
-    assert result.stderr == f"Error: no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?\n"
-
-
-def test_command_says_why_no_server_answers(ferry):
-    url = f"http://127.0.0.1:{free_ports(1)}"
-    result = ferry("models", "list", "--management-url", url)
-    assert f"nothing answers at {url} ([Errno 111] Connection refused): is the" in result.stderr
+    assert result.exit_code == 1
+    assert said.format(url=url) in result.stderr
 
 
 @needs_openssl
@@ -179,26 +183,6 @@ def test_command_says_so_when_the_way_to_another_machine_is_barred(monkeypatch, 
     assert result.stderr.startswith("Error: a proxy or certificates that the environment")
 
 
-def test_command_says_so_when_the_url_is_none():
-    # Given / When
-    result = CliRunner().invoke(main, ["models", "list", "--management-url", "localhost:8081"])
-    # Then
-    assert result.exit_code == 1
-    assert "not a URL like http://host:port: localhost:8081" in result.stderr
-
-
-def test_command_says_so_when_something_else_answers(server, ferry):
-    # Given
-    server.answers["GET", "/models"] = (200, b"<html>\n<b>hello</b>")
-    # When
-    result = ferry("models", "list")
-    # Then
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f'Error: {server.url} does not answer as a ferry server does: a page, "hello" (HTTP 200)\n'
-    )
-
-
 PAGE = b"""<!DOCTYPE HTML>
 <html>
   <head><title>Error response</title></head>
@@ -211,11 +195,11 @@ PAGE = b"""<!DOCTYPE HTML>
     ("answer", "quoted"),
     [
         ((404, PAGE), 'a page, "Error response" (HTTP 404)'),
+        ((200, b"<html>\n<b>hello</b>"), 'a page, "hello" (HTTP 200)'),
         ((502, b"<html>\n<title>502 Bad\nGateway</title>"), 'a page, "502 Bad Gateway" (HTTP 502)'),
         ((404, {"detail": "Not Found"}), '{"detail": "Not Found"} (HTTP 404)'),
         ((405, b"no\nsuch\nmethod"), "no such method (HTTP 405)"),
         ((200, b"pong " * 100), f"{'pong ' * 20}... (HTTP 200)"),
-        ((200, ["something"]), ""),
         ((200, {"models": 1}), ""),
     ],
 )
@@ -283,60 +267,36 @@ def test_registration_prints_the_next_step(server, ferry, version, workers, step
     assert json.loads(as_json.stdout) == {"status": status}
 
 
+CAUSE = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: x'
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "arguments"),
-    [
-        ("POST", "/models", ("register", "m.mar", "--initial-workers", "1")),
-        ("PUT", "/models/m", ("scale", "m", "--min-worker", "1")),
-    ],
+    ("cause", "told"),
+    [("", "Why is in the ingress's log, in its line `not started model=`."), (f"\n{CAUSE}", CAUSE)],
 )
-def test_command_says_where_it_is_told_why_workers_did_not_start(
-    server, ferry, method, path, arguments
+@pytest.mark.parametrize("words", ["register m.mar --initial-workers 1", "scale m --min-worker 1"])
+def test_command_says_why_workers_did_not_start_or_where_that_is_told(
+    server, ferry, words, cause, told
 ):
     # Given
-    answer = {"code": 500, "message": failed_text("m", "1.0")}
-    server.answers[method, path] = (500, answer)
+    answer = {"code": 500, "message": f"{failed_text('m', '1.0')}{cause}"}
+    server.answers["POST", "/models"] = server.answers["PUT", "/models/m"] = (500, answer)
     # When
-    result = ferry("models", *arguments)
+    result = ferry("models", *words.split())
     # Then
     assert result.exit_code == 1
     assert result.stderr == (
-        "Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n"
-        "Why is in the ingress's log, in its line `not started model=`.\n"
+        f"Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n{told}\n"
     )
-
-
-def test_traceback_of_workers_that_did_not_start_is_printed(server, ferry):
-    # Given
-    cause = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: x'
-    answer = {"code": 500, "message": f"{failed_text('m', '1.0')}\n{cause}"}
-    server.answers["POST", "/models"] = (500, answer)
-    # When
-    result = ferry("models", "register", "m.mar")
-    # Then
-    assert result.stderr == (
-        f"Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n{cause}\n"
-    )
-
-
-def test_command_sends_the_token_of_the_environment(server, ferry, monkeypatch):
-    # Given
-    server.answers["GET", "/models"] = (200, {"models": []})
-    # When
-    ferry("models", "list")
-    monkeypatch.setenv("FERRY_TOKEN", "secret")
-    result = ferry("models", "list")
-    # Then
-    sent = [headers.get("authorization") for _, _, headers, _ in server.asked]
-    assert sent == [None, "Bearer secret"]
-    assert "secret" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("token", "found"),
+    ("token", "hint"),
     [("", "is not set"), ("secret\n", "has another key, or an expired one")],
 )
-def test_command_says_where_a_refused_token_came_from(server, ferry, monkeypatch, token, found):
+def test_command_sends_the_token_of_the_environment_and_says_why_it_is_refused(
+    server, ferry, monkeypatch, token, hint
+):
     # Given
     monkeypatch.setenv("FERRY_TOKEN", token)
     refusal = {"code": 400, "type": "InvalidKeyException", "message": "No"}
@@ -344,7 +304,17 @@ def test_command_says_where_a_refused_token_came_from(server, ferry, monkeypatch
     # When
     result = ferry("models", "list")
     # Then
-    assert result.stderr == f"Error: No: FERRY_TOKEN {found} (HTTP 400)\n"
+    assert result.stderr == f"Error: No: FERRY_TOKEN {hint} (HTTP 400)\n"
+    [(_, _, headers, _)] = server.asked
+    assert headers.get("authorization") == ("Bearer secret" if token else None)
+
+
+def test_command_asks_whether_the_port_is_right_when_the_server_does_not_know_the_path(
+    server, ferry
+):
+    unknown = {"code": 404, "type": "ResourceNotFoundException", "message": "Not found"}
+    server.answers["GET", "/models"] = (404, unknown)
+    assert "Not found: is that the right port?" in ferry("models", "list").stderr
 
 
 @pytest.mark.parametrize("token", ["schlüssel", "a\nb"])
@@ -433,33 +403,12 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
 
 
-def test_status_counts_workers_by_node_and_state(server, ferry):
-    # Given
-    server.answers["GET", "/readyz"] = (503, {"status": "No ready worker: m"})
-    server.answers["GET", "/models"] = (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]})
-    server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
-    server.answers["GET", "/nodes"] = (200, NODES[:2])
-    # When
-    shown, for_machines = ferry("status"), ferry("status", "--json")
-    record, words = json.loads(for_machines.stdout), " ".join(shown.stdout.split())
-    # Then
-    assert shown.exit_code == for_machines.exit_code == 0
-    assert (record["ready"], record["reason"]) == (False, "No ready worker: m")
-    assert record["nodes"] == {"n1": 1, "n2": 1}
-    assert record["models"][0]["workers"] == {"READY": 1, "UNLOADING": 1}
-    assert record["models"][0]["waiting"] == 3
-    assert words.startswith("No ready worker: m Nodes: n1 on box (1 worker), n2 (1 worker)")
-    assert "m 1.0 1 READY, 1 UNLOADING 2 3 97" in words
-
-
 def test_status_says_that_no_node_runs(server, ferry):
-    # Given
     server.answers |= {
         ("GET", "/readyz"): (200, {}),
         ("GET", "/nodes"): (200, []),
         ("GET", "/models"): (200, {"models": []}),
     }
-    # When / Then
     assert "Nodes: none runs. `ferry node` starts one." in ferry("status").stdout
     assert json.loads(ferry("status", "--json").stdout)["nodes"] == {}
 
@@ -487,37 +436,28 @@ def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, fer
     }
     # When
     lines = ferry("status").stdout.splitlines()
+    record = json.loads(ferry("status", "--json").stdout)
     # Then
-    assert lines[0] == reason
+    assert (lines[0], record["ready"], record["reason"]) == (reason, False, reason)
+    assert (record["nodes"], record["models"][0]["workers"]) == ({"n1": 2}, {"UNLOADING": 2})
+    assert record["models"][0]["waiting"] == 3
     assert lines[-2:] == ["not loaded: m 1.0: No [GPU]", "not loaded: m 2.0: Not found"]
 
 
-def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_path):
+def test_predict_sends_files_as_they_are_and_prints_classes_in_a_table(server, ferry, tmp_path):
     # Given
-    server.answers["POST", "/predictions/m"] = (200, {"cat [tabby]": 0.75, "dog": 0.25})
-    for name in ("a.jpg", "b.jpg"):
+    server.answers["POST", "/predictions/m/2.0"] = (200, {"cat [tabby]": 0.75, "dog": 0.25})
+    for name in ("a.png", "b.json"):
         (tmp_path / name).write_bytes(b"\xff\xd8" + name.encode())
+    files = [str(tmp_path / name) for name in ("a.png", "b.json")]
     # When
-    result = ferry("predict", "m", str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg"))
+    result = ferry("predict", "m", "--version", "2.0", *files)
     # Then
     assert result.exit_code == 0
     assert result.stdout.count("cat [tabby]") == 2
     assert "0.7500" in result.stdout
-    bodies = {body for *_, body in server.asked}
-    assert bodies == {b"\xff\xd8a.jpg", b"\xff\xd8b.jpg"}
-
-
-def test_predict_sends_no_content_type_for_an_image_and_json_for_json(server, ferry, tmp_path):
-    # Given
-    server.answers["POST", "/predictions/m/2.0"] = (200, [1])
-    for name in ("a.png", "b.json"):
-        (tmp_path / name).write_bytes(b"{}")
-    # When
-    ferry("predict", "m", "--version", "2.0", str(tmp_path / "a.png"))
-    ferry("predict", "m", "--version", "2.0", str(tmp_path / "b.json"))
-    # Then
-    kinds = [headers["content-type"] for *_, headers, _ in server.asked]
-    assert kinds == [None, "application/json"]
+    kinds = {body: headers["content-type"] for *_, headers, body in server.asked}
+    assert kinds == {b"\xff\xd8a.png": None, b"\xff\xd8b.json": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -574,14 +514,6 @@ def test_predict_prints_the_other_answers_when_a_connection_breaks(server, ferry
     assert result.stderr.startswith(f"Error: the connection to {server.url} broke")
 
 
-def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
-    # Given / When
-    result = ferry("predict", "m", "missing.jpg")
-    # Then
-    assert "File 'missing.jpg' does not exist" in result.stderr
-    assert server.asked == []
-
-
 def options_of(command, words=()):
     """Each command below this one and each of its options."""
     context = click.Context(command)
@@ -590,15 +522,12 @@ def options_of(command, words=()):
     yield from ((words, one) for one in command.params if isinstance(one, click.Option))
 
 
+# In `bench` and in each command that has all settings.
 FLOATS = [
     pytest.param(words, one.opts[0], id=" ".join((*words, one.opts[0])))
     for words, one in options_of(main)
     if isinstance(one.type, click.types.FloatParamType) and words[0] != "shadow"
 ]
-
-
-def test_options_that_take_numbers_are_found():
-    assert {"bench", "up"} <= {case.values[0][0] for case in FLOATS}
 
 
 @pytest.mark.parametrize(("words", "option"), FLOATS)
@@ -718,22 +647,26 @@ def test_part_says_in_one_line_which_redis_it_waits_for(command, silent_redis):
     assert "this waits for it" in lines[0]
 
 
-def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):
-    # Given / When
-    flags = ["--redis-url", "redis://127.0.0.1:1", "--model-store", str(tmp_path / "missing")]
-    result = CliRunner().invoke(main, ["node", *flags])
-    # Then
-    assert result.exit_code == 1
-    assert "the model store is not a folder" in result.stderr
-
-
-def test_up_refuses_an_address_beside_a_port_base():
-    # Given / When
-    flags = ["--port-base", "18080", "--management-address", "http://127.0.0.1:9000"]
-    result = CliRunner().invoke(main, ["up", "--model-store", "missing", *flags])
-    # Then
-    assert result.exit_code == 2
-    assert "--port-base and --management-address do not go together" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "exit_code", "complaint"),
+    [
+        (
+            "node --redis-url redis://127.0.0.1:1 --model-store missing",
+            1,
+            "the model store is not a folder",
+        ),
+        (
+            "up --port-base 18080 --management-address http://127.0.0.1:9000",
+            2,
+            "--port-base and --management-address do not go together",
+        ),
+        ("predict m FILE --content-type ä", 2, "has characters that no header may have"),
+    ],
+)
+def test_command_refuses_what_cannot_work(words, exit_code, complaint):
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == exit_code
+    assert complaint in result.stderr
 
 
 def test_check_free_accepts_one_address_for_several_listeners():
@@ -756,8 +689,8 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
     keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
     keys += ("install_py_dep_per_model=yes",)
     config.write_text("\n".join(keys))
-    # When
-    result = CliRunner().invoke(main, ["up", "--config", str(config)])
+    # When it is found by TorchServe's variable
+    result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
     # Then
     assert result.stderr.splitlines() == [
         f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
@@ -788,16 +721,6 @@ def test_up_ends_with_2_whichever_part_finds_that_a_setting_cannot_be_used(
     # Then
     assert complaint in result.stdout + result.stderr
     assert result.returncode == 2
-
-
-def test_up_finds_its_configuration_by_torchserves_variable(tmp_path):
-    # Given
-    config = tmp_path / "config.properties"
-    config.write_text("model_store=/missing\n")
-    # When
-    result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
-    # Then
-    assert result.stderr == "Error: the model store is not a folder: /missing\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -837,11 +760,3 @@ def test_what_is_not_utf8_is_one_sentence(tmp_path, words):
     # Then
     assert re.fullmatch(r"Error: this is not UTF-8: '.*\\udcff.*'\n", result.stderr)
     assert result.returncode == 1
-
-
-@pytest.mark.parametrize("text", ["a\nb", "ä"])
-@pytest.mark.parametrize("words", [["predict", "m", "f"]])
-def test_content_type_that_no_header_may_have_is_refused(words, text):
-    result = CliRunner().invoke(main, [*words, "--content-type", text])
-    assert result.exit_code == 2
-    assert "has characters that no header may have" in result.stderr

@@ -10,7 +10,7 @@ import uvloop
 from ingress.http1.listener import Address, Listener
 from ingress.predictions.prediction import HttpPredictions
 from ingress.rest.inference_api import AwaitedPrediction
-from ingress.rest.responses import AwaitedExchange
+from ingress.rest.wsgi_bridge import AwaitedExchange
 from ingress.role import Role
 from ingress.server import application
 from ingress.torchserve.answers import error_answer

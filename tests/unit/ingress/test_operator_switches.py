@@ -21,10 +21,10 @@ def client(ingress, role, **settings):
 def busy(ingress):
     """An ingress that has answered something."""
     measured = ingress.services.metrics.version(VersionKey("m", "1.0"), None)
-    measured.totals.count_arrival()
+    measured.count_arrival()
     measured.count_answer(200, 0.02, BatchTiming(1, 2_000, 10_000, is_first=True))
     for status in (200, 204, 404, 503, 301):
-        ingress.services.metrics.torchserve.count_answer(status)
+        ingress.services.metrics.note_answer(status)
     return ingress
 
 
@@ -32,7 +32,7 @@ def test_metrics_have_torchserves_names_labels_and_form(busy):
     # When
     text = client(busy, Role.METRICS).get("/metrics").get_data(as_text=True)
     # Then
-    host = busy.services.metrics.torchserve.hostname
+    host = busy.services.metrics.hostname
     assert f'Requests2XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text
     assert f'Requests4XX{{Level="Host",Hostname="{host}",}} 1.0\n' in text
     assert f'Requests5XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text

@@ -263,12 +263,6 @@ def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_server_refuses_to_open_management_to_the_network(start):
-    code, log = start(management_address="http://0.0.0.0:8081").end()
-    assert code == 2
-    assert "allow_open_management" in log
-
-
 def test_server_with_tokens_answers_what_a_browser_asks_before_a_page_may(start, tmp_path):
     # Given
     allowed = {"origin": "https://page.example", "methods": "POST", "headers": "authorization"}

@@ -56,12 +56,12 @@ def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
     ("parameters", "text"),
     [
         ({"batch_policy": "eager"}, "must be one of fixed, adaptive"),
+        ({"defaults": "usual"}, r"defaults must be serving\."),
         ({"latency_slo_ms": "50"}, "with batch_policy=adaptive"),
-        ({"batch_policy": "adaptive", "latency_slo_ms": "-1"}, "is a number of milliseconds"),
+        ({"batch_policy": "adaptive", "latency_slo_ms": "-1"}, "latency_slo_ms must be 0 or more"),
     ],
 )
-def test_policy_is_refused_when_it_cannot_be_kept(parameters, text):
-    # Given / When / Then
+def test_registration_is_refused_when_it_cannot_be_kept(parameters, text):
     with pytest.raises(BadRequest, match=text):
         register(parameters)
 
@@ -87,11 +87,6 @@ def test_serving_defaults_come_after_all_that_anybody_chose(parameters, config, 
     spec = register({**SERVING, **parameters}, ModelDefaults(parameters=defaults), config=config)
     # Then
     assert (spec.min_worker, spec.batch_size, spec.batch_policy) == expected
-
-
-def test_defaults_of_another_name_are_refused():
-    with pytest.raises(BadRequest, match=r"defaults must be serving\."):
-        register({"defaults": "usual"})
 
 
 def test_registration_prefers_parameters_to_the_archives_names():
@@ -133,7 +128,6 @@ def test_workers_come_from_config_only_when_it_makes_sense(config, expected):
 
 
 def test_version_may_name_its_build_or_be_left_out():
-    # Given / When / Then
     assert register(model_version="").model_version == "1.0"
     assert register(model_version="1.0+cpu").model_version == "1.0+cpu"
     with pytest.raises(BadRequest, match="model version"):
@@ -155,7 +149,7 @@ def test_version_may_name_its_build_or_be_left_out():
     ],
 )
 def test_registration_is_refused_when_no_archive_fits(parameters):
-    # Given / When / Then: before and after the archive is fetched
+    # Before and after the archive is fetched
     with pytest.raises(BadRequest):
         check_parameters(parameters)
     with pytest.raises(BadRequest):
@@ -171,7 +165,6 @@ def test_registration_is_refused_when_no_archive_fits(parameters):
     ],
 )
 def test_registration_is_refused_after_the_archive_when_that_could_have_helped(parameters):
-    # Given / When / Then
     check_parameters(parameters)
     with pytest.raises(BadRequest):
         register(parameters)
@@ -183,22 +176,16 @@ INTEGERS = [one.word for one in PARAMETERS if one.kind is int]
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 10**20, 10**400], ids=range(4))
 @pytest.mark.parametrize("name", INTEGERS)
 def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(name, number):
-    # Given / When / Then
     text = f"^{name} must be from -2147483648 to 2147483647.$"
     with pytest.raises(BadRequest, match=text):
         register(config={name: number})
     with pytest.raises(BadRequest, match=text):
         register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
-
-
-def test_registration_is_refused_when_the_archive_names_an_impossible_device():
-    # Given / When / Then
     with pytest.raises(BadRequest, match=r"^deviceIds must be"):
-        register(config={"deviceIds": [0, 2**31]})
+        register(config={"deviceIds": [0, number]})
 
 
 def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_model():
-    # Given / When / Then
     with pytest.raises(InvalidModel, match=r"Model name is not defined\."):
         register(model_name="")
 
@@ -220,13 +207,11 @@ def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_mo
     ],
 )
 def test_int_parameter_is_the_default_when_the_value_is_no_java_int(text, expected):
-    # Given / When / Then
     assert int_parameter({"n": text}, "n", 1) == expected
 
 
 @given(st.text())
 def test_int_parameter_never_raises(text):
-    # Given any text / When / Then
     assert isinstance(int_parameter({"n": text}, "n", 1), int)
 
 
@@ -235,7 +220,6 @@ def test_int_parameter_never_raises(text):
     [("true", True), ("TRUE", True), (True, True), ("1", False), ("yes", False), ("", False)],
 )
 def test_bool_parameter_is_true_for_the_word_true_only(text, expected):
-    # Given / When / Then
     assert bool_parameter({"b": text}, "b", default=not expected) is expected
 
 

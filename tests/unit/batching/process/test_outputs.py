@@ -75,31 +75,20 @@ def lines(pipes):
         end.result(5)
 
 
-# --- what does not fit
-
-
 @needs_full_device
-def test_full_device_costs_the_lines_and_nothing_else():
+@pytest.mark.parametrize("has_reader", [False, True], ids=["reader has gone", "device is full"])
+def test_output_that_takes_nothing_costs_the_lines_and_nothing_else(pipe, has_reader):
     # Given
+    pipe.reader.close()
     with Path("/dev/full").open("wb", 0) as device:
-        outlet = Outlet(device.fileno())
+        outlet = Outlet((device if has_reader else pipe.writer).fileno())
         # When
         for _ in range(5):
             outlet.write(LINE * 2)
+        outlet.write_line(b"line")
         outlet.drain()
     # Then
-    assert outlet.dropped == 10
-
-
-def test_reader_that_has_gone_costs_the_lines_and_nothing_else(pipe):
-    # Given
-    outlet = Outlet(pipe.writer.fileno())
-    pipe.reader.close()
-    # When
-    outlet.write_line(b"line")
-    outlet.drain()
-    # Then
-    assert outlet.dropped == 1
+    assert outlet.dropped == 11
 
 
 def test_reader_that_does_not_read_is_waited_for_once_by_lines_of_children(pipe, caplog):
@@ -182,9 +171,6 @@ def test_process_ends_well_whatever_becomes_of_its_outputs(target):
     assert subprocess.run(words, check=False, timeout=30).returncode == 0
 
 
-# --- lines
-
-
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [
@@ -212,17 +198,6 @@ def pending(pipe):
     count = array.array("i", [0])
     fcntl.ioctl(pipe.writer.fileno(), termios.FIONREAD, count)
     return count[0]
-
-
-def test_line_that_does_not_end_is_passed_on_and_joins_no_other(pipes, lines):
-    # When two workers write
-    for one, text in zip(pipes, (b"abc", b"def"), strict=True):
-        one.writer.write(text)
-    # Then
-    eventually(lambda: sorted(lines) == [b"abc", b"def"])
-    # And its late end is no line of its own
-    pipes[0].writer.write(b"\nnext\n")
-    eventually(lambda: sorted(lines) == [b"abc", b"def", b"next"])
 
 
 def test_time_for_dots_does_not_grow_with_their_number(pipe, lines):

@@ -12,23 +12,16 @@ def test_backoff_retries_at_once_first_and_never_waits_longer_than_half_a_minute
     assert delays[-1] == max(DELAYS_S) == 30.0
 
 
-def test_backoff_is_doubtful_after_the_second_failure_in_a_row():
-    backoff = Backoff()
-    backoff.fail(0.0)
-    assert not backoff.is_doubtful
-    backoff.fail(1.0)
-    assert backoff.is_doubtful
-    backoff.succeed()
-    assert not backoff.is_doubtful
-
-
-def test_backoff_measures_from_the_first_failure_of_the_episode():
+def test_backoff_counts_and_measures_from_the_first_failure_of_an_episode():
     backoff = Backoff()
     assert not backoff.has_failed_for(300, 1e9)
     backoff.fail(100.0)
+    assert not backoff.is_doubtful
     backoff.fail(350.0)
+    assert backoff.is_doubtful
     assert not backoff.has_failed_for(300, 399.0)
     assert backoff.has_failed_for(300, 401.0)
     backoff.succeed()
+    assert not backoff.is_doubtful
     backoff.fail(500.0)
     assert not backoff.has_failed_for(300, 600.0)

@@ -27,25 +27,18 @@ def test_process_learns_its_siblings_from_its_environment(monkeypatch, tmp_path)
 
 
 async def test_siblings_that_run_act_before_they_have_answered(three):
-    # Given one that runs, and one that does not
+    # Given one that runs where a killed one did, and one that accepts and does nothing
     acted = []
-    server = await three[1].listen(lambda: acted.append(2))
-    # When
-    answered = await asyncio.to_thread(three[0].ask)
+    with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as stuck:
+        killed.bind(str(three[1].folder / "2.sock"))
+        stuck.bind(str(three[2].folder / "3.sock"))
+        stuck.listen()
+        server = await three[1].listen(lambda: acted.append(2))
+        # When
+        answered = await asyncio.to_thread(three[0].ask)
     # Then
     assert (answered, acted) == ({2}, [2])
     server.close()
-
-
-async def test_sibling_that_is_stuck_is_not_waited_for_long(three):
-    # Given one that accepts and does nothing
-    with socket.socket(socket.AF_UNIX) as stuck:
-        stuck.bind(str(three[2].folder / "3.sock"))
-        stuck.listen()
-        server = await three[1].listen(lambda: None)
-        # When / Then
-        assert await asyncio.to_thread(three[0].ask) == {2}
-        server.close()
 
 
 async def test_process_waits_for_the_end_of_its_siblings_without_asking_them_to_act(three):
@@ -60,14 +53,3 @@ async def test_process_waits_for_the_end_of_its_siblings_without_asking_them_to_
     # Then
     await asyncio.wait_for(waiting, 5)
     assert acted == []
-
-
-async def test_process_that_is_started_again_listens_where_a_killed_one_did(three):
-    # Given
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(three[1].folder / "2.sock"))
-    # When
-    server = await three[1].listen(lambda: None)
-    # Then
-    assert await asyncio.to_thread(three[0].ask) == {2}
-    server.close()

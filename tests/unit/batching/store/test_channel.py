@@ -8,10 +8,13 @@ import uuid
 import weakref
 
 import pytest
+import redis
 
 from batching import errors
-from batching.protocol import INLINE_LIMIT_BYTES
+from batching.protocol import INLINE_LIMIT_BYTES, Wire
+from batching.store.channel import SUBMIT_AT_ONCE, take_some
 from batching.store.clients import connect_async
+from batching.store.ingress_queue import IngressQueue
 from batching.store.pending_request import AwaitedRequest, ClientLeft
 from batching.store.registry.registry import QueueConfigs
 from batching.store.scripts import loader as scripts
@@ -561,6 +564,41 @@ async def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
         # Then
         assert len(waits) == 2
         assert_within(max(waits), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "turns"),
+    [
+        ([1] * (SUBMIT_AT_ONCE + 1), [SUBMIT_AT_ONCE, 1]),
+        ([500, 500, 1], [2, 1]),
+        ([1001, 1, 1001], [1, 1, 1]),
+    ],
+)
+async def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
+    # Given
+    pending = [AwaitedRequest("a") for _ in sizes]
+    for request, size in zip(pending, sizes, strict=True):
+        request.wire = Wire(bytes(size))
+    # When / Then
+    assert [len(take_some(pending, 1000)) for _ in turns] == turns
+    assert pending == []
+
+
+async def test_submit_is_given_up_although_an_error_came_at_the_same_moment(harness, monkeypatch):
+    # Given a connection that breaks in the very moment in which the patience for it ends
+    async def submit(*_):
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise redis.ConnectionError("closed by server") from None
+
+    monkeypatch.setattr(IngressQueue, "submit", submit)
+    async with open_channel(harness, submit_s=0.1) as channel:
+        # When
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            await ask(channel, "a")
+    # Then
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
 
 
 # --- losses

@@ -23,6 +23,7 @@ from batching.store.held_connections import (
     StringExchange,
     StringReader,
 )
+from batching.store.scripts.loader import command
 from tests.unit.batching.store.channels import feed
 
 BOTH_KINDS = pytest.mark.parametrize("is_for_strings", [False, True], ids=["parsed", "strings"])
@@ -42,7 +43,8 @@ def line(real_backend):
 
 
 def beat(line, *members):
-    silent, added = line.run("beat", [BEATS], [60_000, 60_000, 0, len(members), *members])
+    arguments = [60_000, 60_000, 0, len(members), *members]
+    silent, added = line.call(command("beat", [BEATS], arguments))
     assert silent == []
     return added
 

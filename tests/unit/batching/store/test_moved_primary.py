@@ -8,11 +8,12 @@ import redis
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.held_connections import AsyncHeldConnection, HeldConnection
-from batching.store.waits import ParkedPop
+from batching.store.scripts.loader import command
+from batching.store.worker_queue import ParkedPop
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.tcp_redis import TcpRedis
 
-BEAT = ([keys.NODES], [60_000, 60_000, 0, 1, "node-a"])
+BEAT = command("beat", [keys.NODES], [60_000, 60_000, 0, 1, "node-a"])
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,11 @@ def moving(servers, tmp_path):
 
 def by_held_connection(url, move):
     line = HeldConnection(connect(url))
-    line.run("beat", *BEAT)
+    line.call(BEAT)
     move()
     with pytest.raises(redis.ConnectionError):
-        line.run("beat", *BEAT)
-    line.run("beat", *BEAT)
+        line.call(BEAT)
+    line.call(BEAT)
 
 
 def by_pool(url, move):
@@ -68,11 +69,11 @@ def by_async_held_connection(url, move):
         client = connect_async(url)
         async with client:
             line = AsyncHeldConnection(client)
-            await line.run("beat", *BEAT)
+            await line.call(BEAT)
             move()
             with pytest.raises(redis.ConnectionError):
-                await line.run("beat", *BEAT)
-            await line.run("beat", *BEAT)
+                await line.call(BEAT)
+            await line.call(BEAT)
             await line.close()
 
     asyncio.run(run())

@@ -11,8 +11,8 @@ import redis
 
 from batching.settings.settings import Settings, SettingsError
 from batching.store.clients import connect, connect_async, store_url
+from batching.store.held_connections import HeldConnection
 from batching.store.server_check import check_server
-from batching.store.waits import Wakeups
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context
@@ -66,16 +66,17 @@ def test_wait_over_tls_ends_at_once_when_it_is_interrupted(proxy, certificates, 
     port, authority = proxy("here").port, certificates / "authority.pem"
     settings = Settings(redis_url=f"rediss://localhost:{port}/0", redis_ca_file=authority)
     with connect(store_url(settings)) as client, ThreadPoolExecutor(1) as pool:
-        wakeups = Wakeups(client, TOKENS)
-        waiting = pool.submit(wakeups.wait, 4.0)
+        line = HeldConnection(client)
+        waiting = pool.submit(line.call, ("BLPOP", TOKENS, 4.0))
         eventually(lambda: real_backend.client.info("clients")["blocked_clients"])
 
         # When
         started = time.monotonic()
-        wakeups.interrupt()
+        line.interrupt()
 
         # Then
-        assert waiting.result(5.0)
+        with pytest.raises(redis.ConnectionError):
+            waiting.result(5.0)
         assert_within(time.monotonic() - started, 0.2)
         real_backend.client.rpush(TOKENS, "1")  # for the proxy, which still waits
 

@@ -46,6 +46,7 @@ SCRIPTS_OF = {
         "submit_jobs",
         "retry_job",
         "cancel_job",
+        "swap_model",
     },
     "worker": {
         "claim",
@@ -60,6 +61,7 @@ SCRIPTS_OF = {
         "living",
         "claim_webhooks",
         "end_webhook",
+        "swap_model",
     },
 }
 

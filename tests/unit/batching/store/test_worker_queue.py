@@ -10,7 +10,7 @@ from batching.policy import FixedPolicy
 from batching.store.clients import connect
 from batching.store.ingress_queue import Submission
 from batching.store.records import decode_reply
-from batching.store.waits import ParkedPop
+from batching.store.worker_queue import ParkedPop
 from tests.support import (
     attempts_of,
     body_of,

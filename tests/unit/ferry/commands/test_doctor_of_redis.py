@@ -48,7 +48,7 @@ def test_redis_is_told_by_what_it_keeps(redis):
         # Then
         found, text = doctor(redis.url)[1]["persistence"]
         assert found == effect
-        assert text.startswith(f"append-only file, appendfsync {fsync}: jobs and models survive")
+        assert text.startswith(f"append-only file, appendfsync {fsync}: a machine that fails loses")
 
 
 def test_redis_that_may_drop_what_was_accepted_must_change(redis):

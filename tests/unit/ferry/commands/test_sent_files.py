@@ -1,15 +1,8 @@
 """Results of jobs as files, and the keys by which no file runs twice."""
 
-import click
 import pytest
 
-from ferry.commands.jobs import (
-    files_in,
-    idempotency_key,
-    suffix_of,
-    without_result,
-    write_result,
-)
+from ferry.commands.jobs import idempotency_key, suffix_of, write_result
 from ferry_client.jobs import Prediction
 
 
@@ -44,39 +37,6 @@ def test_key_is_of_model_version_type_name_and_content():
         idempotency_key("m", {"version": "1"}, "a", b"y"),
     }
     assert len(others - {key}) == 6
-
-
-def test_files_with_a_result_are_left_out(tmp_path):
-    # Given
-    inputs, results = tmp_path / "inputs", tmp_path / "results"
-    inputs.mkdir()
-    for name in ("a", "a.jpg", "b.jpg"):
-        (inputs / name).touch()
-    (inputs / "folder").mkdir()
-    results.mkdir()
-    write_result(results / "a.jpg.json", b"{}")
-    (results / ".ferry-b.jpg").touch()  # left by a command that was killed
-    # When
-    found = files_in([inputs, inputs / "folder"])
-    # Then
-    assert [file.name for file in found] == ["a", "a.jpg", "b.jpg"]
-    assert [file.name for file in without_result(found, results)] == ["a", "b.jpg"]
-    assert [file.name for file in without_result(found, tmp_path / "new" / "one")] == [
-        "a",
-        "a.jpg",
-        "b.jpg",
-    ]
-
-
-def test_results_of_two_files_never_have_one_name(tmp_path):
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "same").touch()
-    files = files_in([tmp_path / "one", tmp_path / "two"])
-    with pytest.raises(click.ClickException, match="several files are called same"):
-        without_result(files, tmp_path / "results")
-    with pytest.raises(click.ClickException, match="a folder of their own"):
-        without_result(files, tmp_path / "one" / ".." / "one")
 
 
 def test_result_that_cannot_be_written_leaves_nothing(tmp_path):

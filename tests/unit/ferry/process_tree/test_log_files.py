@@ -9,7 +9,6 @@ import pytest
 from batching.process.logs import LineFormatter
 from batching.settings.settings import Settings
 from ferry.process_tree.log_files import LogFiles
-from tests.support import eventually
 from workers.handling.metrics_reporter import MetricsFile
 
 ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
@@ -56,7 +55,7 @@ def test_each_line_is_in_the_file_where_operators_look(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_full_disk_is_said_once_until_there_is_room_again(tmp_path, capfd):
+def test_full_disk_is_said_once(tmp_path, capfd):
     # Given a file on a full disk
     shown = []
     file = tmp_path / "ts_log.log"
@@ -181,30 +180,3 @@ def test_worker_says_once_that_the_file_of_metrics_cannot_be_written(
     [complaint] = caplog.messages
     assert complaint.startswith(f"cannot write {blocked / 'model_metrics.log'}: ")
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_lines_arrive_whole_however_they_were_written(tmp_path):
-    # When a line comes in pieces, and the last one has no end
-    with LogFiles(tmp_path, unseen) as logs:
-        for piece in (ACCESS[:40], ACCESS[40:] + "half"):
-            os.write(logs.stderr_fd, piece.encode())
-    # Then
-    assert (tmp_path / "access_log.log").read_text() == ACCESS
-    assert (tmp_path / "ts_log.log").read_text() == "half\n"
-
-
-def test_lines_that_a_file_does_not_take_are_counted(tmp_path):
-    # Given a file that cannot be written
-    shown = []
-    file = tmp_path / "ts_log.log"
-    file.mkdir()
-    with LogFiles(tmp_path, lambda line: shown.append(line.decode())) as logs:
-        for number in range(3):
-            logs.say(f"line {number}")
-        eventually(lambda: "line 2" in shown)
-        # When it can be
-        file.rmdir()
-        logs.say("line 3")
-    # Then
-    assert f"writing {file} again: 3 lines missing" in shown
-    assert file.read_text() == "line 3\n"

@@ -10,8 +10,8 @@ import pytest
 from batching.settings.settings import Settings
 from ferry.process_tree.embedded_redis import (
     FSYNC_EVERY_SECOND,
-    DataFolderError,
     EmbeddedRedis,
+    EmbeddedRedisError,
     RedisData,
     ServerProgram,
     default_data_dir,
@@ -59,28 +59,26 @@ def test_nothing_is_kept_without_a_store_or_where_nothing_is_to_be_remembered(tm
     store = replace(Settings(), model_store=tmp_path / "store")
     # When / Then
     for settings in (Settings(), replace(store, config_snapshots=False)):
-        assert lock_data(settings, FSYNC_EVERY_SECOND, pytest.fail) is None
+        assert lock_data(settings, FSYNC_EVERY_SECOND) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_default_folder_that_cannot_be_used_is_a_warning_and_a_chosen_one_an_error(tmp_path):
+def test_default_folder_that_cannot_be_used_is_a_warning_and_a_chosen_one_an_error(
+    tmp_path, capsys
+):
     # Given a file in the place of each folder
     (tmp_path / "store-data").write_text("")
     settings = replace(Settings(), model_store=tmp_path / "store")
-    warnings = []
-    # When / Then
-    assert lock_data(settings, FSYNC_EVERY_SECOND, warnings.append) is None
-    assert warnings == [
-        "jobs end with this server (--data-dir chooses another folder): "
-        f"{tmp_path}/store-data/8081/redis cannot be written: Not a directory"
-    ]
-    # And the default is still one when a snapshot has it written down
-    settings = replace(settings, data_dir=default_data_dir(settings))
-    assert lock_data(settings, FSYNC_EVERY_SECOND, warnings.append) is None
+    # When / Then, also when a snapshot has the default written down
+    for folder in (None, default_data_dir(settings)):
+        assert lock_data(replace(settings, data_dir=folder), FSYNC_EVERY_SECOND) is None
+        warning = " ".join(capsys.readouterr().err.split())
+        assert warning.startswith("warning: jobs end with this server: ")
+        assert "/store-data/8081/redis cannot be written: Not a directory. --data-dir" in warning
     # And
     settings = replace(settings, data_dir=tmp_path / "store-data")
-    with pytest.raises(DataFolderError, match="Not a directory"):
-        lock_data(settings, FSYNC_EVERY_SECOND, pytest.fail)
+    with pytest.raises(EmbeddedRedisError, match="Not a directory"):
+        lock_data(settings, FSYNC_EVERY_SECOND)
 
 
 def test_folder_is_locked_until_its_redis_has_ended(tmp_path):
@@ -90,7 +88,7 @@ def test_folder_is_locked_until_its_redis_has_ended(tmp_path):
     server.start()
     data.release()
     # When / Then
-    with pytest.raises(DataFolderError, match=f"in use by another server .process {os.getpid()}"):
+    with pytest.raises(EmbeddedRedisError, match="in use by another server"):
         locked(tmp_path)
     # When
     server.close()
@@ -119,11 +117,10 @@ def test_redis_that_was_killed_comes_back_without_the_command_that_was_cut_short
         assert server.remembers
         assert b"\r\n1\r\n" in ask(server.socket_path, "GET", "whole")
         assert ask(server.socket_path, "GET", "cut") == b"$-1\r\n"
-        assert server.loaded_percent() is None
     data.release()
 
 
-def test_redis_that_reads_its_file_says_how_far_it_is(tmp_path):
+def test_redis_that_reads_its_file_says_so(tmp_path):
     # Given a file that takes some seconds to read: Redis waits before each key
     data = locked(tmp_path / "data")
     with EmbeddedRedis(find_server(), data=data) as server:
@@ -141,11 +138,10 @@ def test_redis_that_reads_its_file_says_how_far_it_is(tmp_path):
     try:
         server.launch()
         # Then
-        percent = eventually(server.loaded_percent, timeout_s=10)
-        assert 0 < percent < 100
+        eventually(server.is_loading, timeout_s=10)
         assert not server.answers()
         eventually(server.answers, timeout_s=10)
-        assert server.loaded_percent() is None
+        assert not server.is_loading()
     finally:
         server.close()
         data.release()

@@ -253,36 +253,21 @@ def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
     assert scene.reports == []
 
 
-def test_ready_pipe_tells_failures_and_readiness_however_the_bytes_come():
-    # Given
-    pipe = ReadyPipe()
-    (fd,) = pipe.writer()
-    try:
-        assert not pipe.poll()
-        # When
-        os.write(fd, b'{"model": "m", "er')
-        is_ready_early = pipe.poll()
-        os.write(fd, b'ror": "no"}\nrea')
-        is_ready_half = pipe.poll()
-        os.write(fd, b"dy\n")
-        # Then
-        assert (is_ready_early, is_ready_half, pipe.poll()) == (False, False, True)
-        assert pipe.failures == [{"model": "m", "error": "no"}]
-    finally:
-        pipe.close()
-
-
-def test_ready_pipe_hears_what_notify_ready_says(monkeypatch):
+def test_ready_pipe_hears_what_notify_ready_says_however_the_bytes_come(monkeypatch):
     # Given
     pipe = ReadyPipe()
     (fd,) = pipe.writer()
     monkeypatch.setenv(READY_VARIABLE, str(os.dup(fd)))
     try:
         # When
+        os.write(fd, b'{"model": "m", "er')
+        is_ready_early = pipe.poll()
+        os.write(fd, b'ror": "no"}\n')
+        is_ready_half = pipe.poll()
         notify_ready([{"model": "m", "error": "no such archive"}])
         # Then
-        assert pipe.poll()
-        assert pipe.failures == [{"model": "m", "error": "no such archive"}]
+        assert (is_ready_early, is_ready_half, pipe.poll()) == (False, False, True)
+        assert [it["error"] for it in pipe.failures] == ["no", "no such archive"]
         assert READY_VARIABLE not in os.environ
     finally:
         pipe.close()
@@ -298,16 +283,10 @@ def test_notify_ready_does_nothing_when_no_process_listens(monkeypatch, number):
     assert READY_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("how", Launch)
-def test_part_knows_how_it_was_started(monkeypatch, how):
-    # Given
-    monkeypatch.setenv(LAUNCH_VARIABLE, how)
-    # When / Then
-    assert launch() is how
-
-
-def test_part_without_a_parent_that_says_how_was_started_alone(monkeypatch):
-    # Given
-    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-    # When / Then
+def test_part_knows_how_it_was_started(monkeypatch):
+    for how in Launch:
+        monkeypatch.setenv(LAUNCH_VARIABLE, how)
+        assert launch() is how
+    # And without a parent that says so, it was started alone
+    monkeypatch.delenv(LAUNCH_VARIABLE)
     assert launch() is Launch.ALONE

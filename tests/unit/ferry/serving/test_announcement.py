@@ -6,10 +6,9 @@ import pytest
 
 from batching.models.statuses import WorkerState, WorkerStatus
 from ferry.serving.announcement import announcement, curl_line
-from ferry.serving.live_models import LiveModel
 from tests.support import make_spec
 
-URL = "http://localhost:8080"
+URL = "http://localhost:8080/predictions/m"
 POINT = {
     "type": "object",
     "properties": {
@@ -37,11 +36,6 @@ def port(name, shape, datatype="FP32"):
     return {"name": name, "datatype": datatype, "shape": shape}
 
 
-def live(**interface):
-    status = WorkerStatus("n-1", "n", 0, WorkerState.READY, 1, "cpu", "", interface=interface)
-    return LiveModel(make_spec(model_name="m"), [status])
-
-
 @pytest.mark.parametrize(
     ("interface", "arguments"),
     [
@@ -60,21 +54,9 @@ def live(**interface):
             {"input": {"kind": "form", "schema": FORM}},
             ["-F", "photo=@photo.jpg", "-F", "label=some text"],
         ),
+        ({"inputs": [port("x", [-1, 2, -1])], **TENSOR}, ["-d", "[[0], [0]]"]),
         (
-            {
-                "input": {"kind": "tensor"},
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2, -1]}],
-            },
-            ["-d", "[[0], [0]]"],
-        ),
-        (
-            {
-                "input": {"kind": "tensor"},
-                "inputs": [
-                    {"name": "ids", "datatype": "INT64", "shape": [-1, 2]},
-                    {"name": "size", "datatype": "FP32", "shape": [-1]},
-                ],
-            },
+            {"inputs": [port("ids", [-1, 2], "INT64"), port("size", [-1])], **TENSOR},
             ["-d", '{"ids": [0, 0], "size": 0}'],
         ),
         ({"inputs": [port("x", [-1], "BYTES")], **TENSOR}, ["-d", '"some text"']),
@@ -88,15 +70,17 @@ def live(**interface):
 )
 def test_curl_line_suits_what_the_model_takes(interface, arguments):
     # When
-    line = curl_line(live(**interface), URL)
+    line = curl_line(URL, interface)
     # Then
-    assert shlex.split(line) == ["curl", f"{URL}/predictions/m", *arguments]
+    assert shlex.split(line) == ["curl", URL, *arguments]
 
 
 def test_announcement_names_tensors_and_leaves_out_what_is_unknown():
-    # Given
-    tensors = [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+    def announced(**interface):
+        worker = WorkerStatus("n-1", "n", 0, WorkerState.READY, 1, "cpu", "", interface=interface)
+        return announcement(make_spec(model_name="m"), [worker], "http://localhost:8080")
+
     # When / Then
-    with_tensors = announcement(live(input={"kind": "tensor"}, inputs=tensors, summary="S."), URL)
+    with_tensors = announced(inputs=[port("x", [-1, 2])], summary="S.", **TENSOR)
     assert "m 1.0: S.\n  takes    x FP32 [-1, 2]\n" in with_tensors
-    assert "takes" not in announcement(live(), URL)
+    assert "takes" not in announced()

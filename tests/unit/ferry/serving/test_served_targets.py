@@ -1,11 +1,11 @@
-"""What a command is to serve: names, files and settings of targets."""
+"""What a command is to serve: names, files and settings of targets; Python files are not run."""
 
 import json
+import re
 
 import pytest
 
-from ferry.serving.python_file import TargetError
-from ferry.serving.served_targets import RunFlags, read_target, read_targets
+from ferry.serving.served_targets import TargetError, read_target, read_targets, spec_fields
 from workers.archives.model_archive import inspect_archive
 
 PREDICT = "import helper\ndef predict(batch): return batch\n"
@@ -23,33 +23,29 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "handler", "sources"),
+    ("text", "expected"),
     [
         (
             "my-model.py",
-            "my-model",
-            "python_model",
-            {"my-model.py", "helper.py"},
+            ("my-model", "python_model", "FILE:predict", {"my-model.py", "helper.py"}),
         ),
-        ("net.onnx", "net", "tensor_model", {"net.onnx", "net.onnx.data"}),
-        ("net 2.pt2", "net_2", "tensor_model", {"net 2.pt2"}),
-        ("hf:org/tiny bert", "tiny_bert", "python_model", set()),
+        ("net.onnx", ("net", "tensor_model", "FILE", {"net.onnx", "net.onnx.data"})),
+        ("net 2.pt2", ("net_2", "tensor_model", "FILE", {"net 2.pt2"})),
+        ("hf:org/tiny bert", ("tiny_bert", "python_model", "hf:org/tiny bert", set())),
     ],
 )
-def test_target_has_a_name_and_files(folder, text, name, handler, sources):
+def test_target_has_a_name_and_files(folder, text, expected):
     # When
     [target] = read_target(text)
     # Then
-    assert (target.name, target.handler) == (name, handler)
-    assert target.text == (f"{text}:predict" if text.endswith(".py") else text)
-    assert set(target.sources) == sources
+    assert (target.name, target.handler, target.text("FILE"), set(target.sources)) == expected
 
 
 def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(folder):
     # Given
     [target] = read_target("my-model.py")
     # When
-    target.write_folder(folder / "store", "1.0+2", RunFlags(device="mps").settings())
+    target.write_folder(folder / "store", "1.0+2", {"device": "mps"})
     # Then
     info = inspect_archive(folder / "store", "store", folder / "work")
     assert (info.model_name, info.model_version, info.handler) == (
@@ -95,17 +91,6 @@ def test_refusal_says_what_is_wrong(folder, texts, expected):
         read_targets(texts)
 
 
-@pytest.mark.parametrize("version", ["", "a b", "x" * 129])
-def test_name_and_version_can_be_registered(folder, version):
-    # Given
-    (folder / "odd.py").write_text(
-        f"import ferry\n@ferry.model(version={version!r})\ndef a(b): ..."
-    )
-    # When / Then
-    with pytest.raises(TargetError, match=r"odd\.py: .* can be no version"):
-        read_targets(["odd.py"])
-
-
 def test_fingerprint_differs_when_a_file_does(folder):
     # Given
     [before] = read_target("my-model.py")
@@ -121,20 +106,166 @@ def test_fingerprint_differs_when_a_file_does(folder):
 
 
 @pytest.mark.parametrize(
-    ("flags", "fields"),
+    ("workers", "device", "fields"),
     [
-        (RunFlags(), {}),
-        (RunFlags(2, "cpu"), {"min_worker": 2, "max_worker": 2, "device_type": "cpu"}),
-        (RunFlags(device="cuda"), {"device_type": "gpu", "device_ids": ()}),
-        (RunFlags(device="cuda:1"), {"device_type": "gpu", "device_ids": (1,)}),
-        (RunFlags(device="mps"), {"device_type": "cpu"}),
+        (0, "", {}),
+        (2, "cpu", {"min_worker": 2, "max_worker": 2, "device_type": "cpu"}),
+        (0, "cuda", {"device_type": "gpu", "device_ids": ()}),
+        (0, "cuda:1", {"device_type": "gpu", "device_ids": (1,)}),
+        (0, "mps", {"device_type": "cpu"}),
     ],
 )
-def test_flags_say_where_workers_run(flags, fields):
-    assert flags.spec_fields() == fields
+def test_flags_say_where_workers_run(workers, device, fields):
+    assert spec_fields(workers, device) == fields
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "cpu:1"])
 def test_unknown_device_is_refused(device):
     with pytest.raises(TargetError, match=f"--device {device}: write cpu"):
-        RunFlags(device=device).spec_fields()
+        spec_fields(0, device)
+
+
+# --- Python files
+
+
+SENTIMENT = """
+import ferry
+raise SystemExit("this file must not be run")
+
+class BertQA(ferry.Model):
+    batch_size = 8
+    version = "2.0"
+    def predict(self, texts): return texts
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a file of this text, with these modules beside it."""
+
+    def read_text(text, label="", name="my-model.py", **beside):
+        for module, content in beside.items():
+            (tmp_path / f"{module}.py").write_text(content)
+        (tmp_path / name).write_text(text)
+        return read_target(f"{tmp_path / name}:{label}" if label else f"{tmp_path / name}")
+
+    return read_text
+
+
+def test_class_is_served_under_its_name_in_snake_case(read):
+    # Given / When
+    [found] = read(SENTIMENT)
+    # Then
+    assert (found.label, found.name, found.version) == ("BertQA", "bert_qa", "2.0")
+    assert found.settings == {"batchSize": 8}
+
+
+def test_function_predict_is_served_under_the_files_name(read):
+    # Given / When
+    [found] = read("def predict(batch): return batch")
+    # Then
+    assert (found.label, found.name, found.settings) == ("predict", "my-model", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import ferry as f\n@f.model(batch_size=4)\ndef a(b): ...", {"a": {"batchSize": 4}}),
+        (
+            "from ferry import model as m\n@m\ndef a(b): ...\n@m()\ndef c(b): ...",
+            {"a": {}, "c": {}},
+        ),
+        ("import ferry\n@ferry.model(name='x')\ndef predict(b): ...", {"x": {}}),
+        (
+            "from ferry import Model as M\nSIZE = 16\n"
+            "class A(M):\n batch_size: int = SIZE\n min_worker = 2\n def predict(self, b): ...\n"
+            "class B(A):\n max_batch_delay = 5\n",
+            {
+                "a": {"batchSize": 16, "minWorkers": 2},
+                "b": {"batchSize": 16, "minWorkers": 2, "maxBatchDelay": 5},
+            },
+        ),
+        (
+            "import ferry\nclass Base(ferry.Model):\n queue_timeout = 9\n"
+            "class A(Base):\n device_ids = (0, 1)\n def predict(self, b): ...",
+            {"a": {"queueTimeout": 9, "deviceIds": [0, 1]}},
+        ),
+        (
+            "try:\n import ferry\nexcept ImportError:\n pass\nif True:\n"
+            " class A(ferry.Model):\n  def predict(self, b): ...",
+            {"a": {}},
+        ),
+        ("predict = print\nif __name__ == '__main__':\n def predict(b): ...", {"my-model": {}}),
+    ],
+)
+def test_models_are_found_however_they_are_written(read, text, expected):
+    # Given / When
+    found = read(text)
+    # Then
+    assert {one.name: one.settings for one in found} == expected
+
+
+def test_label_picks_one(read):
+    # Given
+    text = f"{SENTIMENT}\ndef predict(batch): ..."
+    # When
+    [found] = read(text, "predict")
+    # Then
+    assert found.name == "my-model"
+    with pytest.raises(TargetError, match="serves no 'Nosuch'; there is: BertQA, predict"):
+        read(text, "Nosuch")
+
+
+CLASS = "import ferry\nclass A(ferry.Model):\n def predict(self, b): ...\n "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "def predict(batch:\n",
+            ":1: '(' was never closed\n    def predict(batch:\n               ^",
+        ),
+        ("x = 1", "serves nothing: it needs a function predict(batch)"),
+        (f"{CLASS}batch_sise = 3", ":4: batch_sise is no setting; did you mean batch_size?"),
+        (f"{CLASS}batch_size = len('a')", ":4: batch_size must be a plain value"),
+        (f"{CLASS}batch_size = '3'", ":4: batch_size must be int, not '3'"),
+        (f"{CLASS}batch_size = True", ":4: batch_size must be int, not True"),
+        (f"{CLASS}batch_size = 0", ":4: batch_size must be 1 or more, not 0"),
+        (f"{CLASS}batch_policy = 'x'", ":4: batch_policy must be one of fixed, adaptive"),
+        (f"{CLASS}version = 1.0", ":4: version must be str, not 1.0"),
+        (
+            "import ferry\n@ferry.model(max_delay=1)\ndef a(b): ...",
+            ":2: max_delay is no setting; did you mean max_batch_delay?",
+        ),
+        ("import ferry\n@ferry.model(**x)\ndef a(b): ...", ":2: ** is no setting"),
+        ("import ferry\nclass A(ferry.Model): ...", "serves nothing: it needs"),
+        (f"{CLASS}name = 'a b'", "'a b' can be no name or version"),
+        (f"{CLASS}version = ''", "'' can be no name or version"),
+    ],
+)
+def test_refusal_names_file_and_line(read, text, expected):
+    # Given / When / Then
+    with pytest.raises(TargetError, match=rf"my-model\.py.*{re.escape(expected)}"):
+        read(text)
+
+
+def test_sources_are_the_modules_beside_it_that_it_imports(tmp_path):
+    # Given
+    files = {
+        "model.py": "import json, helper\nfrom pack import part\ndef predict(b):\n import late",
+        "helper.py": "import model",
+        "late.py": "",
+        "pack/__init__.py": "",
+        "pack/part.py": "from . import other\nfrom .deep.er import x",
+        "pack/other.py": "broken(",
+        "pack/deep/er.py": "",
+        "unused.py": "",
+    }
+    for place, text in files.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    # When
+    [found] = read_target(str(tmp_path / "model.py"))
+    # Then
+    assert found.sources == {place: tmp_path / place for place in files if place != "unused.py"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from batching.settings.settings import Settings
-from ingress.access.access_log import AccessLog, answering_preflights, cors_headers
+from ingress.access.access_log import answering_preflights, cors_headers, logged
 from tests.unit.ingress.sockets import exchange, served, statuses
 
 CORS = replace(
@@ -24,7 +24,11 @@ access-control-allow-headers: X-Custom-Header\r
 def ask(app, request=b"GET /ping HTTP/1.1", headers=(), *, added_headers=(), is_logging=False):
     """Has the application answer; returns the counted statuses and the answer."""
     counted = []
-    noted = AccessLog(counted.append, is_logging=is_logging).note
+
+    def count(status, *_):
+        counted.append(status)
+
+    noted = logged(count) if is_logging else count
     lines = [request, b"Host: x", b"Connection: close", *headers]
     data = b"\r\n".join(lines) + b"\r\n\r\n"
 

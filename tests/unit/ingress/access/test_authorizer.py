@@ -6,8 +6,7 @@ import pytest
 import requests
 
 from batching.errors import ServeError
-from ingress.access.authorizer import Authorizer
-from ingress.access.key_file import KeyScope
+from ingress.access.tokens import Authorizer, KeyScope
 from ingress.role import Role
 from tests.unit.ingress.access.test_key_file import key_of, keys, path
 

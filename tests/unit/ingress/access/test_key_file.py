@@ -9,8 +9,8 @@ import pytest
 
 from batching.settings.loading import load_settings
 from batching.settings.settings import SettingsError
-from ingress.access import key_file
-from ingress.access.key_file import KeyFile, KeyScope
+from ingress.access import tokens
+from ingress.access.tokens import KeyFile, KeyScope
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_key_file_keeps_digests_only_and_compares_them_in_constant_time(keys, pa
     # Then no key is in what the process remembers
     state = repr(vars(keys)) + repr(list(keys._secrets.values()))
     assert all(entry["key"] not in state for entry in json.loads(path.read_text()).values())
-    assert "compare_digest" in inspect.getsource(key_file._Secret.matches)
+    assert "compare_digest" in inspect.getsource(tokens._Secret.matches)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
-from ingress.metrics.ingress_metrics import Metrics
-from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.metrics.ingress_metrics import LAST_VALUES, LEGACY, Metrics
 from ingress.rest.metrics_api import write_text
 
 KEY = VersionKey("m", "1.0")
@@ -35,7 +34,7 @@ def test_torchserve_counters_keep_their_names_and_version_label():
     timing = BatchTiming(batch_size=4, queue_us=500, handler_us=900, is_first=False)
     # When
     for measured in (by_default, by_version):
-        measured.totals.count_arrival()
+        measured.count_arrival()
     by_default.count_answer(200, 0.002, timing)
     by_version.count_answer(503, 0.002, timing)
     # Then
@@ -48,19 +47,17 @@ def test_torchserve_counters_keep_their_names_and_version_label():
     assert sample(metrics, f"ts_inference_latency_microseconds{where}") == 0
 
 
-@pytest.mark.parametrize(("unlogged", "has_legacy"), [((), True), (LEGACY, False)])
-def test_metrics_are_lines_of_torchserves_form_when_they_are_logged(caplog, unlogged, has_legacy):
+@pytest.mark.parametrize("logged", [LAST_VALUES, (*LAST_VALUES, *LEGACY)])
+def test_metrics_are_lines_of_torchserves_form_when_they_are_logged(caplog, logged):
     # Given
-    measured = Metrics(is_logging=True, unlogged=unlogged).version(KEY, None)
+    measured = Metrics(logged).version(KEY, None)
     # When
     with caplog.at_level("INFO", "TS_METRICS"):
-        measured.totals.count_arrival()
+        measured.count_arrival()
         measured.count_answer(200, 0.01, BatchTiming(1, 2000, 3000, is_first=True))
     # Then
     lines = [record.getMessage() for record in caplog.records]
-    found = {line.partition(".")[0] for line in lines}
-    assert found - set(LEGACY) == {"QueueTime", "WorkerThreadTime"}
-    assert set(LEGACY) <= found if has_legacy else not set(LEGACY) & found
+    assert {line.partition(".")[0] for line in lines} == set(logged)
     [queue] = [line for line in lines if line.startswith("QueueTime")]
     assert queue.startswith("QueueTime.Milliseconds:2.0|#Level:Host|#hostname:")
 
@@ -98,7 +95,7 @@ def test_forgotten_version_has_no_series_and_begins_anew():
     kept = VersionKey("m", "2.0")
     for key, asked in ((KEY, None), (KEY, "1.0"), (kept, None), (kept, "2.0")):
         measured = metrics.version(key, asked)
-        measured.totals.count_arrival()
+        measured.count_arrival()
         measured.count_answer(200, 0.01, BatchTiming(1, 100, 900, is_first=True))
         measured.count_answer(503, 0.01, None, reason="no_worker")
     metrics.count_unknown(404, "model_not_found")

@@ -39,69 +39,41 @@ def metrics():
 
 
 class Looks:
-    """The registry, which changes between two looks."""
+    """The registry, which changes before each look."""
 
-    def __init__(self, registry, *between):
+    def __init__(self, registry, changes):
         self.registry = registry
-        self.between = list(between)
+        self.changes = iter(changes)
 
     def specs(self):
-        if self.between:
-            self.between.pop(0)()
+        next(self.changes, lambda: None)()
         return self.registry.specs()
 
 
-@contextlib.asynccontextmanager
-async def looking(metrics, looks):
+@pytest.mark.parametrize("case", ["unregistered", "registered again", "away"])
+async def test_version_loses_its_series_when_it_is_missing_at_two_looks(
+    server, registry, metrics, case
+):
+    # Given what happens before each look, and what is there before the last one
+    seen = []
+
+    def note():
+        seen.append(metrics.versions())
+
+    def connect(is_connected):
+        return lambda: setattr(server, "connected", is_connected)
+
+    changes, kept = {
+        "unregistered": ([lambda: None], {KEPT}),
+        "registered again": ([lambda: registry.create(SPEC)], {KEPT, GONE}),
+        "away": ([connect(False), connect(True)], {KEPT, GONE}),
+    }[case]
+    looks = Looks(registry, [lambda: None, *changes, note])
+    # When
     task = asyncio.create_task(metrics.forget_unregistered(looks, 0.001))
-    yield
+    await eventually_async(lambda: seen)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-
-
-def nothing():
-    """Changes nothing between two looks."""
-
-
-async def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
-    async with looking(metrics, Looks(registry)):
-        await eventually_async(lambda: metrics.versions() == {KEPT})
-
-
-async def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
-    # Given a version that is back at the second look, and gone at the third
-    seen = []
-
-    def remove():
-        registry.remove(GONE)
-
-    def note():
-        seen.append(metrics.versions())
-
-    async with looking(
-        metrics, Looks(registry, nothing, lambda: registry.create(SPEC), remove, note)
-    ):
-        # When it has been missing at two looks in a row
-        await eventually_async(lambda: metrics.versions() == {KEPT})
     # Then
-    assert seen == [{KEPT, GONE}]
-
-
-async def test_redis_that_is_away_costs_no_series(server, registry, metrics):
-    # Given a Redis that is away at the second look, and back at the third
-    seen = []
-
-    def leave():
-        server.connected = False
-
-    def come():
-        server.connected = True
-
-    def note():
-        seen.append(metrics.versions())
-
-    async with looking(metrics, Looks(registry, nothing, leave, come, note)):
-        await eventually_async(lambda: seen)
-    # Then
-    assert seen == [{KEPT, GONE}]
+    assert seen == [kept]

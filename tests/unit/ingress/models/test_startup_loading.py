@@ -5,7 +5,6 @@ import pytest
 
 from batching.errors import InvalidModel, StoreUnavailable, Unavailable
 from batching.store import keys
-from batching.store.clients import connect
 from ingress.models.registrar import Registrar
 from ingress.services import TimeLimits
 from tests.support import eventually
@@ -81,7 +80,6 @@ def test_version_that_was_not_loaded_is_not_scaled(ingress):
     # When / Then
     with pytest.raises(InvalidModel, match=r"^Model not found at: echo\.mar\. It was not loaded"):
         registrar.scale("echo", None, {"min_worker": 2})
-    # When / Then
     assert registrar.scale("echo", None, {"min_worker": 0})[0] == 202
     registrar.unregister("echo", None)
     assert ingress.registry.snapshot() == {}
@@ -110,33 +108,26 @@ def test_archive_without_a_usable_name_is_only_told_of(ingress):
 
 
 @pytest.mark.usefixtures("node")
-@pytest.mark.parametrize(("is_awaited", "found"), [(False, ["new"]), (True, ["echo", "new"])])
+@pytest.mark.parametrize(
+    ("is_awaited", "is_emptied", "names"),
+    [(False, False, ["new"]), (True, False, ["echo", "new"]), (False, True, ["echo", "new"])],
+    ids=["came back", "started by an operator", "with an emptied Redis"],
+)
 def test_unregistered_model_comes_back_only_when_an_operator_starts_a_server(
-    ingress, is_awaited, found
+    ingress, is_awaited, is_emptied, names
 ):
     # Given: a startup model that was unregistered since
     ingress.archives.add("echo.mar", "echo")
     ingress.archives.add("new.mar", "new")
     load(ingress, load_models="echo.mar")
     ingress.registry.remove(ingress.registry.resolve("echo", None).key)
+    if is_emptied:
+        ingress.services.client.delete(keys.MODELS, keys.STARTED)
     # When a server starts that names one more
     failures = load(ingress, is_awaited=is_awaited, load_models="echo.mar,new.mar")
     # Then
     assert failures == []
-    assert sorted(ingress.registry.snapshot()) == found
-
-
-@pytest.mark.usefixtures("node")
-def test_emptied_redis_is_given_the_startup_models_again(ingress):
-    # Given
-    ingress.archives.add("echo.mar", "echo")
-    load(ingress, load_models="echo.mar")
-    with connect(ingress.services.settings.redis_url) as client:
-        client.delete(keys.MODELS, keys.STARTED)
-    # When
-    load(ingress, load_models="echo.mar")
-    # Then
-    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    assert sorted(ingress.registry.snapshot()) == names
 
 
 IN_A_HURRY = pytest.mark.parametrize("patience", [TimeLimits(node_s=0.1, remind_s=0.3)])

@@ -8,7 +8,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingress.access.key_file import KeyFile
+from ingress.access.tokens import KeyFile
 from ingress.role import Role
 from ingress.torchserve.openapi import api_document
 

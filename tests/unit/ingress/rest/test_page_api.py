@@ -11,9 +11,9 @@ from batching.process.siblings import Siblings
 from batching.protocol import BatchTiming, ClosedBy
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.page.served_models import ServedModels
 from ingress.rest import page_api
 from ingress.rest.app import create_app
+from ingress.rest.page_api import ServedModels
 from ingress.role import Role
 from tests.support import eventually
 
@@ -201,13 +201,6 @@ def test_batches_that_left_are_told_once(typed):
     # And not those that are known already
     after_s = document["now_s"]
     assert typed.predict(f"/page/batches?after={after_s!r}", "GET").json()["batches"] == []
-
-
-def test_few_batches_are_kept(typed):
-    metrics = typed.services.metrics.version(VersionKey("house", "1.0"), None)
-    for _ in range(1000):
-        metrics.count_answer(200, 0.01, BatchTiming(1, 1, 1, is_first=True))
-    assert len(typed.predict("/page/batches", "GET").json()["batches"]) == 256
 
 
 def test_batches_come_with_the_number_of_processes_that_share_the_port(ingress):

@@ -4,8 +4,6 @@ import pytest
 
 from batching.errors import PayloadTooLarge, QueueFull
 from batching.protocol import Reply
-from batching.store.ingress_queue import SubmitCode
-from batching.store.submitter import refusal
 from ingress.http1.exchange import Answer
 from ingress.torchserve.answers import (
     clean_headers,
@@ -13,7 +11,6 @@ from ingress.torchserve.answers import (
     json_bytes,
     reply_answer,
 )
-from tests.support import KEY
 
 RID = "00000000-0000-4000-8000-000000000000"
 
@@ -58,14 +55,6 @@ def test_handler_headers_cannot_break_the_answer():
         ("X-Nul", "ab"),
         ("X-Accent", "??"),
     ]
-
-
-def test_body_that_redis_does_not_take_is_answered_with_what_to_do():
-    answer = error_answer(refusal(SubmitCode.TOO_LARGE, KEY, 0.0))
-    assert answer.status == 413
-    assert ("x-ferry-reason", "payload_too_large_for_redis") in answer.headers
-    assert b"proto-max-bulk-len" in answer.body
-    assert b"max_request_size" in answer.body
 
 
 def test_body_over_the_limit_is_answered_as_by_torchserve():

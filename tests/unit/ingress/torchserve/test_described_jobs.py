@@ -1,8 +1,5 @@
 """Compares what the OpenAPI document says of jobs with what the code reads and gives."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from batching.models.spec import VersionKey
@@ -22,31 +19,9 @@ from ingress.torchserve import payload
 from ingress.torchserve.openapi import api_document
 from tests.described import problems_of
 
-JOBS = Path(__file__).parents[4] / "ingress" / "jobs"
-# OpenAPI wants it described by the media types of the answers.
-NOT_DESCRIBED = {"accept"}
 DOCUMENT = api_document(list(Role))
 JOB_SCHEMA = DOCUMENT["components"]["schemas"]["Job"]
 KEY, JOB_ID = VersionKey("m", "1.0"), "0" * 32
-
-
-def names_read(path):
-    """The names that a module looks up in a mapping called `headers`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name("headers"), attr="get"),
-                args=[ast.Constant(str(name)), *_],
-            ):
-                yield name
-            case ast.Subscript(value=ast.Name("headers"), slice=ast.Constant(str(name))):
-                yield name
-            case ast.Compare(
-                left=ast.Constant(str(name)),
-                ops=[ast.In() | ast.NotIn()],
-                comparators=[ast.Name("headers")],
-            ):
-                yield name
 
 
 OPERATIONS = {
@@ -60,15 +35,6 @@ def described(operation_id):
     """The header parameters of an operation, by name in lower case."""
     parameters = OPERATIONS[operation_id]["parameters"]
     return {one["name"].lower(): one for one in parameters if one["in"] == "header"}
-
-
-def test_headers_that_are_read_are_described_and_no_others():
-    # Given what jobs read, and what predictions do
-    read = {name for path in JOBS.glob("*.py") for name in names_read(path)}
-    assert {"prefer", "idempotency-key", "webhook-url", "if-none-match"} <= read
-    # Then
-    others = {payload.TIMEOUT_HEADER, payload.TENSOR_HEADER}
-    assert (read | others) - NOT_DESCRIBED == set().union(*map(described, OPERATIONS))
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def write_lying_zip(path):
     return path
 
 
+def write_damaged_zip(path):
+    """A zip whose content is not what its checksum says."""
+    content = os.urandom(100)
+    write_zip(path, {"weights": content})
+    path.write_bytes(path.read_bytes().replace(content, content[::-1]))
+    return path
+
+
 def write_negative_tar(path):
     """A tar.gz whose size is in base 256, as GNU tar writes what octal digits cannot say."""
     entry = tarfile.TarInfo("folder/")
@@ -161,6 +169,7 @@ BAD_ARCHIVES = {
     "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
     "folder is file": (lambda f: write_zip(f / "x.mar", {"a/b/c": b"", "a": b""}), "clashes"),
     "lying size": (lambda f: write_lying_zip(f / "x.mar"), "larger|damaged|cut short"),
+    "damaged": (lambda f: write_damaged_zip(f / "x.mar"), "damaged"),
     "no zip": (lambda f: write_tar(f / "x.mar"), "not a zip"),
     "no tar": (lambda f: write_zip(f / "x.tgz"), "not a tar"),
 }

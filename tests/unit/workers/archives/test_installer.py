@@ -169,19 +169,18 @@ async def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     assert runs_of_pip(caplog) == 1
 
 
-async def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
+@pytest.mark.parametrize(("spec", "is_allowed"), [(SPEC, False), (make_spec(), True)])
+async def test_server_that_may_not_or_need_not_install_makes_no_environment(
+    spec, is_allowed, tmp_path, model_dir, caplog
+):
     # Given
-    installer = Installer(tmp_path / "work", is_allowed=False)
+    installer = Installer(tmp_path / "work", is_allowed=is_allowed)
 
     # When / Then
-    assert await installer.python_for(SPEC, model_dir) == Path(sys.executable)
-    assert "requirements.txt is not installed, install_py_dep_per_model is off" in caplog.text
-
-
-def test_model_without_requirements_runs_in_the_servers_environment(tmp_path, model_dir):
-    # When / Then
-    assert install(tmp_path, model_dir, spec=make_spec()) == Path(sys.executable)
+    assert await installer.python_for(spec, model_dir) == Path(sys.executable)
     assert not (tmp_path / "work").exists()
+    text = "requirements.txt is not installed, install_py_dep_per_model is off"
+    assert (text in caplog.text) == (not is_allowed)
 
 
 @pytest.mark.parametrize(

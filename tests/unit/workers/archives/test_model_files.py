@@ -5,6 +5,7 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,42 +40,32 @@ def quick(store):
     return make_spec(model_name="quick", model_url=path.name, archive_sha256=hash_archive(path))
 
 
-class SlowDisk:
-    """Archives named slow-… are not found before `end`."""
-
-    def __init__(self):
-        self.is_at_work, self._is_over = threading.Event(), threading.Event()
-        self.end = self._is_over.set
-        self._locate = fetch.locate_archive
-
-    def locate(self, url, *arguments, **named):
-        if url.startswith("slow-"):
-            self.is_at_work.set()
-            self._is_over.wait()
-        return self._locate(url, *arguments, **named)
-
-
 @pytest.fixture
 def slow_disk(monkeypatch):
-    disk = SlowDisk()
-    monkeypatch.setattr(fetch, "locate_archive", disk.locate)
+    """Archives named slow-… are not found before `is_over` is set; `is_at_work`: one is sought."""
+    disk = SimpleNamespace(is_at_work=threading.Event(), is_over=threading.Event())
+    locate = fetch.locate_archive
+
+    def locate_slowly(url, *arguments, **named):
+        if url.startswith("slow-"):
+            disk.is_at_work.set()
+            disk.is_over.wait()
+        return locate(url, *arguments, **named)
+
+    monkeypatch.setattr(fetch, "locate_archive", locate_slowly)
     yield disk
-    disk.end()
+    disk.is_over.set()
 
 
-@pytest.mark.parametrize("count", [1, MANY])
 @pytest.mark.parametrize("is_unpacked", [True, False], ids=["unpacked", "not unpacked"])
-async def test_model_is_prepared_while_others_are_unpacked(
-    files, slow_disk, quick, is_unpacked, count
-):
-    slow = [
-        make_spec(model_url=f"slow-{number}.mar", archive_sha256=f"{number:064x}")
-        for number in range(count)
-    ]
-
+async def test_model_is_prepared_while_others_are_unpacked(files, slow_disk, quick, is_unpacked):
     # Given
     if is_unpacked:
         await files.prepare(quick)
+    slow = [
+        make_spec(model_url=f"slow-{number}.mar", archive_sha256=f"{number:064x}")
+        for number in range(MANY)
+    ]
     at_work = [asyncio.create_task(files.prepare(spec)) for spec in slow]
     await eventually_async(slow_disk.is_at_work.is_set, AT_ONCE_S)
     try:
@@ -84,7 +75,7 @@ async def test_model_is_prepared_while_others_are_unpacked(
         assert (prepared.model_dir / "echo.py").is_file()
         assert not any(task.done() for task in at_work)
     finally:
-        slow_disk.end()
+        slow_disk.is_over.set()
     outcomes = await asyncio.gather(*at_work, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
 

@@ -211,9 +211,7 @@ async def test_folder_in_the_store_serves_on_each_node_whatever_its_handler_writ
     assert inspect_archive(path, path.name, tmp_path / "work").sha256 == spec.archive_sha256
 
 
-@pytest.mark.parametrize(
-    "name", ["echo.py", "weights.pt", "model-config.yaml", "MAR-INF/MANIFEST.json"]
-)
+@pytest.mark.parametrize("name", ["weights.pt", "MAR-INF/MANIFEST.json"])
 async def test_folder_whose_own_files_have_changed_is_refused_by_further_nodes(
     name, node, tmp_path
 ):

@@ -74,8 +74,8 @@ def as_job(item):
     return replace(item, owned=replace(item.owned, ingress_id=JOB))
 
 
-def run_one(answer, **settings):
-    (reply,) = runner(Handler(answer), **settings).run(batch(body()))
+def run_one(answer, request=None, **settings):
+    (reply,) = runner(Handler(answer), **settings).run(batch(request or body()))
     return reply
 
 

@@ -103,29 +103,31 @@ def test_piece_of_a_forked_process_is_refused_before_it_touches_the_connection(m
 def test_large_piece_is_split():
     # Given
     queue = Queue()
-    size = 2 * CHUNK_LIMIT_BYTES + 1
-
+    large = "x" * (2 * CHUNK_LIMIT_BYTES + 1)
     # When
-    (reply,) = runner(Handler(sending("x" * size)), send=queue.send).run(batch(body()))
-
+    (reply,) = runner(Handler(sending(large)), send=queue.send).run(batch(body()))
     # Then
-    assert [len(chunk.body) for chunk in queue.pieces["id-0"]] == [CHUNK_LIMIT_BYTES] * 2 + [1]
-    assert [chunk.index for chunk in queue.pieces["id-0"]] == [0, 1, 2]
+    sizes = [(chunk.index, len(chunk.body)) for chunk in queue.pieces["id-0"]]
+    assert sizes == [(0, CHUNK_LIMIT_BYTES), (1, CHUNK_LIMIT_BYTES), (2, 1)]
     assert reply.chunks == 3
 
 
-def test_slow_client_holds_its_handler_up():
-    # Given
-    full = {"id-0": ChunkCode.FULL}
-    queue = Queue({}, full, full, full)
+FULL = {"id-0": ChunkCode.FULL}
+WAITED_FOR = {
+    "slow client": ([{}, FULL, FULL, FULL], 5, "ab"),
+    "Redis away": ([{}, RedisError("gone"), {"id-0": ChunkCode.STORED_BEFORE}], 3, "a"),
+}
 
+
+@pytest.mark.parametrize(("answers", "calls", "text"), WAITED_FOR.values(), ids=WAITED_FOR)
+def test_handler_waits_until_its_piece_is_taken(answers, calls, text):
+    # Given
+    queue = Queue(*answers)
     # When
     (reply,) = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body()))
-
     # Then
-    assert queue.calls == 5
-    assert queue.text("id-0") == "ab"
-    assert reply.status == 200
+    assert (queue.calls, queue.text("id-0")) == (calls, text)
+    assert (reply.status, reply.body, reply.chunks) == (200, b"end", 2)
 
 
 def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
@@ -157,17 +159,6 @@ def test_handler_is_stopped_when_no_client_is_left():
     assert len(handler.batches) == 1
 
 
-def test_piece_is_sent_again_when_redis_was_away():
-    # Given
-    queue = Queue(RedisError("gone"), {"id-0": ChunkCode.STORED_BEFORE})
-
-    # When
-    (reply,) = runner(Handler(sending("a")), send=queue.send).run(batch(body()))
-
-    # Then
-    assert (reply.body, reply.chunks) == (b"end", 1)
-
-
 def test_batch_that_has_sent_pieces_is_not_run_again():
     # Given
     def answer(rows, context):
@@ -188,22 +179,15 @@ def test_batch_that_has_sent_pieces_is_not_run_again():
 
 @pytest.mark.parametrize("pieces", ["text", [], ["one"], {0: "one", "1": "two"}, None])
 def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
-    # Given
-    caught = []
-
     def answer(rows, context):
-        if len(rows) == 2:
-            with pytest.raises(ValueError, match="for each of the 2 requests") as error:
-                context.send_pieces(pieces, context.request_ids)
-            caught.append(error)
+        with pytest.raises(ValueError, match="for each of the 2 requests"):
+            context.send_pieces(pieces, context.request_ids)
         return ["x"] * len(rows)
 
     # When
-    replies = runner(Handler(answer), send=Queue().send).run(batch(body(), body()))
-
+    replies = runner(Handler(answer)).run(batch(body(), body()))
     # Then
-    assert caught
-    assert [reply.status for reply in replies] == [200, 200]
+    assert [(reply.body, reply.timing.is_unbatched) for reply in replies] == [(b"x", False)] * 2
 
 
 def test_piece_of_an_answered_batch_reaches_no_client_of_the_next():

@@ -47,17 +47,29 @@ def test_handler_outside_of_the_model_is_importable(load_handler, tmp_path):
     assert model.entry([1], model.context) == [1]
 
 
-NO_ENTRY = {
-    "two classes": "class A: pass\nclass B: pass",
-    "no class": "from collections import OrderedDict",
+UNUSABLE = {
+    "two classes": ("class A: pass\nclass B: pass", ValueError, "exactly one class"),
+    "no class": ("from collections import OrderedDict", ValueError, "exactly one class"),
+    "coroutine": (
+        "async def handle(data, context): return data",
+        NotImplementedError,
+        "handle is a coroutine",
+    ),
+    "method that is a coroutine": (
+        "class Service:\n"
+        "    def initialize(self, context): pass\n"
+        "    async def handle(self, data, context): return data",
+        NotImplementedError,
+        "handle is a coroutine",
+    ),
 }
 
 
-@pytest.mark.parametrize("source", NO_ENTRY.values(), ids=NO_ENTRY)
-def test_module_without_one_class_or_function_is_refused(source, load_handler):
+@pytest.mark.parametrize(("source", "error", "words"), UNUSABLE.values(), ids=UNUSABLE)
+def test_module_without_one_class_or_function_is_refused(source, error, words, load_handler):
     # When / Then
-    with pytest.raises(ValueError, match="exactly one class"):
-        load_handler({"cls_bad.py": source}, handler="cls_bad")
+    with pytest.raises(error, match=words):
+        load_handler({"fn_unusable.py": source}, handler="fn_unusable")
 
 
 def test_built_in_name_falls_back_to_ts_torch_handler(load_handler):
@@ -157,57 +169,34 @@ class Own(BaseHandler):
 """
 
 
-@pytest.mark.parametrize(
-    ("device", "capability", "expected"),
-    [
-        (Device("cuda", 0), (9, 0), "high"),
-        (Device("cuda", 0), (8, 0), "high"),
-        (Device("cuda", 0), (7, 5), "highest"),
-        (Device("cpu"), (9, 0), "highest"),
-    ],
-    ids=["newer", "ampere", "turing", "cpu"],
-)
-def test_products_are_tf32_on_gpus_that_have_it(
-    device, capability, expected, load_handler, precision
-):
-    # Given
-    found = precision(capability)
-
-    # When
-    load_handler({"fn_tf32.py": EXTENDING}, handler="fn_tf32", device=device)
-
-    # Then
-    assert found() == expected
-
-
-def test_products_are_exact_for_handlers_without_the_base_handler(
-    load_handler, precision, monkeypatch
-):
-    # Given
-    found = precision((9, 0))
-    monkeypatch.delitem(sys.modules, "ts.torch_handler.base_handler", raising=False)
-
-    # When
-    load_handler({"fn_digits.py": FUNCTION}, handler="fn_digits", device=Device("cuda", 0))
-
-    # Then
-    assert found() == "highest"
+BY_CLASS = "import torch\n" + EXTENDING
+AT_IMPORT = f"{BY_CLASS}\ntorch.set_float32_matmul_precision('medium')"
+AT_START = BY_CLASS.replace("pass", "torch.set_float32_matmul_precision('highest')")
+PRODUCTS = {
+    "newer": (EXTENDING, Device("cuda", 0), (9, 0), "high"),
+    "ampere": (EXTENDING, Device("cuda", 0), (8, 0), "high"),
+    "turing": (EXTENDING, Device("cuda", 0), (7, 5), "highest"),
+    "cpu": (EXTENDING, Device("cpu"), (9, 0), "highest"),
+    "chosen at import": (AT_IMPORT, Device("cuda", 0), (9, 0), "medium"),
+    "chosen in initialize": (AT_START, Device("cuda", 0), (9, 0), "highest"),
+    "no base handler": (FUNCTION, Device("cuda", 0), (9, 0), "highest"),
+}
 
 
 @pytest.mark.parametrize(
-    ("place", "choice"), [("at import", "medium"), ("in initialize", "highest")]
+    ("source", "device", "capability", "expected"), PRODUCTS.values(), ids=PRODUCTS
 )
-def test_handler_chooses_how_products_are_computed(place, choice, load_handler, precision):
+def test_products_are_tf32_on_gpus_that_have_it(  # noqa: PLR0917
+    source, device, capability, expected, load_handler, precision, monkeypatch
+):
     # Given
-    found = precision((9, 0))
-    call = f"__import__('torch').set_float32_matmul_precision({choice!r})"
-    source = EXTENDING.replace("pass", call) if place == "in initialize" else f"{EXTENDING}\n{call}"
-
+    chosen = precision(capability)
+    if source == FUNCTION:
+        monkeypatch.delitem(sys.modules, "ts.torch_handler.base_handler", raising=False)
     # When
-    load_handler({"fn_choice.py": source}, handler="fn_choice", device=Device("cuda", 0))
-
+    load_handler({"fn_tf32.py": source}, handler="fn_tf32", device=device)
     # Then
-    assert found() == choice
+    assert chosen() == expected
 
 
 @pytest.mark.parametrize(("kind", "index", "chosen"), [("cuda", 2, [2]), ("cpu", None, [])])
@@ -259,20 +248,3 @@ def test_gpus_are_those_that_cuda_would_count(visible, limit, expected, tmp_path
 
     # When / Then
     assert list_gpus(limit) == expected
-
-
-ASYNCHRONOUS = {
-    "function": "async def handle(data, context): return data",
-    "method": """
-class Service:
-    def initialize(self, context): pass
-    async def handle(self, data, context): return data
-""",
-}
-
-
-@pytest.mark.parametrize("source", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
-def test_handler_that_is_a_coroutine_is_refused(source, load_handler):
-    # When / Then
-    with pytest.raises(NotImplementedError, match="handle is a coroutine"):
-        load_handler({"later.py": source}, handler="later")

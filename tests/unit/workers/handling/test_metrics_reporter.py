@@ -17,7 +17,7 @@ from batching.metrics import (
 )
 from batching.settings.settings import SettingsError
 from batching.store.redis_errors import RedisError
-from ingress.metrics.torchserve_metrics import handler_families
+from ingress.metrics.queue_metrics import handler_families
 from ingress.rest.metrics_api import write_text
 from tests.support import make_spec
 from workers.handling.metrics_reporter import MetricsReporter
@@ -166,17 +166,13 @@ def test_measurements_wait_while_redis_is_away(make, harness):
         store.add_counter("Calls", value)
         store.add_time("HandlerTime", value)
         report()
-
     # When
     harness.is_closed = False
     report()
     report()
-
     # Then
-    assert {series.name: value for series, value in harness.values.items()} == {
-        "Calls": 3,
-        "HandlerTime": 2,
-    }
+    values = {series.name: value for series, value in harness.values.items()}
+    assert values == {"Calls": 3, "HandlerTime": 2}
 
 
 CONFIG = """

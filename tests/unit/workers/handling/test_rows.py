@@ -40,17 +40,12 @@ def test_row_is_decoded_by_content_type(kind, content, value):
 
 
 def test_b19_type_of_a_body_that_cannot_be_decoded_is_quoted_in_the_log(caplog):
-    # Given
-    handler = Handler(lambda rows, context: ["ok"])
-
     # When
-    runner(handler).run(batch(body(b"\xff", "text/x\nforged\x1b[2J")))
-
+    run_one(lambda rows, context: ["ok"], request=body(b"\xff", "text/x\nforged\x1b[2J"))
     # Then
     quoted = r"'text/x\nforged\x1b[2j'"
-    [message] = caplog.messages
     words = f"undecodable part='body' type={quoted}: the handler gets its bytes ('utf-8' codec"
-    assert message.startswith(words)
+    assert caplog.messages[0].startswith(words)
 
 
 def test_row_has_one_value_per_part_and_the_last_of_equal_names():
@@ -88,10 +83,7 @@ def test_output_is_encoded_by_its_type(output, expected):
 
 
 def test_tensor_output_can_be_loaded_again():
-    # When
     reply = run_one(lambda rows, context: [torch.arange(3)])
-
-    # Then
     assert torch.load(io.BytesIO(reply.body), weights_only=True).tolist() == [0, 1, 2]
 
 

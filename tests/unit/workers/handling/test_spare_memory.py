@@ -52,21 +52,17 @@ def test_memory_of_ordinary_batches_is_fetched_again_at_most_once_a_minute(proce
     assert 9 <= process.given_back <= 12
 
 
-@pytest.mark.parametrize("others_mb", [0, 100], ids=["idle", "under load"])
-def test_memory_of_a_rare_batch_is_given_back_at_the_next_look(process, others_mb):
+@pytest.mark.parametrize(
+    ("rare_s", "then_s", "others_mb"),
+    [(LOOK_S, LOOK_S, 0), (LOOK_S, LOOK_S, 100), (3 * LOOK_S, 3 * LOOK_S, 100)],
+    ids=["idle", "under load", "several in a row"],
+)
+def test_memory_of_rare_batches_is_given_back_soon(process, rare_s, then_s, others_mb):
     # When
-    process.pass_time(LOOK_S, 1000)
-    process.pass_time(LOOK_S, others_mb)
+    process.pass_time(rare_s, 1000)
+    process.pass_time(then_s, others_mb)
     # Then
     assert process.taken_mb <= 500 + others_mb
-
-
-def test_memory_of_rare_batches_in_a_row_is_given_back_soon(process):
-    # When
-    process.pass_time(3 * LOOK_S, 1000)
-    process.pass_time(3 * LOOK_S, 100)
-    # Then
-    assert process.taken_mb == 600
 
 
 def test_memory_of_a_rare_batch_among_the_first_is_given_back_soon():

@@ -17,7 +17,7 @@ from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers.node.heartbeat import Heartbeat
-from workers.slots.slot_record import SlotRecord
+from workers.slots.slot import SlotRecord
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
@@ -164,8 +164,8 @@ class Interrupted(NodeQueue):
 
 async def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
     queue = Interrupted(parts.queue._client, int(DEAD_AFTER_S * 1000))
-    parts.heart._queue = queue
-    [record] = parts.heart._records()
+    parts.heart.queue = queue
+    [record] = parts.heart.records()
 
     # Given
     await parts.heart.beat()

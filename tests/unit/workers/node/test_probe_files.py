@@ -20,9 +20,12 @@ async def test_probe_files_follow_the_node(tmp_path):
     folder = tmp_path / "probes"
     alive, ready = folder / "alive", folder / "ready"
     is_ready = False
+    # Given what a killed node has left
+    folder.mkdir()
+    ready.touch()
 
     async with probed(folder, lambda: is_ready):
-        # Given a node whose models load
+        # When the next one loads its models
         await eventually_async(alive.exists)
         assert not ready.exists()
         # When they are loaded
@@ -39,14 +42,3 @@ async def test_probe_files_follow_the_node(tmp_path):
 
     # And a node that has ended is neither
     assert list(folder.iterdir()) == []
-
-
-async def test_probe_files_of_a_killed_node_do_not_speak_for_the_next_one(tmp_path):
-    # Given what a killed node has left
-    (tmp_path / "ready").touch()
-
-    async with probed(tmp_path, lambda: False):
-        # When the next one runs, and is not ready
-        await eventually_async((tmp_path / "alive").exists)
-        # Then
-        assert not (tmp_path / "ready").exists()

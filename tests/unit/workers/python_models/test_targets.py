@@ -5,10 +5,8 @@ import sys
 import pytest
 
 import ferry
-from batching.models.spec import PARAMETERS
-from ferry.modeling import SETTINGS
 from workers.python_models.python_model import PythonModel
-from workers.python_models.targets import Target, find_model, load_module, settings_of
+from workers.python_models.targets import Target, find_model, load_module
 
 
 @pytest.fixture(autouse=True)
@@ -51,42 +49,10 @@ def test_code_is_what_was_registered_under_its_own_path(tmp_path):
     (copies / "pack" / "inner.py").write_text("WORD = 'gone'")
     target = Target.of(f"{home}/my-model.py:predict", model_dir)
     # When
-    model = find_model(load_module(target, model_dir), "predict")
+    model = find_model(load_module(target.path, model_dir), "predict")
     # Then
     assert model.predict([]) == ["old", "gone", f"{home}/my-model.py"]
     assert not list(tmp_path.rglob("*.pyc"))
-
-
-def test_settings_are_those_of_registrations():
-    # Given what `POST /models` and model-config.yaml take
-    known = {one.rest for one in PARAMETERS if one.rest} | {one.name for one in PARAMETERS}
-    known |= {name.removesuffix("_s").removesuffix("_ms") for name in known}
-    # Then
-    assert known >= SETTINGS
-    assert "min_worker" in SETTINGS
-
-
-def test_misspelt_setting_names_the_nearest():
-    with pytest.raises(TypeError, match="bacth_size is no setting; did you mean batch_size"):
-        type("Mine", (ferry.Model,), {"bacth_size": 3})
-    with pytest.raises(TypeError, match="max_delay is no setting; did you mean max_batch_delay"):
-        ferry.model(max_delay=3)
-    # An attribute of one's own is none
-    type("Mine", (ferry.Model,), {"labels": ["a"], "_batch_sizes": 3})
-
-
-def test_settings_of_class_and_function():
-    class Mine(ferry.Model):
-        batch_size = 4
-
-        def predict(self, batch):
-            return batch
-
-    marked = ferry.model(batch_size=2)(lambda batch: batch)
-    module = type(sys)("mine")
-    module.Mine, module.marked = Mine, marked
-    assert settings_of(find_model(module, "Mine")) == {"batch_size": 4}
-    assert settings_of(find_model(module, "marked")) == {"batch_size": 2}
 
 
 @pytest.mark.parametrize("annotation", [int, set[int], dict[str, int], tuple[int, str]])

@@ -120,14 +120,15 @@ def no_room():
     return error
 
 
-async def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
-    # Given a system that starts no process
-    parts = Parts(Path("/nowhere/python"))
-    # When
-    worker = await parts.fail_often()
-    # Then each start is a failed one, and Redis says why
-    assert parts.starts == TRIED_AT_ONCE
-    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ENOENT))
+def failing(error):
+    """What raises this error wherever files are prepared, and counts."""
+
+    async def prepare(_spec, *, is_exact):
+        prepare.calls += 1
+        raise error
+
+    prepare.calls = 0
+    return prepare
 
 
 async def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
@@ -153,27 +154,36 @@ async def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_p
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), no_room()], ids=str)
 async def test_worker_that_cannot_be_prepared_for_now_is_tried_again_later(error):
     # Given
-    async def prepare(_spec, *, is_exact):
-        parts.starts += 1
-        raise error
-
-    parts = Parts(None, prepare=prepare)
+    prepare = failing(error)
     # When
-    worker = await parts.fail_often()
+    worker = await Parts(None, prepare=prepare).fail_often()
     # Then
-    assert parts.starts == TRIED_AT_ONCE
+    assert prepare.calls == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, str(error))
 
 
-async def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
+# What is run for Python, if anything, why it fails, and whether for want of memory.
+FAILING_STARTS = {
+    "no process is started": (None, os.strerror(errno.ENOENT), False),
+    "too slow": ("exec sleep 60", "did not load within startup_timeout of 0.2 s", False),
+    "killed": ("kill -KILL $$", "killed, perhaps for memory", True),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "lacks_memory"), FAILING_STARTS.values(), ids=FAILING_STARTS
+)
+async def test_worker_that_fails_at_its_start_is_tried_again_later_and_not_counted_on(
+    text, error, lacks_memory, tmp_path
+):
     # Given
-    spec = make_spec(startup_timeout_s=0.2)
-    parts = Parts(script(tmp_path, "exec sleep 60"), spec)
+    python = script(tmp_path, text) if text else Path("/nowhere/python")
+    parts = Parts(python, make_spec(startup_timeout_s=0.2))
     # When
     worker = await parts.fail_often()
-    # Then
-    assert worker.error == "did not load within startup_timeout of 0.2 s"
-    assert not worker.is_out_of_memory
+    # Then each start is a failed one, and Redis says why
+    assert parts.starts == worker.failures == TRIED_AT_ONCE
+    assert (worker.error, worker.is_out_of_memory) == (error, lacks_memory)
 
 
 async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_path):
@@ -197,16 +207,6 @@ async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_p
     assert parts.slot.record.status.load_ms < 1000
     parts.slot.stop()
     await living
-
-
-async def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
-    # Given
-    parts = Parts(script(tmp_path, "kill -KILL $$"))
-    # When
-    worker = await parts.fail_often()
-    # Then
-    assert worker.error == "killed, perhaps for memory"
-    assert worker.is_out_of_memory
 
 
 async def test_stop_does_not_wait_for_files_that_others_will_need():

@@ -29,7 +29,7 @@ from workers.slots.worker_process import WorkerProcess
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-async def ignore(_report):
+async def ignore(*_):
     pass
 
 async def main():
@@ -53,6 +53,18 @@ def program(folder, pids):
     return python
 
 
+async def watch(worker, is_begun):
+    """The task that watches the worker, once it has begun."""
+    reports = []
+
+    async def note(*report):
+        reports.append(report)
+
+    watching = asyncio.create_task(worker.watch(lambda _: None, note))
+    await eventually_async(lambda: reports and is_begun())
+    return watching
+
+
 class Family:
     """A worker whose handler has a process of its own."""
 
@@ -62,17 +74,6 @@ class Family:
         self.worker = WorkerProcess.start(
             program(folder, self.pids), lambda *_: {"PATH": "/bin:/usr/bin"}
         )
-
-    async def begin(self):
-        """The task that watches the worker, which has a child by now."""
-        reports = []
-
-        async def note(report):
-            reports.append(report)
-
-        watching = asyncio.create_task(self.worker.watch(lambda _: None, note))
-        await eventually_async(lambda: reports and self.pids.read_text())
-        return watching
 
     def is_gone(self):
         try:
@@ -89,7 +90,7 @@ def family(tmp_path):
 
 
 async def test_child_of_a_worker_that_ends_as_it_is_told_to_goes_with_it(family, monkeypatch):
-    watching = await family.begin()
+    watching = await watch(family.worker, family.pids.read_text)
     worker = psutil.Process(family.worker.pid)
     worker.kill()
     eventually(lambda: worker.status() == psutil.STATUS_ZOMBIE)  # before its node learns of it
@@ -102,7 +103,7 @@ async def test_child_of_a_worker_that_ends_as_it_is_told_to_goes_with_it(family,
 
 
 async def test_child_of_a_worker_that_its_node_leaves_goes_with_it(family):
-    watching = await family.begin()
+    watching = await watch(family.worker, family.pids.read_text)
     # When
     watching.cancel()
     await asyncio.wait({watching})
@@ -171,6 +172,8 @@ deadline = Deadline(int(os.environ["DEADLINE"]), run_s=1.0, wait_s=1.0)
 print("begun", file=open(os.environ["BEGUN"], "w"), flush=True)
 """
 HOSTILE = {
+    # A thread that a handler has left holds the interpreter's lock.
+    "between two batches": "deadline.look_for_work()",
     "alarm": "signal.alarm(0)",
     "timer": "signal.setitimer(signal.ITIMER_REAL, 0)",
     "ignored": "for number in signal.valid_signals(): ignore(number)",
@@ -204,12 +207,7 @@ class AtWork:
         )
 
     async def begin(self):
-        async def ignore(_report):
-            pass
-
-        watching = asyncio.create_task(self.worker.watch(lambda _: None, ignore))
-        await eventually_async(self.begun.exists)
-        return watching, time.monotonic()
+        return await watch(self.worker, self.begun.exists), time.monotonic()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ctypes.PyDLL(None).pause, valid_signals")
@@ -224,14 +222,6 @@ async def test_worker_is_ended_after_its_time_whatever_its_handler_does(name, tm
     assert_within(time.monotonic() - begun_s, 1.5)
     assert ended.cause == LATE
     assert not ended.is_out_of_memory
-
-
-async def test_worker_that_hangs_between_two_batches_is_ended(tmp_path):
-    # Given: a thread that a handler has left holds the interpreter's lock
-    at_work = AtWork(tmp_path, "deadline.run(); deadline.look_for_work(); hang()")
-    watching, _ = await at_work.begin()
-    # Then
-    assert (await asyncio.wait_for(watching, 20)).cause == LATE
 
 
 async def test_worker_that_stood_still_together_with_its_node_goes_on(tmp_path):
@@ -283,7 +273,7 @@ from batching.process.logs import configure_logging
 from batching.process.outputs import dropped_lines, outlet
 from workers.slots.worker_process import WorkerProcess
 
-async def ignore(_report):
+async def ignore(*_):
     pass
 
 async def main():
@@ -301,21 +291,20 @@ for number in 1 2 3; do printf '\377 %s\n' $number; printf 'unfinished' >&2; don
 """
 
 
-def run_node(folder, redirection):
-    """Returns what the worker's end was, how many lines were dropped, and the output."""
-    python, result = folder / "python", folder / "result"
+@pytest.mark.parametrize(
+    ("redirection", "end", "output"),
+    [("", "0 0", b"\xff 1\n\xff 2\n\xff 3\n"), (">/dev/full", "0 3", b"")],
+    ids=["as it is", "whatever becomes of it"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
+def test_print_of_a_worker_gets_to_its_nodes_output(redirection, end, output, tmp_path):
+    # Given
+    python, result = tmp_path / "python", tmp_path / "result"
     python.write_text(PRINTING)
     python.chmod(0o755)
     words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", NODE]
+    # When
     done = subprocess.run([*words, python, result], capture_output=True, timeout=30, check=True)
-    return result.read_text(), done.stdout, done.stderr
-
-
-def test_print_of_a_worker_gets_to_its_nodes_output_as_it_is(tmp_path):
-    lines = b"\xff 1\n\xff 2\n\xff 3\n"
-    assert run_node(tmp_path, "") == ("0 0", lines, b"unfinished" * 3 + b"\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
-def test_print_of_a_worker_succeeds_whatever_becomes_of_its_nodes_output(tmp_path):
-    assert run_node(tmp_path, ">/dev/full") == ("0 3", b"", b"unfinished" * 3 + b"\n")
+    # Then
+    assert result.read_text() == end
+    assert (done.stdout, done.stderr) == (output, b"unfinished" * 3 + b"\n")

@@ -175,32 +175,23 @@ def test_cancelled_job_is_not_run_or_its_result_is_dropped(harness, state):
     assert ids_of(harness.worker("worker-b").claim(1, 0.0)) == ["a"]
 
 
-def test_job_whose_time_is_over_is_not_run(harness):
+@pytest.mark.parametrize("is_claimed", [True, False])
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_job_whose_time_is_over_is_not_run_and_can_be_tried_again(harness, is_claimed, is_urgent):
     # Given
-    harness.submit_job("a", ttl_ms=1000)
+    harness.submit_job("a", ttl_ms=1000, is_urgent=is_urgent)
     age_job(harness, "a", 2000)
-    assert status_of(harness) is JobStatus.EXPIRED  # although nobody has looked yet
 
-    # When
-    harness.worker().claim(1, 0.0)
+    # When a worker looks, or nobody has
+    if is_claimed:
+        harness.worker().claim(1, 0.0)
 
     # Then
     job = harness.jobs().find("a")
-    assert job.status is JobStatus.EXPIRED
-    assert decode_reply("a", job.result).reason == "deadline_exceeded"
+    assert (job.status, job.is_urgent) == (JobStatus.EXPIRED, is_urgent)
+    if is_claimed:
+        assert decode_reply("a", job.result).reason == "deadline_exceeded"
     assert harness.jobs().retry(job) is SubmitCode.QUEUED
-
-
-def test_job_that_expired_without_a_worker_can_be_tried_again(harness):
-    # Given
-    harness.submit_job("a", ttl_ms=1000, is_urgent=True)
-    age_job(harness, "a", 2000)
-    job = harness.jobs().find("a")
-    assert (job.status, job.is_urgent) == (JobStatus.EXPIRED, True)
-
-    # When / Then
-    assert harness.jobs().retry(job) is SubmitCode.QUEUED
-    assert harness.queued() == ["a"]
     assert ids_of(harness.worker().claim(8, 0.0)) == ["a"]
     assert harness.unaccounted() == 0
 
@@ -249,14 +240,15 @@ def test_job_that_a_leaving_worker_gives_back_waits_in_front(harness):
     assert harness.jobs().find("a").status is JobStatus.QUEUED
 
 
-def test_jobs_take_the_seats_that_requests_leave_free(harness):
+def test_jobs_take_the_seats_that_requests_leave_free_but_urgent_ones(harness):
     # Given
     for job_id in ("j1", "j2", "j3"):
         harness.submit_job(job_id)
-    harness.submit("a", "b")
+    harness.submit("a")
+    harness.submit_job("u", is_urgent=True)
 
     # When / Then a batch has the requests first
-    assert ids_of(harness.worker().claim(3, 0.0)) == ["a", "b", "j1"]
+    assert ids_of(harness.worker().claim(3, 0.0)) == ["a", "u", "j1"]
     # And jobs have one of their own when no request waits
     assert ids_of(harness.worker().claim(3, 0.0)) == ["j2", "j3"]
 
@@ -291,25 +283,18 @@ def test_job_that_comes_back_to_a_version_that_was_registered_anew_is_found(harn
     assert ids_of(other.claim(1, 0.0)) == ["j"]
 
 
-def test_jobs_wait_for_a_full_batch_as_requests_do(harness):
+def test_jobs_wait_for_a_full_batch_as_requests_do_and_requests_do_not_wait_for_jobs(harness):
     harness.submit_job("j1")
-    partial = harness.worker().claim(2, 10.0)
-    assert partial.waiting == 1
+    assert harness.worker().claim(2, 10.0).waiting == 1
     assert harness.more_tokens() == 0
     harness.submit_job("j2")
     assert harness.more_tokens() == 1
     assert ids_of(harness.worker().claim(2, 10.0)) == ["j1", "j2"]
-
-
-def test_request_does_not_wait_for_jobs(harness):
-    # Given a worker that collects for a request, and jobs that would fill the batch
+    # And a worker that collects for a request takes jobs only when its window is over
     harness.submit("a")
-    assert harness.worker().claim(3, 10.0).waiting == 1
-    for job_id in ("j1", "j2", "j3"):
-        harness.submit_job(job_id)
-
-    # When its window is over
-    assert ids_of(harness.worker().claim(3, 0.0)) == ["a", "j1", "j2"]
+    assert harness.worker().claim(2, 10.0).waiting == 1
+    harness.submit_job("j3")
+    assert ids_of(harness.worker().claim(2, 0.0)) == ["a", "j3"]
 
 
 def test_old_jobs_have_a_quarter_of_a_batch_however_many_requests_wait(harness):
@@ -342,13 +327,6 @@ def test_old_jobs_have_a_quarter_of_the_seats_of_small_batches(harness, limit):
     jobs = sum(name.startswith("j") for name in ran)
     assert 60 - 54 < jobs < 60 + 54
     assert len(ran) == 240 // limit * limit
-
-
-def test_urgent_job_waits_among_the_requests(harness):
-    harness.submit_job("j1")
-    harness.submit("a")
-    harness.submit_job("j2", is_urgent=True)
-    assert ids_of(harness.worker().claim(2, 0.0)) == ["a", "j2"]
 
 
 def test_jobs_wait_for_a_worker_but_not_for_a_version_that_is_gone(harness):
@@ -392,30 +370,24 @@ def test_jobs_that_crashed_with_a_worker_run_alone_even_if_it_was_the_last(harne
     assert harness.unaccounted() == 0
 
 
-def test_newest_jobs_are_listed_first_and_those_that_have_gone_are_not(harness):
+def test_newest_jobs_are_listed_first_and_those_that_have_gone_are_forgotten(harness):
     # Given
     for number in range(5):
         harness.submit_job(f"j{number}")
-    harness.client.delete(harness.keys.job_prefix + "j3")
+    for number in (0, 3):
+        harness.client.delete(harness.keys.job_prefix + f"j{number}")
 
     # When
-    page = harness.jobs().newest(KEY, 2**53, 3)
-    rest = harness.jobs().newest(KEY, page[-1][0], 3)
+    page = harness.jobs().newest(KEY, 2**53, 2)
+    rest = harness.jobs().newest(KEY, page[-1][0], 2)
 
     # Then
-    assert [job.job_id for _, job in page + rest] == ["j4", "j2", "j1", "j0"]
+    assert [job.job_id for _, job in page + rest] == ["j4", "j2", "j1"]
 
-
-def test_index_forgets_jobs_that_have_gone(harness):
-    for number in range(3):
-        harness.submit_job(f"old{number}")
-        harness.client.delete(harness.keys.job_prefix + f"old{number}")
+    # And a submit forgets the oldest that have gone, too
     harness.submit_job("a")
-    harness.submit_job("b")
-    assert [name.decode() for name in harness.client.zrange(harness.keys.job_index, 0, -1)] == [
-        "a",
-        "b",
-    ]
+    names = harness.client.zrange(harness.keys.job_index, 0, -1)
+    assert [name.decode() for name in names] == ["j1", "j2", "j4", "a"]
 
 
 def test_job_whose_record_has_outlived_its_hash_is_dropped(harness):

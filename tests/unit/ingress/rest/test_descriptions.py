@@ -1,6 +1,6 @@
 from batching.models.spec import ModelSpec
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
-from ingress.torchserve.descriptions import describe_version, list_page
+from ingress.rest.management_api import describe_version, list_page
 
 NAMES = [f"m{number:03}" for number in range(250)]
 URLS = {name: f"{name}.mar" for name in NAMES}

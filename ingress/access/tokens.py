@@ -1,4 +1,4 @@
-"""TorchServe's `key_file.json`, of which this process remembers digests.
+"""Which requests may pass: TorchServe's `key_file.json`, of which this process remembers digests.
 
 Several ingresses may share one file: the first one makes it, and each notices when another one has
 renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
@@ -16,14 +16,16 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from batching.errors import BadRequest
 from batching.settings.files import write_atomically
 from batching.settings.settings import Settings, SettingsError
+from ingress.role import Role
+from ingress.torchserve.routes import key_for
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,14 @@ KEY_BYTES = 32
 LOOK_AGAIN_S = 1.0
 
 _EXPIRATION = "expiration time"  # the blank is TorchServe's
+_REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
+
+
+class InvalidKey(BadRequest):
+    """No key, or the wrong one. 400 rather than 401, as TorchServe's clients expect."""
+
+    type = "InvalidKeyException"
+    reason = "invalid_key"
 
 
 class KeyScope(StrEnum):
@@ -48,8 +58,7 @@ class KeyScope(StrEnum):
 RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Secret:
+class _Secret(NamedTuple):
     """A key's digest, and its end."""
 
     digest: bytes
@@ -89,34 +98,38 @@ class KeyFile:
         self._seen: tuple[int, int] | None = None
         self._look_at_s = 0.0
 
-    def open(self) -> None:
+    def open(self, *, only_checked: bool = False) -> None:
         """Reads the file; first makes a missing file and replaces expired keys.
+
+        `only_checked`: checks that this can be done, and changes nothing.
 
         Raises:
             SettingsError: the file can be neither read nor made, or is no key file.
         """
-        with self._explained(), self._locked():
-            if not self._path.exists():
-                self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
-                log.info("made key_file=%s", self._path)
-            self._read()
-            expired = [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]
-            if expired:
-                self._replace(expired)
+        hint = ""
+        try:
+            with self._locked():
+                self._check() if only_checked else self._open()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError):
+                hint = ". A start makes a new one where there is none"
+            raise SettingsError(f"key_file={self._path}: {error}{hint}") from error
+
+    def _open(self) -> None:
+        if not self._path.exists():
+            self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
+            log.info("made key_file=%s", self._path)
+        self._read()
+        if expired := [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]:
+            self._replace(expired)
         if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
             log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
 
-    def check(self) -> None:
-        """Checks that `open` can do its work, and changes nothing.
-
-        Raises:
-            SettingsError: as `open`.
-        """
-        with self._explained(), self._locked():
-            if self._path.exists():
-                self._read()
-            elif not os.access(self._path.parent, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
+    def _check(self) -> None:
+        if self._path.exists():
+            self._read()
+        elif not os.access(self._path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
 
     def accepts(self, scope: KeyScope, token: str) -> bool:
         """Returns whether the token is this scope's key now."""
@@ -135,6 +148,18 @@ class KeyFile:
         """
         with self._locked():
             self._replace([scope])
+
+    def renew_as_asked(self, kind: str, authorization: str) -> None:
+        """Does it for a client with the API key.
+
+        Raises:
+            InvalidKey: this Authorization header has another key, or this kind is not renewed.
+            OSError, ValueError: as `renew`.
+        """
+        scope = next((scope for scope in RENEWABLE if scope == kind), None)
+        if scope is None or not self.accepts(KeyScope.API, _token(authorization)):
+            raise InvalidKey(_REFUSED.format("Authentication"))
+        self.renew(scope)
 
     def _look(self) -> bool:
         """Reads the file again if it has changed; returns whether it did.
@@ -182,17 +207,6 @@ class KeyFile:
         write_atomically(self._path, json.dumps(document, indent=2) + "\n")
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise SettingsError(f"key_file={self._path}: {error}") from error
-        except ValueError as error:
-            raise SettingsError(
-                f"key_file={self._path}: {error}. A start makes a new one where there is none"
-            ) from error
-
-    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         # On the folder: a renewal renames a new file into place, without the old one's lock.
         number = os.open(self._path.parent, os.O_RDONLY)
@@ -204,11 +218,7 @@ class KeyFile:
 
 
 def open_keys(settings: Settings, *, only_checked: bool = False) -> KeyFile | None:
-    """Opens the key file; None when no tokens are asked for.
-
-    Args:
-        settings: name it.
-        only_checked: whether the file can be read or made is all that counts; none is made.
+    """Opens the key file, or checks that it could be; None when no tokens are asked for.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -217,12 +227,37 @@ def open_keys(settings: Settings, *, only_checked: bool = False) -> KeyFile | No
     if path is None:
         return None
     keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
-    keys.check() if only_checked else keys.open()
+    keys.open(only_checked=only_checked)
     return keys
 
 
-def check_keys(settings: Settings) -> None:
-    open_keys(settings, only_checked=True)
+class Authorizer:
+    """Checks the token of each request to one listener; `is_closed` if tokens are asked for.
+
+    The router, the bridge and the Flask application all ask it, so that no door is forgotten.
+    """
+
+    def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:
+        self._keys = keys
+        self._roles = frozenset(roles)
+        self.is_closed = keys is not None
+
+    def admit(self, method: str, path: str, authorization: str) -> None:
+        """Checks that the request may pass; its path is percent-decoded.
+
+        Raises:
+            InvalidKey: this Authorization header has not the key that the path needs.
+        """
+        if self._keys is None:
+            return
+        role = key_for(method, path, self._roles)
+        if role and not self._keys.accepts(KeyScope(role), _token(authorization)):
+            raise InvalidKey(_REFUSED.format("Authorization"))
+
+
+def _token(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme == "Bearer" else ""  # which is no key
 
 
 def _digest(token: str) -> bytes:

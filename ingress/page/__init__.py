@@ -1,1 +1,0 @@
-"""Shows browsers the models, batches and API document of the inference port."""
