@@ -298,7 +298,7 @@ def test_answers_about_a_job_are_as_described(server, model):
         ("listJobs", ask("GET", f"{server.management}/jobs?model={model}")),
         ("retryJob", ask("POST", f"{server.management}{url}/retry")),
         ("cancelJobs", ask("DELETE", f"{server.management}/jobs?model={model}")),
-        ("retryJobs", ask("POST", f"{server.management}/jobs/retry?model={model}")),
+        ("retryJobs", ask("POST", f"{server.management}/jobs/retry?status=failed&model={model}")),
     ]
 
     # Then
