@@ -26,19 +26,12 @@ _ELSEWHERE = frozenset({"ResourceNotFoundException", "MethodNotAllowedException"
 _PORTS = ": is that the right port? Unless they were set, 8080 is inference, 8081 management"
 _LONGEST_QUOTE = 100
 
-# Where others can ask, the server's answer does not tell what a handler raised.
-NOT_STARTED = "Failed to start workers"
-WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
-
 
 class ApiError(click.ClickException):
     """Says in the server's own words why it refused."""
 
     def __init__(self, status: int, message: str) -> None:
-        sentence, _, cause = message.partition("\n")
-        if sentence.startswith(NOT_STARTED):
-            cause = cause or WHERE_TO_LOOK
-        super().__init__("\n".join(filter(None, (f"{sentence} (HTTP {status})", cause))))
+        super().__init__(f"{message} (HTTP {status})")
         self.status = status
 
 

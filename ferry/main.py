@@ -1,57 +1,19 @@
 """The `ferry` command."""
 
-import errno
 import io
 import os
-import re
 import sys
-from typing import Any
 
 import click
 
 from ferry.lazy_commands import LazyGroup
 
-# Python reads bytes that are not UTF-8, in arguments and names of files, as surrogates.
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _STDERR = 2
 # What becomes of the output of a server must not end it, nor keep it from starting.
 _SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up"})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
-class _Ferry(LazyGroup):
-    """Says in one sentence what may keep any command from its work."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **kwargs)
-        except UnicodeEncodeError as error:
-            if not _SURROGATES.search(error.object):
-                raise
-            complaint = f"this is not UTF-8: {error.object!r}"
-        except OSError as error:
-            # Errors of files carry the file's name; this one is of standard output.
-            if error.filename is None and error.errno in _FULL:
-                # Python would try to write its buffer once more at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                complaint = f"cannot write: {error.strerror}"
-            elif _is_nowhere():
-                complaint = "the current folder is not there any more"
-            else:
-                raise
-        click.echo(f"Error: {complaint}", err=True)
-        sys.exit(1)
-
-
-def _is_nowhere() -> bool:
-    try:
-        os.getcwd()  # noqa: PTH109 - Path.cwd() is no more than that
-    except FileNotFoundError:
-        return True
-    return False
-
-
-@click.group(cls=_Ferry, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torchferry", prog_name="ferry")
 def main() -> None:
     """Serve PyTorch models in batches from a Redis queue.

@@ -33,7 +33,7 @@ from ingress.predictions.prediction import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role, listener_table
-from ingress.services import Services, build_services
+from ingress.services import Services
 from ingress.torchserve.answers import error_answer
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def run(settings: Settings) -> int:
 
     async def serve() -> int:
         loop, siblings = asyncio.get_running_loop(), Siblings.from_environment()
-        services = build_services(settings, open_keys(settings), loop, siblings)
+        services = Services(settings, open_keys(settings), loop, siblings)
         return await _Ingress(services, certificate).serve(table)
 
     return uvloop.run(serve())

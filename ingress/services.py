@@ -6,12 +6,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from prometheus_client.core import Metric
+
 from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.broker import Broker
 from batching.store.clients import connect, store_url
-from batching.store.held_connections import Client
 from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
@@ -47,34 +48,58 @@ class TimeLimits:
     remind_s: float = 30.0  # between log lines about a startup model that cannot be loaded yet
 
 
-@dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of one ingress.
+    """The parts of one ingress, built without connecting; `start` and `close` run on `loop`.
 
-    `loop` is the one that the broker, the catalog and the predictions live on. The connections of
-    `probe_client` and `probe_registry` give up soon. `keys` is None where no tokens are asked for.
+    Broker, catalog and predictions live there. The connections of `probe_client` and
+    `probe_registry` give up soon. `keys` is None where no tokens are asked for.
     """
 
-    settings: Settings
-    keys: KeyFile | None
-    loop: asyncio.AbstractEventLoop
-    client: Client
-    registry: Registry
-    probe_client: Client
-    probe_registry: Registry
-    control: ControlQueue
-    outage: OutageLog
-    catalog: Catalog
-    broker: Broker
-    predictor: PredictionService
-    jobs: JobAnswers
-    http_predictions: HttpPredictions
-    metrics: Metrics
-    siblings: Siblings
-    numbers: HostNumbers
-    lifecycle: Lifecycle
-    health: Health
-    patience: TimeLimits = TimeLimits()
+    patience = TimeLimits()
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeyFile | None,
+        loop: asyncio.AbstractEventLoop,
+        siblings: Siblings = _NO_SIBLINGS,
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.loop = loop
+        self.siblings = siblings
+        url, dead_after_s = store_url(settings), settings.dead_after_s
+        self.client = connect(url)
+        self.registry = Registry(self.client, dead_after_s=dead_after_s)
+        self.probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
+        self.probe_registry = Registry(self.probe_client, dead_after_s=dead_after_s)
+        self.control = ControlQueue(self.client)
+        self.outage = OutageLog(log, settings.redis_url)
+        self.catalog = Catalog(self.registry, url, self.outage)
+        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s)
+        # The log has what /metrics does not show.
+        unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
+        logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()
+        self.metrics = Metrics(logged)
+        self.numbers = HostNumbers(self._measured, siblings)
+        self.lifecycle = Lifecycle()
+        self.health = Health(self.probe_registry, self.lifecycle)
+        job_store = JobStore(
+            self.broker.client,
+            settings.job_backlog,
+            settings.job_memory_share,
+            is_writing_file=settings.redis_append_only,
+        )
+        job_service = JobService(
+            job_store,
+            self.registry,
+            timeout_s=settings.job_timeout_s,
+            keep_s=settings.job_result_ttl_s,
+            receivers=settings.receiver_rules(),
+        )
+        self.jobs = JobAnswers(job_service)
+        self.predictor = PredictionService(self.catalog, self.broker, self.metrics)
+        self.http_predictions = HttpPredictions(self.predictor, self.jobs, settings)
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Returns what the coroutine returns or raises on the loop.
@@ -96,59 +121,5 @@ class Services:
         await self.catalog.close()
         self.numbers.close()
 
-
-def build_services(
-    settings: Settings,
-    keys: KeyFile | None,
-    loop: asyncio.AbstractEventLoop,
-    siblings: Siblings = _NO_SIBLINGS,
-) -> Services:
-    """Builds the parts without connecting; `start` and `close` run on this loop."""
-    url, dead_after_s = store_url(settings), settings.dead_after_s
-    client, probe_client = connect(url), connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
-    registry = Registry(client, dead_after_s=dead_after_s)
-    probe_registry = Registry(probe_client, dead_after_s=dead_after_s)
-    outage = OutageLog(log, settings.redis_url)
-    catalog = Catalog(registry, url, outage)
-    broker = Broker(url, outage, dead_after_s=dead_after_s)
-    # The log has what /metrics does not show.
-    unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
-    logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()
-    metrics = Metrics(logged)
-    job_store = JobStore(
-        broker.client,
-        settings.job_backlog,
-        settings.job_memory_share,
-        is_writing_file=settings.redis_append_only,
-    )
-    job_service = JobService(
-        job_store,
-        registry,
-        timeout_s=settings.job_timeout_s,
-        keep_s=settings.job_result_ttl_s,
-        receivers=settings.receiver_rules(),
-    )
-    jobs = JobAnswers(job_service)
-    predictor = PredictionService(catalog, broker, metrics)
-    lifecycle = Lifecycle()
-    return Services(
-        settings=settings,
-        keys=keys,
-        loop=loop,
-        client=client,
-        registry=registry,
-        probe_client=probe_client,
-        probe_registry=probe_registry,
-        control=ControlQueue(client),
-        outage=outage,
-        catalog=catalog,
-        broker=broker,
-        predictor=predictor,
-        jobs=jobs,
-        http_predictions=HttpPredictions(predictor, jobs, settings),
-        metrics=metrics,
-        siblings=siblings,
-        numbers=HostNumbers(lambda: [*metrics.collect(), *broker_families(broker)], siblings),
-        lifecycle=lifecycle,
-        health=Health(probe_registry, lifecycle),
-    )
+    def _measured(self) -> list[Metric]:
+        return [*self.metrics.collect(), *broker_families(self.broker)]

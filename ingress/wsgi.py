@@ -23,7 +23,7 @@ from batching.store.server_check import check_server
 from ingress.access.tokens import open_keys
 from ingress.rest.app import create_app as create_rest_app
 from ingress.role import Role
-from ingress.services import build_services
+from ingress.services import Services
 
 _CLOSE_S = 2.0
 
@@ -44,7 +44,7 @@ def create_app() -> Flask:
         settings = replace(settings, page="off")
     keys = open_keys(settings)
     loop = asyncio.new_event_loop()
-    services = build_services(settings, keys, loop)
+    services = Services(settings, keys, loop)
     threading.Thread(target=loop.run_forever, name="predictions", daemon=True).start()
     services.on_loop(services.start())
 

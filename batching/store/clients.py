@@ -33,7 +33,6 @@ from batching.store.held_connections import (
     connection_options,
     noticing_its_loss,
 )
-from batching.store.keys import HOME
 
 AnyClient = TypeVar("AnyClient", Client, AsyncClient)
 
@@ -67,10 +66,10 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     """Returns a blocking client that never retries by itself."""
     if _is_spread(url):
         timeout_s = socket_timeout_s or cluster.COMMAND_TIMEOUT_S
-        return cluster.connect(RedisUrl.parse(url), timeout_s)
-    options = connection_options(
-        socket_timeout_s or COMMAND_TIMEOUT_S, is_local=url.startswith("unix:")
-    )
+        deployment = cluster.Deployment(RedisUrl.parse(url), timeout_s, is_async=False)
+        return deployment.client()  # type: ignore[no-any-return]
+    timeout_s = socket_timeout_s or COMMAND_TIMEOUT_S
+    options = connection_options(timeout_s, is_local=url.startswith("unix:"))
     retry = Retry(NoBackoff(), 0)
     return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
 
@@ -78,7 +77,9 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
 def connect_async(url: str) -> AsyncClient:
     """Returns an asyncio client that never retries by itself."""
     if _is_spread(url):
-        return cluster.connect_async(RedisUrl.parse(url))
+        timeout_s = cluster.COMMAND_TIMEOUT_S
+        deployment = cluster.Deployment(RedisUrl.parse(url), timeout_s, is_async=True)
+        return deployment.client()  # type: ignore[no-any-return]
     options = connection_options(COMMAND_TIMEOUT_S, is_local=url.startswith("unix:"))
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
@@ -88,10 +89,25 @@ def connect_async(url: str) -> AsyncClient:
     return client
 
 
+def _is_spread(url: str) -> bool:
+    return "+" in url.partition("://")[0]
+
+
+def _deployment(client: Client | AsyncClient) -> cluster.Deployment | None:
+    """Returns the servers that have to be found; None for a single server."""
+    return getattr(client.connection_pool, "deployment", None)
+
+
 def at(client: AnyClient, tag: str) -> AnyClient:
     """Returns the client for keys with this hash tag: in a cluster another one."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
+
+
+def for_rq(client: Client) -> Client:
+    """Returns the client for RQ: in a cluster another one, which keeps RQ's keys in one slot."""
+    deployment = _deployment(client)
+    return client if deployment is None else deployment.client(is_for_rq=True)
 
 
 async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
@@ -105,12 +121,6 @@ async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
             await unused.connection_pool.disconnect()
 
 
-def for_rq(client: Client) -> Client:
-    """Returns the client for RQ: in a cluster another one, which keeps RQ's keys in one slot."""
-    deployment = _deployment(client)
-    return client if deployment is None else deployment.client(HOME, is_for_rq=True)
-
-
 def is_cluster(client: Client | AsyncClient) -> bool:
     """Returns whether the keys are on several servers, one of which may fail alone."""
     deployment = _deployment(client)
@@ -121,12 +131,3 @@ def idle_s(client: Client) -> float:
     """Returns how long a worker of this client waits for work before it looks by itself."""
     # A wait goes on at the old server when another one takes over.
     return IDLE_S if _deployment(client) is None else BLOCK_S
-
-
-def _deployment(client: Client | AsyncClient) -> cluster.Deployment | None:
-    """Returns the servers that have to be found; None for a single server."""
-    return getattr(client.connection_pool, "deployment", None)
-
-
-def _is_spread(url: str) -> bool:
-    return "+" in url.partition("://")[0]

@@ -22,7 +22,6 @@ from urllib.parse import urlencode
 
 import redis
 import redis.asyncio
-import redis.asyncio.connection
 import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ConstantBackoff, NoBackoff
@@ -266,13 +265,15 @@ class AsyncFoundTlsConnection(AsyncFoundConnection, redis.asyncio.SSLConnection)
 
 
 class FoundPool(redis.ConnectionPool):
-    """A pool of connections to one server of a deployment."""
+    """A pool of connections to one server of a deployment.
+
+    When the first client's pool is closed, those of other hash tags are, too.
+    """
 
     deployment: "Deployment"
     asked_for_at = 0.0  # by the monotonic clock
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """Closes the connections; the first client's pool also closes those of other hash tags."""
         super().disconnect(inuse_connections)
         for pool in self.deployment.others(self):
             pool.disconnect(inuse_connections)
@@ -295,30 +296,29 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
 
 class Deployment:
-    """Keeps the servers behind one URL, and a client for each hash tag in use."""
+    """Keeps the servers behind one URL, and a client for each hash tag in use.
+
+    Only what was refused is sent again. When a client is made, blocking ones of other hash tags
+    that were not asked for within `kept_s` are dropped: versions come and go.
+    """
 
     def __init__(
-        self,
-        url: RedisUrl,
-        socket_timeout_s: float,
-        *,
-        is_async: bool,
-        kept_s: float = math.inf,
+        self, url: RedisUrl, socket_timeout_s: float, *, is_async: bool, kept_s: float = UNUSED_S
     ) -> None:
         self.is_cluster = url.kind == CLUSTER
         self._url = url
         self._is_async = is_async
-        self._kept_s = kept_s
+        self._kept_s = math.inf if is_async else kept_s
         self._socket_timeout_s = socket_timeout_s
         self._seed_nodes = SeedNodes(url.addresses)
         self._asking = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="finder")
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, bool], Any] = {}
 
-    def client(self, tag: str, *, is_for_rq: bool = False) -> Any:
+    def client(self, tag: str = HOME, *, is_for_rq: bool = False) -> Any:
         """Returns the client for the keys with this hash tag, the same one as long as it is in use.
 
-        When one is made, those that were not asked for within `kept_s` are dropped.
+        Without a tag that of the registry's keys.
         """
         name = (tag, is_for_rq) if self.is_cluster else (HOME, False)
         now_s = time.monotonic()
@@ -353,36 +353,31 @@ class Deployment:
 
     def _make_client(self, tag: str, is_for_rq: bool) -> Any:
         name = tag if self.is_cluster else self._url.service
-        options = self._asking_options()
-        finder = Finder(name, self._seed_nodes, options, is_cluster=self.is_cluster)
-        backoff, is_tls = ConstantBackoff(ASK_AGAIN_S), self._url.is_tls
-        pool: FoundPool | AsyncFoundPool
+        kinds: Any = (FoundPool, FoundConnection, FoundTlsConnection, Retry, redis.Redis)
+        own: dict[str, Any] = {"is_for_rq": is_for_rq}
         if self._is_async:
-            pool = AsyncFoundPool(
-                connection_class=AsyncFoundTlsConnection if is_tls else AsyncFoundConnection,
-                finder=finder,
-                asking=self._asking,
-                retry=AsyncRetry(backoff, ASK_AGAIN, supported_errors=NOT_DONE),
-                **self._options(redis.asyncio.connection),
-            )
-            pool.deployment = self
-            return redis.asyncio.Redis.from_pool(pool)
-        pool = FoundPool(
-            connection_class=FoundTlsConnection if is_tls else FoundConnection,
-            finder=finder,
-            is_for_rq=is_for_rq,
-            retry=Retry(backoff, ASK_AGAIN, supported_errors=NOT_DONE),
-            **self._options(redis.connection),
+            kinds = (AsyncFoundPool, AsyncFoundConnection, AsyncFoundTlsConnection, AsyncRetry)
+            kinds = (*kinds, redis.asyncio.Redis)
+            own = {"asking": self._asking}
+        make_pool, plain, with_tls, retry, client = kinds
+        pool = make_pool(
+            connection_class=with_tls if self._url.is_tls else plain,
+            finder=Finder(
+                name, self._seed_nodes, self._asking_options(), is_cluster=self.is_cluster
+            ),
+            retry=retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=NOT_DONE),
+            **own,
+            **self._options(),
         )
         pool.deployment = self
-        return redis.Redis.from_pool(pool)
+        return client.from_pool(pool)
 
-    def _options(self, library: Any) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """Returns redis-py's options; those of the URL, its user and password included, win."""
         own = {n: v for n, v in self._url.options.items() if not n.startswith("sentinel_")}
         scheme = "rediss" if self._url.is_tls else "redis"
         url = f"{scheme}://found/{self._url.db}?{urlencode(own)}"
-        options: dict[str, Any] = library.parse_url(url)
+        options: dict[str, Any] = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
         for name in ("connection_class", "host"):
             options.pop(name, None)
         login = {"username": self._url.username, "password": self._url.password}
@@ -394,7 +389,7 @@ class Deployment:
 
         They have short time-outs and, for sentinels, a user and password of their own.
         """
-        options = self._options(redis.connection)
+        options = self._options()
         if not self.is_cluster:
             for name in ("username", "password", "db"):
                 options.pop(name, None)
@@ -403,20 +398,3 @@ class Deployment:
         kind = redis.SSLConnection if self._url.is_tls else redis.Connection
         times = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
         return {**options, **times, "connection_class": kind}
-
-
-def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> redis.Redis:
-    """Returns a blocking client of the registry's keys; only what was refused is sent again.
-
-    Clients of other hash tags are dropped when they were not asked for within `kept_s`: versions
-    come and go.
-    """
-    deployment = Deployment(url, socket_timeout_s, is_async=False, kept_s=kept_s)
-    client: redis.Redis = deployment.client(HOME)
-    return client
-
-
-def connect_async(url: RedisUrl) -> redis.asyncio.Redis:
-    """Returns an asyncio client of the registry's keys; only what was refused is sent again."""
-    client: redis.asyncio.Redis = Deployment(url, COMMAND_TIMEOUT_S, is_async=True).client(HOME)
-    return client

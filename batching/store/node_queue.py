@@ -66,16 +66,13 @@ class NodeQueue:
         self._client = client
         self._dead_after_ms = dead_after_ms
         self._max_attempts = max_attempts
-        self._beat = script(client, "beat")
-        self._reclaim = script(client, "reclaim")
-        self._refuse = script(client, "refuse")
-        self._living = script(client, "living")
-        self._report = script(client, "report")
+        verbs = ("beat", "reclaim", "refuse", "living", "report")
+        self._scripts = {verb: script(client, verb) for verb in verbs}
         self._entries = RecordReader("model", ModelEntry.from_json)
 
     async def describe(self, node: NodeStatus) -> None:
         """Publishes the record of a node that has joined."""
-        await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
+        await self._scripts["report"]([keys.NODE_INFO], [node.node_id, node.to_json()])
 
     async def count_control_jobs(self) -> int:
         """Returns how many control jobs wait for a node."""
@@ -148,12 +145,11 @@ class NodeQueue:
             if worker_ids:
                 names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
                 names += [version_keys.queue, version_keys.suspects, version_keys.wakeups]
-                names.append(version_keys.ingress_beats)
-                names.append(version_keys.job_queue)
+                names += [version_keys.ingress_beats, version_keys.job_queue]
         client = self._of_group(workers) if workers else self._client
-        silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
+        silent_ms, *added = await self._scripts["beat"](names, arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0
-        silent_s = [one_ms / 1000 for one_ms in silent_ms]
+        silent_s = [milliseconds / 1000 for milliseconds in silent_ms]
         return BeatAnswer(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
     async def forget_unheard(self) -> None:
@@ -164,32 +160,29 @@ class NodeQueue:
         # In this order: a node that joins meanwhile beats before it is listed.
         listed: list[Any] = await self._client.hkeys(keys.NODE_INFO)
         heard = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf")
-        await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)
+        unheard = [name for name in listed if name not in heard]
+        await self.forget_nodes(name.decode(errors="replace") for name in unheard)
 
     async def dead_nodes(self) -> list[str]:
-        [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
+        arguments = [self._dead_after_ms, "dead"]
+        [members] = await self._scripts["living"]([keys.NODES], arguments)
         return ids_of(members)
 
     async def dead_workers(self, versions: Sequence[VersionKey]) -> list[tuple[VersionKey, str]]:
         """Returns the workers that have been silent for too long, of versions of one group."""
-        found = await self._living(
-            keys=[VersionKeys.of(key).worker_beats for key in versions],
-            args=[self._dead_after_ms, "dead"],
-            client=self._of_group(versions),
-        )
+        names = [VersionKeys.of(key).worker_beats for key in versions]
+        arguments, client = [self._dead_after_ms, "dead"], self._of_group(versions)
+        dead = await self._scripts["living"](names, arguments, client=client)
         return [
             (key, worker_id)
-            for key, members in zip(versions, found, strict=True)
+            for key, members in zip(versions, dead, strict=True)
             for worker_id in ids_of(members)
         ]
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
         version_keys, client = self._of(key)
-        await self._report(
-            keys=[version_keys.workers],
-            args=[status.worker_id, status.to_json(), keys.CHANGES, key.model_name],
-            client=client,
-        )
+        arguments = [status.worker_id, status.to_json(), keys.CHANGES, key.model_name]
+        await self._scripts["report"]([version_keys.workers], arguments, client=client)
 
     async def forget(self, key: VersionKey, worker_id: str) -> None:
         """Takes a worker that owns nothing any more off the lists."""
@@ -205,7 +198,7 @@ class NodeQueue:
         version_keys, client = self._of(key)
         names: list[Any] = await client.hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
-        return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
+        return [worker_id for worker_id in worker_ids if worker_id.rpartition("-")[0] == node_id]
 
     async def hide(self, key: VersionKey, worker_id: str) -> None:
         """Stops counting the worker as one that can serve; its status stays visible."""
@@ -226,11 +219,12 @@ class NodeQueue:
         )
         total: int = 0
         while True:
-            answer = await self._reclaim(keys=names, args=arguments, client=client)
-            if answer[0] < 0:
+            again, *more = await self._scripts["reclaim"](names, arguments, client=client)
+            if again < 0:
                 return None
-            total += answer[0] + answer[1]
-            if answer[2] == 0:
+            answered, left = more
+            total += again + answered
+            if left == 0:
                 return total
 
     async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
@@ -240,7 +234,7 @@ class NodeQueue:
         arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
         total: int = 0
         while True:
-            refused, left = await self._refuse(keys=names, args=arguments, client=client)
+            refused, left = await self._scripts["refuse"](names, arguments, client=client)
             total += refused
             if left == 0:
                 return total
@@ -288,7 +282,7 @@ class NodeQueue:
         for spec in specs_of(self._entries.read(records).values()):
             version_keys, client = self._of(spec.key)
             worker_ids: list[Any] = await client.hkeys(version_keys.workers)
-            gone = [one for one in worker_ids if one.rpartition(b"-")[0] in of_dead]
+            gone = [name for name in worker_ids if name.rpartition(b"-")[0] in of_dead]
             if gone:
                 await client.hdel(version_keys.workers, *gone)
 

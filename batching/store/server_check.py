@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import re
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -30,9 +29,7 @@ log = logging.getLogger(__name__)
 MIN_VERSION = (7, 0)
 SAFE_POLICY = "noeviction"
 _TIMEOUT_S = 1.0
-_GREETING_S = 0.3
 _RETRY_S = 0.2
-_GREETING_BYTES = 1024
 
 
 def check_server(settings: Settings) -> None:
@@ -52,11 +49,9 @@ def check_server(settings: Settings) -> None:
             check_client(client)
             check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
-        url = RedisUrl.parse(settings.redis_url)
-        log.warning(
-            "Redis could not be checked, and this waits for it redis=%s: %s",
-            *(url.without_secrets(), _reason(url, error)),
-        )
+        where = RedisUrl.parse(settings.redis_url).without_secrets()
+        text = "Redis could not be checked, and this waits for it redis=%s: %s"
+        log.warning(text, where, _words_of(error))
 
 
 def why_away(settings: Settings, *, wait_s: float) -> str:
@@ -70,21 +65,19 @@ def why_away(settings: Settings, *, wait_s: float) -> str:
         SettingsError: files for TLS cannot be used.
     """
     _check_tls_files(settings)
-    url = RedisUrl.parse(settings.redis_url)
+    where = RedisUrl.parse(settings.redis_url).without_secrets()
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
             with _client(settings) as client:
                 client.ping()
+            return ""
         except (redis.ResponseError, redis.BusyLoadingError):
             return ""  # it is there, be it that this user may not ask, or that it reads its file
         except AWAY as error:
-            if time.monotonic() < give_up_s:
-                time.sleep(_RETRY_S)
-                continue
-            why = _reason(url, error).rstrip(".")
-            return f"no Redis can be used at {url.without_secrets()}: {why}"
-        return ""
+            if time.monotonic() >= give_up_s:
+                return f"no Redis can be used at {where}: {_words_of(error).rstrip('.')}"
+        time.sleep(_RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +104,38 @@ def facts_of(settings: Settings) -> ServerFacts:
     """
     try:
         with _client(settings) as client:
-            version = client.info("server").get("redis_version", "")
-            policy = client.info("memory").get("maxmemory_policy", SAFE_POLICY)
+            version, policy = _version_and_policy(client)
             file = client.info("persistence")
-            fsync: str | None = ""
-            with contextlib.suppress(redis.ResponseError):
-                fsync = client.config_get("appendfsync").get("appendfsync", "")
+            return ServerFacts(
+                version=version,
+                policy=policy,
+                is_writing_file=file.get("aof_enabled") == 1,
+                has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
+                fsync=_setting(client, "appendfsync"),
+            )
     except AWAY as error:
-        raise OSError(str(error) or type(error).__name__) from error
-    return ServerFacts(
-        version=str(version),
-        policy=str(policy),
-        is_writing_file=file.get("aof_enabled") == 1,
-        has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
-        fsync=fsync or "",
-    )
+        raise OSError(_words_of(error)) from error
+
+
+def _words_of(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _client(settings: Settings) -> contextlib.closing[Client]:
     return contextlib.closing(connect(store_url(settings), socket_timeout_s=_TIMEOUT_S))
+
+
+def _version_and_policy(client: Client) -> tuple[str, str]:
+    # Valkey names the Redis version that it is compatible with.
+    version = client.info("server").get("redis_version", "")
+    return str(version), str(client.info("memory").get("maxmemory_policy", SAFE_POLICY))
+
+
+def _setting(client: Client, name: str) -> str:
+    """Returns the server's setting; empty where this user may not ask for it."""
+    with contextlib.suppress(redis.ResponseError):
+        return str(client.config_get(name).get(name) or "")
+    return ""
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -141,24 +147,6 @@ def _check_tls_files(settings: Settings) -> None:
         load_pair(context, settings.redis_cert_file, settings.redis_key_file)
 
 
-def _reason(url: RedisUrl, error: Exception) -> str:
-    """Returns why Redis cannot be used.
-
-    A server may give its reason as it ends each connection at once, in protected mode, say;
-    redis-py fails before it has read that.
-    """
-    if url.scheme == "redis":
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection(url.addresses[0], _TIMEOUT_S) as connection,
-        ):
-            connection.settimeout(_GREETING_S)
-            greeting = connection.recv(_GREETING_BYTES).decode(errors="replace")
-            if reason := greeting.lstrip("-").partition(". ")[0].strip():
-                return reason
-    return str(error) or type(error).__name__
-
-
 def check_client(client: Client) -> None:
     """Checks that the server is recent enough; logs a warning if it may evict keys.
 
@@ -166,13 +154,11 @@ def check_client(client: Client) -> None:
         SettingsError: it is too old.
         RedisError: it does not answer, or this user may not ask.
     """
-    # Valkey names the Redis version that it is compatible with.
-    version = str(client.info("server").get("redis_version", ""))
+    version, policy = _version_and_policy(client)
     if _is_too_old(version):
         raise SettingsError(
             f"Redis {version} is too old: use Redis 7.0 or later, or Valkey (redis_url)"
         )
-    policy = str(client.info("memory").get("maxmemory_policy", SAFE_POLICY))
     if policy != SAFE_POLICY:
         log.warning(
             "Redis has maxmemory-policy %s and may drop requests that were accepted, and what is "

@@ -1,6 +1,7 @@
 """The worker's calls on one version's queue: claim, reply, and waiting for work."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from batching.batcher import ClaimLead, Nothing, Partial
-from batching.metrics import Measurement
+from batching.metrics import Measurement, MetricKind, Series
 from batching.models.spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -27,17 +28,17 @@ from batching.store.clients import BLOCK_S, at
 from batching.store.held_connections import (
     Buffer,
     Client,
+    Command,
     HeldConnection,
     drop_if_lost,
     hang_up,
     packed_set,
 )
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
-from batching.store.measurements import HandlerMeasurements
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.records import read_record
 from batching.store.redis_errors import AWAY
-from batching.store.scripts.loader import command, ordered_keys, script
+from batching.store.scripts.loader import command, ordered_keys, script, source
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,11 @@ MIN_WAIT_S = 0.001
 LOWEST_FAILURE = 400  # of the statuses of replies
 
 JOB_PATIENCE_US = 60_000_000
+
+# Handlers' metrics of one version: some hundred with a few labels, or a dozen histograms of each.
+MAX_FIELDS = 2000
+RECORD_AT_ONCE = 500
+_field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 
 # Of one answer, as much may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
@@ -85,7 +91,8 @@ class WorkerQueue:
         self._client = client = at(client, keys.tag)
         lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
-        self.measurements = HandlerMeasurements(client, key)
+        self._record = command("record", ordered_keys("record", keys), [MAX_FIELDS])
+        self._has_told_of_drops = False
         self._idle = HeldConnection(client)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
         self._claim_lead = ClaimLead()
@@ -199,7 +206,7 @@ class WorkerQueue:
     ) -> list[ReplyCode]:
         """Publishes each item's reply and ends its lease, once; records what was measured for them.
 
-        After an error, what was measured may count twice (`HandlerMeasurements`).
+        After an error, what was measured for counters may count twice.
         """
         stored = self._store_large(items, replies)
         arguments: list[str | int | bytes] = []
@@ -213,10 +220,10 @@ class WorkerQueue:
         if not measured:
             return [_REPLY_CODES[code] for code in self._connection.call(call)]
         # First what was measured: whoever has the answer finds it.
-        *recorded, codes = self._connection.try_all([*self.measurements.calls(measured), call])
+        *recorded, codes = self._connection.try_all([*self._recording(measured), call])
         if isinstance(codes, ResponseError):
             raise codes
-        self.measurements.note(recorded)
+        self._note_recorded(recorded)
         return [_REPLY_CODES[code] for code in codes]
 
     def _store_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> set[str]:
@@ -243,6 +250,43 @@ class WorkerQueue:
                 raise answer
             stored.add(name)
         return stored
+
+    # --- what handlers measure
+
+    def record(self, measured: Sequence[Measurement]) -> int:
+        """Adds the measurements; returns how many were dropped, as the version has too many series.
+
+        A full Redis has them dropped.
+        """
+        return self._note_recorded(self._connection.try_all(self._recording(measured)))
+
+    def prepare_to_record(self) -> None:
+        """Has Redis know the script, or the first time it would run later than the reply."""
+        self._connection.call(("SCRIPT", "LOAD", source("record")))
+
+    def _recording(self, measured: Sequence[Measurement]) -> list[Command]:
+        commands: list[Command] = []
+        for start in range(0, len(measured), RECORD_AT_ONCE):
+            arguments: list[str | float] = []
+            for series, value in measured[start : start + RECORD_AT_ONCE]:
+                operation = "set" if series.kind is MetricKind.GAUGE else "add"
+                arguments += (operation, _field_of(series), value)
+            commands.append((*self._record, *arguments))
+        return commands
+
+    def _note_recorded(self, answers: Sequence[int | ResponseError]) -> int:
+        dropped = 0
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                log.error("metrics refused: %s", answer)
+            else:
+                dropped += max(0, answer)
+        if dropped and not self._has_told_of_drops:
+            self._has_told_of_drops = True
+            log.warning("the model measures too many series: %d were dropped", dropped)
+        return dropped
+
+    # --- pieces and progress
 
     def send(
         self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float

@@ -186,11 +186,7 @@ def _manifest_of(recipe: Recipe) -> str:
 
 
 def _files_of(recipe: Recipe) -> dict[str, Path]:
-    """Returns each file's path in the archive, and its source.
-
-    Raises:
-        click.ClickException: a file is missing, or two would have the same path.
-    """
+    """Returns each file's path in the archive, and its source."""
     keys = ("model_file", "serialized_file", "requirements_file", "config_file")
     target: ServedTarget | None = recipe.get("target")
     named = [*(recipe[key] for key in keys), None if target else _handler_file(recipe["handler"])]
@@ -259,11 +255,7 @@ def _write(path: Path, archive_format: str, recipe: Recipe, files: Mapping[str, 
 
 
 def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
-    """Yields the path in the archive and the source: a file by its name, a folder by its content.
-
-    Raises:
-        click.BadParameter: nothing matches a pattern.
-    """
+    """Yields paths in the archive and sources: a file by its name, a folder by its content."""
     for pattern in filter(None, map(str.strip, patterns.split(","))):
         matching = sorted(glob.glob(pattern))  # noqa: PTH207 - a pattern may be absolute
         if not matching:
@@ -274,11 +266,7 @@ def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
 
 
 def _files_below(folder: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yields what torch-model-archiver packs, which follows links and leaves some folders out.
-
-    Raises:
-        click.ClickException: a link leads to a folder around it.
-    """
+    """Yields what torch-model-archiver packs, which follows links and leaves some folders out."""
     around = (*around, folder.resolve())
     for path in sorted(folder.iterdir()):
         if not path.is_dir():

@@ -60,10 +60,6 @@ _SAME_MEANING = {
 }
 
 
-class _Unknown(click.ClickException):
-    exit_code = _NOT_FOUND
-
-
 @click.command(
     hidden=True,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -82,11 +78,7 @@ def container(command: tuple[str, ...]) -> None:
 
 
 def _served(environment: Variables) -> dict[str, str]:
-    """Returns the environment with what the platform's variables stand for, and says what that is.
-
-    Raises:
-        UnusableSettings: the server cannot start with them.
-    """
+    """Adds what the platform's variables stand for to the environment, and says what that is."""
     config = Path(environment.get(CONFIG_VARIABLE) or CONFIG)
     try:
         properties = read_properties(config) if config.is_file() else {}
@@ -109,7 +101,8 @@ def _run(argv: Sequence[str]) -> int:
     try:
         process = subprocess.Popen(argv)  # noqa: S603 - the container's own user chose it
     except OSError as error:
-        raise _Unknown(f"{argv[0]}: {error.strerror}") from error
+        click.echo(f"Error: {argv[0]}: {error.strerror}", err=True)
+        return _NOT_FOUND
 
     def pass_on(number: int, _frame: object) -> None:
         process.send_signal(number)
@@ -128,10 +121,6 @@ def _run(argv: Sequence[str]) -> int:
 
 def platform_variables(environment: Variables, properties: Variables) -> dict[str, str]:
     """Returns the FERRY_ variables that this platform's own ones stand for; {} on no platform.
-
-    Args:
-        environment: of the container.
-        properties: of its config.properties.
 
     Raises:
         SettingsError: the platform asks for something that this image does not do.

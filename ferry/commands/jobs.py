@@ -7,7 +7,7 @@ import mimetypes
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,8 +39,6 @@ from ferry_client.errors import (
 )
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
-# GET /jobs answers with at most this many at a time.
-PAGE_SIZE = 1000
 # What Python's table lacks, or has several of.
 _SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}
 _UNFINISHED = ".ferry-"
@@ -137,7 +135,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
 @jobs.command(name="list")
 @click.option("--model", default="", help="Only jobs of this model.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only jobs in this status.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @management_option
 @json_option
 def list_jobs(
@@ -145,7 +143,7 @@ def list_jobs(
 ) -> None:
     """List the jobs of registered models, newest first."""
     with Api(management_url) as api:
-        listed = list(_newest(api, model, status, limit))
+        listed = api.page("jobs", model=model, status=status, limit=limit)["jobs"]
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif listed:
@@ -328,16 +326,6 @@ def _call(url: str, method: str, *path: str) -> dict[str, Any]:
     with Api(url) as api:
         job: dict[str, Any] = api.call(method, "jobs", *path)
     return job
-
-
-def _newest(api: Api, model: str, status: str | None, limit: int) -> Iterator[dict[str, Any]]:
-    cursor: str | None = ""
-    while cursor is not None and limit:
-        count = min(limit, PAGE_SIZE)
-        page = api.page("jobs", model=model, status=status, limit=count, cursor=cursor)
-        yield from page["jobs"]
-        limit -= len(page["jobs"])
-        cursor = page.get("next_cursor")
 
 
 # --- what is printed

@@ -123,11 +123,7 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
 def find_config(
     ts_config: Path | None, environment: Mapping[str, str], *, is_reading_snapshots: bool
 ) -> Path | None:
-    """Finds the configuration file that counts; None when there is none.
-
-    Raises:
-        ClickException: the file that was named does not exist.
-    """
+    """Finds the configuration file that counts; None when there is none."""
     named = environment.get(CONFIG_VARIABLE) or ts_config
     if named is not None:
         return _existing("--ts-config", Path(named))
@@ -153,11 +149,7 @@ def _may_be_taken_over(properties: Mapping[str, str]) -> bool:
 
 
 def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
-    """Returns the settings of the flags, the file and the environment.
-
-    Raises:
-        ClickException: a file is missing, or a value cannot be used.
-    """
+    """Returns the settings of the flags, the file and the environment."""
     if given["log_config"] is not None:
         _existing("--log-config", given["log_config"])
     config = find_config(given["ts_config"], os.environ, is_reading_snapshots=not ncs)

@@ -113,18 +113,6 @@ class RedisData:
         with contextlib.suppress(OSError):
             os.close(self.lock_fd)
 
-    def options(self) -> dict[str, str]:
-        """Returns what the server is told about its file, which begins with the first job."""
-        return {
-            "dir": str(self.folder),
-            # Without `yes` the server would not read a file that is there.
-            "appendonly": "yes" if _has_file(self.folder) else "no",
-            "appendfsync": self.fsync,
-            # What a crash left half-written is cut off: it was not accepted for longer than a
-            # second, or never.
-            "aof-load-truncated": "yes",
-        }
-
 
 def default_data_dir(settings: Settings) -> Path | None:
     """Returns the folder beside the model store, one for each management port; None without one.
@@ -221,7 +209,6 @@ class EmbeddedRedis:
         """Starts the server process, which may not answer yet; main thread only."""
         if self._process is not None:
             kill_group(self._process)  # a predecessor would hold the socket
-        lock = () if self.data is None else (self.data.lock_fd,)
         options = {
             "port": "0",
             "unixsocket": str(self.socket_path),
@@ -236,11 +223,24 @@ class EmbeddedRedis:
             "logfile": str(self.log_path),
             # Waking ten times a second, its default, was a third of its work while idle.
             "hz": "5",
-            **({} if self.data is None else self.data.options()),
         }
+        if self.data is not None:
+            options |= {
+                "dir": str(self.data.folder),
+                # Without `yes` it would not read a file that is there; it begins one with a job.
+                "appendonly": "yes" if _has_file(self.data.folder) else "no",
+                "appendfsync": self.data.fsync,
+                # What a crash left half-written is cut off: it was not accepted for longer than a
+                # second, or never.
+                "aof-load-truncated": "yes",
+            }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        argv = [str(self.program.path), *flags]
-        self._process = spawn(argv, dict(os.environ), lock, stdout=subprocess.DEVNULL)
+        self._process = spawn(
+            [str(self.program.path), *flags],
+            dict(os.environ),
+            () if self.data is None else (self.data.lock_fd,),
+            stdout=subprocess.DEVNULL,
+        )
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from batching.process.child_process import spawn
 from batching.process.cores import usable_cores
@@ -28,7 +27,7 @@ from batching.process.siblings import Siblings
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot, read_snapshot
-from ferry.console import err, out, warn
+from ferry.console import err, warn
 from ferry.options import UnusableSettings
 from ferry.process_tree.embedded_redis import (
     FSYNC_EVERY_SECOND,
@@ -352,10 +351,8 @@ class _Server:
         else:
             kept = f"keeps jobs in {redis.data.folder.parent}" if redis.data else "in memory only"
             rows["Redis"] = f"embedded, {redis.program.origin}; {kept}"
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, text in rows.items():
-            table.add_row(name, escape(text))
-        out().print(table)
+            click.echo(f"{name:<12}{text}")
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
         notify_ready()

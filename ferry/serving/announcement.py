@@ -53,7 +53,7 @@ def curl_line(url: str, interface: Mapping[str, Any]) -> str:
             is_file = "ferry-part" in json.dumps(field)
             arguments += ["-F", f"{name}=@photo.jpg" if is_file else f"{name}={_sample(field)}"]
     elif example is None and tensors:
-        arguments = _tensor_arguments({str(it["name"]): _zeros(it) for it in tensors})
+        arguments = _tensor_arguments(tensors)
     else:
         if example is None:
             example = _sample(schema) if kind == "json" and schema else [1.0, 2.0, 3.0, 4.0]
@@ -61,10 +61,11 @@ def curl_line(url: str, interface: Mapping[str, Any]) -> str:
     return f"curl {url} {shlex.join(arguments)}"
 
 
-def _tensor_arguments(rows: Mapping[str, Any]) -> list[str]:
-    """Returns a row of these inputs as JSON, or as files where that would be long."""
+def _tensor_arguments(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a row of these inputs as JSON, or as files where it is long or of unknown shape."""
+    rows = {str(it["name"]): _zeros(it) for it in tensors}
     text = json.dumps(rows if len(rows) > 1 else next(iter(rows.values())))
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= _MOST_CHARACTERS and all(it["shape"] for it in tensors):
         return ["-d", text]
     files = [argument for name in rows for argument in ("-F", f"{name}=@{name}.npy")]
     return files if len(rows) > 1 else ["-T", "row.npy"]

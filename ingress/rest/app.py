@@ -169,7 +169,7 @@ class _App(Flask):
 
     def _answer_error(self, error: Exception) -> Response:
         route = self._routes.get(request.endpoint or "")
-        refusal = _refusal(error)
+        refusal = self._refusal(error)
         if isinstance(refusal, StoreUnavailable):
             self._services.outage.note(_VERB, refusal)
         elif self._is_private and refusal.operators_text:
@@ -178,20 +178,20 @@ class _App(Flask):
         is_open_inference = route is not None and route.view.startswith("open_inference.")
         return self.make_response(with_error_key(answer) if is_open_inference else answer)
 
-
-def _refusal(error: Exception) -> ServeError:
-    if isinstance(error, ServeError):
-        return error
-    if isinstance(error, HTTPException):
-        refusals: dict[int | None, ServeError] = {
-            400: BadRequest("Invalid HTTP message."),
-            405: not_found() if request.path.startswith(_PREDICTIONS) else wrong_method(),
-            413: PayloadTooLarge(""),
-        }
-        # All others are not found, Flask's redirects, too: TorchServe has none.
-        return refusals.get(error.code, not_found())
-    log.error("request failed", exc_info=error)
-    return InternalError("Internal server error.")
+    def _refusal(self, error: Exception) -> ServeError:
+        if isinstance(error, ServeError):
+            return error
+        if isinstance(error, HTTPException):
+            is_prediction = Role.INFERENCE in self._roles and request.path.startswith(_PREDICTIONS)
+            refusals: dict[int | None, ServeError] = {
+                400: BadRequest("Invalid HTTP message."),
+                405: not_found() if is_prediction else wrong_method(),
+                413: PayloadTooLarge(""),
+            }
+            # All others are not found, Flask's redirects, too: TorchServe has none.
+            return refusals.get(error.code, not_found())
+        log.error("request failed", exc_info=error)
+        return InternalError("Internal server error.")
 
 
 def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from batching.metrics import read_metrics_config
-from batching.store.measurements import read_metrics
+from batching.store.registry.registry import read_metrics
 from ingress.http1.exchange import Answer
 from ingress.metrics.ingress_metrics import LEGACY
 from ingress.metrics.queue_metrics import handler_families, node_families, queue_families

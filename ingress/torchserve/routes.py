@@ -22,7 +22,7 @@ ANY = "any"
 LIVE_PATH = "/livez"
 
 _INFERENCE, _MANAGEMENT, _METRICS = (Role.INFERENCE,), (Role.MANAGEMENT,), (Role.METRICS,)
-_BOTH = (Role.INFERENCE, Role.MANAGEMENT)
+_BOTH, _ALL = (Role.INFERENCE, Role.MANAGEMENT), tuple(Role)
 
 
 class Key(Enum):
@@ -80,15 +80,8 @@ _JOB = "/jobs/{job_id}"
 
 # Of a path of the inference port, the first row that fits it decides whether it is a prediction.
 ROUTES = (
-    Route("OPTIONS", "/", tuple(Role), "shared.describe_api", "apiDescription", key=Key.NONE),
-    Route(
-        "GET",
-        "/api-description",
-        tuple(Role),
-        "shared.describe_api",
-        "api-description",
-        key=Key.NONE,
-    ),
+    Route("OPTIONS", "/", _ALL, "shared.describe_api", "apiDescription", Key.NONE),
+    Route("GET", "/api-description", _ALL, "shared.describe_api", "api-description", Key.NONE),
     _prediction(f"{_V1_MODEL}:predict", _V1, "kserveV1Predict"),
     _prediction(f"{_V1_MODEL}:explain", _V1_EXPLAIN),
     _prediction(f"{_V2_MODEL}/infer", _V2, "kserveV2Infer"),

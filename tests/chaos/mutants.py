@@ -219,7 +219,7 @@ MUTANTS = (
         "            self.give_up()\n            raise\n",
         "            raise\n",
         "tests/unit/batching/store/test_held_connections.py::"
-        "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-parsed]",
+        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled-parsed]",
     ),
     Mutant(
         "a request whose body found no room is refused",
@@ -227,7 +227,7 @@ MUTANTS = (
         "elseif lacks_bodies and",
         "elseif false and",
         "tests/unit/batching/store/scripts/test_submit.py::"
-        "test_submit_refuses_the_one_request_whose_body_found_no_room",
+        "test_submit_refuses_only_requests_whose_bodies_found_no_room",
     ),
     Mutant(
         "a look-up does not wait for a silent Redis",

@@ -1,16 +1,13 @@
 """The image that takes the place of TorchServe's: what it starts, as whom, and how it ends."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.compose.image import HANDLER, IMAGE, Image
+from tests.compose.image import IMAGE, Image
 from tests.compose.stack import ROOT, engine_missing
 from tests.compose.test_compose_images import BASE
-from tests.e2e.archives import make_archive
 from tests.e2e.test_readme import blocks
 from tests.support import eventually
 
@@ -112,33 +109,3 @@ def test_container_of_any_user_of_the_root_group_serves(image):
         # When / Then
         eventually(lambda: running.answers("readyz"), START_S)
         assert running.ask("POST", "predictions/mnist", data=b"four").text == "4"
-
-
-def test_container_serves_as_kserve_starts_it(image, tmp_path):
-    # Given the runtime's container, and what a storage initializer mounts for TorchServe
-    runtime = yaml.safe_load((ROOT / "deploy" / "kserve" / "runtime.yaml").read_text())
-    [spec] = runtime["spec"]["containers"]
-    models = tmp_path / "models"
-    for name in ("model-store", "config"):
-        (models / name).mkdir(parents=True)
-    archive = make_archive(models / "model-store", "mnist", {"handler.py": HANDLER})
-    version = {"defaultVersion": True, "marName": archive, "minWorkers": 1, "maxWorkers": 1}
-    snapshot = {"name": "startup.cfg", "modelCount": 1, "models": {"mnist": {"1.0": version}}}
-    (models / "config" / "config.properties").write_text(
-        "inference_address=http://127.0.0.1:8085\nmanagement_address=http://127.0.0.1:8085\n"
-        "metrics_address=http://127.0.0.1:8082\nenable_envvars_config=true\n"
-        f"model_store=/mnt/models/model-store\nmodel_snapshot={json.dumps(snapshot)}\n"
-    )
-    variables = {one["name"]: one["value"] for one in spec["env"]}
-    variables["TS_SERVICE_ENVELOPE"] = "kserve"
-    options = [f"--env={name}={value}" for name, value in variables.items()]
-    [port] = [one["containerPort"] for one in spec["ports"]]
-    user = str(spec["securityContext"]["runAsUser"])
-    options += ["--user", user, "--volume", f"{models}:/mnt/models:ro", *CONFINED]
-    # When
-    with image.started(*spec["args"], options=options, port=port) as running:
-        eventually(lambda: running.answers(spec["readinessProbe"]["httpGet"]["path"][1:]), START_S)
-        # Then
-        answer = running.ask("POST", "v1/models/mnist:predict", json={"instances": [1, 2]})
-        assert answer.json() == {"predictions": [2, 4]}
-        assert running.ask("GET", "v1/models/mnist").json()["ready"] is True

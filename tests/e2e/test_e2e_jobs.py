@@ -208,6 +208,30 @@ def test_key_makes_one_job_of_a_request_that_is_sent_twice(server, model, ledger
     assert [call.bodies for call in ledger.calls()] == [["once"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("X-Result-Ttl-S", "59", "60 to 604800"),
+        ("X-Request-Timeout-Ms", "0", "whole number of milliseconds"),
+        ("X-Priority", "urgent", "high or normal"),
+        ("Idempotency-Key", "a b", "1 to 255"),
+    ],
+)
+def test_header_that_is_not_understood_is_told(server, model, name, value, words):
+    answer = server.predict(model, b"x", headers={**ASYNC, name: value})
+    assert answer.status_code == 400
+    assert words in answer.json()["message"]
+
+
+@pytest.mark.parametrize("job_id", ["0" * 32, "A" * 32, "%00", "..%2fmodels", "a" * 4000])
+def test_odd_id_is_no_job_and_is_answered_in_json(server, job_id):
+    for method, end in (("GET", ""), ("GET", "/result"), ("DELETE", "")):
+        for base in (server.inference, server.management):
+            answer = ask(method, f"{base}/jobs/{job_id}{end}")
+            assert answer.status_code in {404, 405}, answer.text
+            assert answer.json()["code"] == answer.status_code
+
+
 def test_operator_lists_retries_and_deletes_many(server, scripted, ledger):
     with server.model(scripted, "listed", batch_size=1) as model:
         check_lists(server, model, ledger)

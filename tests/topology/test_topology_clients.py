@@ -13,9 +13,9 @@ import redis
 from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store import cluster as deployments
 from batching.store.broker import Broker
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.cluster import Deployment
 from batching.store.ingress_queue import Patience
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.changes import changed_models
@@ -127,8 +127,8 @@ def connections(cluster: Cluster) -> int:
 
 
 def test_blocking_clients_of_versions_that_are_not_used_are_let_go(cluster: Cluster) -> None:
-    url = RedisUrl.parse(cluster.url)
-    with contextlib.closing(deployments.connect(url, 3.0, kept_s=0.0)) as client:
+    deployment = Deployment(RedisUrl.parse(cluster.url), 3.0, is_async=False, kept_s=0.0)
+    with contextlib.closing(deployment.client()) as client:
         # Given one that is at work, in another thread perhaps
         registry = Registry(client)
         held = at(client, "{held}")

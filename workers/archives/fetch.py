@@ -1,10 +1,9 @@
 """Finds the archive that a `url` parameter names; one in the web is first brought into the store.
 
-A download must not make a proxy into the local network of this server. Every hop is checked the
-same way: the URL must match the allow list, its host is resolved once, all its addresses must be
-public, and the connection goes to an address that was checked. A second question to the resolver is
-what DNS rebinding waits for. Beside each download is a note with its URL; no other file is ever
-replaced or removed.
+A download must not make a proxy into the local network of this server. Each hop's URL must match
+the allow list, its host is resolved once (DNS rebinding waits for a second time), all its addresses
+must be public, and the connection goes to one of them. Beside each download is a note with its URL;
+no other file is ever replaced or removed.
 
 The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 """
@@ -57,10 +56,9 @@ def locate_archive(
     Args:
         url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
             leads elsewhere only the last part counts, if the store has a file of that name.
-        settings: name the store, the URLs that are allowed, and where downloads are unpacked.
+        settings: of the node.
         is_registered: take a download that is in the store; the caller compares its SHA-256.
-        is_unused: whether no version needs a file of that name, so that an earlier download from
-            this URL may be replaced.
+        is_unused: whether an earlier download from this URL may be replaced.
         downloader: with a network of its own.
 
     Raises:
@@ -178,10 +176,7 @@ def was_downloaded(url: str, store: Path | None) -> bool:
 
 
 def may_share_a_file(url: str, other: str) -> bool:
-    """Returns whether two `url` parameters may mean one file of the model store, by its name.
-
-    A download can be registered by its name in the store, too.
-    """
+    """Returns whether two `url` parameters may mean one file of the store; each may be its name."""
     return bool(_file_name(url)) and _file_name(url) == _file_name(other)
 
 
@@ -250,10 +245,7 @@ class Downloader:
     max_bytes: int = MAX_UNPACKED_BYTES
 
     def fetch(self, url: str, store: Path, work_dir: Path, is_unused: Callable[[], bool]) -> Path:
-        """Downloads and verifies the archive; a failure changes nothing in the model store.
-
-        Errors are those of `locate_archive`.
-        """
+        """Downloads and verifies the archive; a failure changes nothing in the model store."""
         self._check_allowed(url, url)
         target = _store_path(url, store)
         is_known = os.path.lexists(target)

@@ -4,8 +4,7 @@
     work_dir/environments/<hash>.lock   held by the node that makes it
 
 An environment sees the packages of this one, torch above all, and adds to them. Models with the
-same requirements share one, also over nodes of one machine; it is kept for a while, for the next
-registration.
+same requirements share one, also over nodes of one machine.
 """
 
 import asyncio
@@ -62,15 +61,11 @@ _LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
 
 
 def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[str, str]:
-    """Returns the variables that handlers and pip may see.
-
-    Those are all whose names do not match the pattern as a whole; all when it is empty.
+    """Returns the variables that handlers and pip may see: whose names do not match as a whole.
 
     Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
     """
-    if not forbidden:
-        return dict(environment)
-    pattern = re.compile(forbidden)
+    pattern = re.compile(forbidden or r"\0")
     return {name: value for name, value in environment.items() if not pattern.fullmatch(name)}
 
 
@@ -95,8 +90,6 @@ class Installer:
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
         """Installs the model's requirements and returns the interpreter that has them.
-
-        Belongs to the main thread.
 
         Raises:
             DependenciesFailed: pip says no, the time is up, or the disk fails, which is its cause

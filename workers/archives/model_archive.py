@@ -49,14 +49,10 @@ log = logging.getLogger(__name__)
 
 
 def inspect_archive(path: Path, url: str, work_dir: Path) -> ArchiveInfo:
-    """Returns what the archive says of itself, after every entry was checked against the limits.
+    """Returns what an archive or a folder says of itself.
 
-    An archive is unpacked in the same pass, for the workers that will need its files.
-
-    Args:
-        path: a .mar, a tar or tar.gz, or a folder.
-        url: how the operator named it; repeated in texts and kept in the info.
-        work_dir: where archives are unpacked.
+    An archive is unpacked in the same pass, for the workers that will need its files. `url` is how
+    the operator named it.
 
     Raises:
         InvalidModel: not an archive, over a limit, or a manifest that describes no model.
@@ -225,13 +221,9 @@ def _as_text(value: Any) -> str | None:
 def find_unpacked(
     sha256: str, work_dir: Path, owner: str = _NOBODY, *, is_exact: bool = False
 ) -> Path | None:
-    """Returns the folder that was unpacked earlier, if one is as it was then.
+    """Returns the folder that was unpacked earlier for this owner, if one is as it was then.
 
-    Args:
-        sha256: of the archive.
-        work_dir: where archives are unpacked.
-        owner: a word that stands for the version whose workers use the folder.
-        is_exact: not one that has further files, as of a cache, unless a worker lives in it.
+    With `is_exact`, none that has further files, as of a cache, unless a worker lives in it.
     """
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
         raise InvalidModel("The archive is registered without a SHA-256: register it anew.")
@@ -280,11 +272,7 @@ def not_saved(name: str, path: Path, error: Exception) -> InternalError:
 
 
 def _unpacked(path: Path, staging: Path, before: os.stat_result) -> Path:
-    """Returns a whole copy in a staging folder.
-
-    Raises:
-        InvalidModel: it cannot be unpacked, or is not the file any more that `before` tells of.
-    """
+    """Makes a whole copy in a staging folder."""
     content, copy = staging / "content", staging / "copy"
     copy.mkdir()
     if path.is_dir():

@@ -55,11 +55,8 @@ class ModelFiles:
         """Unpacks the archive and installs its requirements, unless this host has them already.
 
         An archive is unpacked once for all workers of this node that need it. Others do not wait,
-        as one may take many minutes, except downloads with the same file name in the store.
-
-        Args:
-            spec: of the model.
-            is_exact: with no files that workers have left beside the archive's, unless one lives.
+        as one may take many minutes, except downloads with the same file name in the store. With
+        `is_exact`, no files are there that workers have left beside its own, unless one lives.
 
         Raises:
             ServeError: the archive cannot be had, is not the one that was registered, or has
@@ -75,9 +72,8 @@ class ModelFiles:
     def sweep(self, specs: Collection[ModelSpec]) -> None:
         """Keeps the files of these models and deletes old files that no model needs.
 
-        Those are half done files of killed processes, and files of models that no node has had for
-        `unused_files_kept`. Nodes may share a work folder: each marks what it needs, far more often
-        than that.
+        Those are of killed processes, or were not marked for `unused_files_kept`. Nodes may share a
+        work folder: each marks what it needs, far more often than that.
         """
         kept_s = self._settings.unused_files_kept_s
         for spec in specs:
@@ -93,12 +89,7 @@ class ModelFiles:
             self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
     def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
-        """Removes the archives that were downloaded from these URLs from the store.
-
-        Args:
-            urls: of versions that are not registered any more.
-            kept: those of all others; the same file may be meant by its name in the store.
-        """
+        """Removes what was downloaded from these URLs, unless other URLs mean it, too."""
         for url in urls:
             if _is_meant(url, kept):
                 continue
@@ -109,10 +100,7 @@ class ModelFiles:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
     def _sweep_downloads(self, store: Path, kept: Collection[str]) -> None:
-        """Marks the downloads that are needed and removes those that were not marked for so long.
-
-        A registration that fails after its download leaves one behind.
-        """
+        """Removes downloads that were not needed for long, as of a registration that has failed."""
         # The first time all are kept: models of before the last stop may be registered again soon.
         is_first, self._has_swept = not self._has_swept, True
         kept_s = self._settings.unused_files_kept_s

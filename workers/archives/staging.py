@@ -77,8 +77,7 @@ def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
     """Yields a new staging folder and removes it afterwards.
 
     Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that is still at
-    work then would take the rest of its folder for a whole model. That folder stays, until the
-    `remove_abandoned` of some node.
+    work would take the rest for a whole model. That folder stays until `remove_abandoned`.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))

@@ -86,8 +86,6 @@ class _Unusable(Exception):
 
 
 class Report(NamedTuple):
-    """What was found out about an archive."""
-
     archive: str
     model_name: str
     model_version: str
@@ -101,10 +99,7 @@ class Report(NamedTuple):
 def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> Report:
     """Unpacks the archive into a temporary folder and examines it.
 
-    Args:
-        path: a .mar, a tar or tar.gz, or a folder.
-        is_installing: the server will run with install_py_dep_per_model.
-        envelope: its service_envelope.
+    The server will run with install_py_dep_per_model or not, and with this service_envelope.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
@@ -118,8 +113,6 @@ def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> R
 
 
 class _Examination:
-    """One archive in the folder that it was unpacked to."""
-
     def __init__(self, info: ArchiveInfo, folder: Path, is_installing: bool, envelope: str) -> None:
         self._info = info
         self._folder = folder

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,6 @@ from workers.archives.model_archive import (
     read_model_config,
     split_handler,
 )
-from workers.handling.deferred_compiler import defer_compiler
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
 
@@ -63,7 +63,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     handler raises, and errors of its own if there is no such handler.
     """
     require_safe_torch()
-    defer_compiler()
+    if CompilerDeferred not in sys.meta_path:
+        sys.meta_path.insert(0, CompilerDeferred)
     model_dir = model_dir.absolute()
     if not spec.decodes_itself:
         _enter_folder(model_dir, spec.handler)
@@ -199,3 +200,49 @@ def _class_of(module: ModuleType) -> type[Any]:
         )
     only: type[Any] = classes[0]
     return only
+
+
+# --- torch's compiler. One module of torchvision takes one function from it, and calls that only on
+# GPUs that must be deterministic. Dynamo and sympy come with it: they take as long to import as
+# torch itself, and some 100 MB in each worker.
+
+_IMPORTER = "torchvision.ops.roi_align"
+_COMPILER = "torch._dynamo.utils"
+
+
+class CompilerDeferred:
+    """Makes later imports of torchvision leave the compiler out, until it is first used."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == _IMPORTER else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Runs the module while the compiler's name stands for a module that loads it late."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        late = _LateCompiler(_COMPILER)
+        sys.modules.setdefault(_COMPILER, late)
+        try:
+            super().exec_module(module)
+        finally:
+            late.leave()
+
+
+class _LateCompiler(ModuleType):
+    def is_compile_supported(self, device: Any) -> Any:
+        return importlib.import_module(_COMPILER).is_compile_supported(device)
+
+    def leave(self) -> None:
+        if sys.modules.get(_COMPILER) is self:
+            del sys.modules[_COMPILER]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asks whether it is a package
+            raise AttributeError(name)
+        self.leave()
+        return getattr(importlib.import_module(_COMPILER), name)

@@ -129,7 +129,7 @@ class Worker:
         """Records what handlers have measured, and no reply has taken along."""
         with self.unsent() as measured:
             if measured:
-                self.queue.measurements.record(measured)
+                self.queue.record(measured)
 
     def _serve_batch(self, batch: Batch) -> None:
         self.deadline.run()
@@ -263,7 +263,7 @@ def _serve(
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     with contextlib.suppress(*AWAY):
-        queue.measurements.prepare()
+        queue.prepare_to_record()
         worker.record_measured()
     deadline.wait()
     # Redis keeps it: examples may be large.

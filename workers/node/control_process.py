@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.retries import Reminder
 from batching.settings.settings import Settings
+from batching.store.background_tasks import end_tasks
 from batching.store.redis_errors import AWAY, OutageLog
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,7 @@ class ControlProcesses:
                 except AWAY as error:
                     self._outage.note("control jobs", error)
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await end_tasks(self._running)
 
     async def _look(self) -> None:
         while await self._count_waiting() and len(self._running) < MOST_PROCESSES:

@@ -39,9 +39,8 @@ class Port:
     Attributes:
         name: in the file.
         datatype: of the protocol.
-        shape: with the axis of the batch.
-        likely_float: where the file says neither type nor shape, so that these are only likely:
-            the datatype that numbers with a point become.
+        shape: with the axis of the batch; empty where the file says neither type nor shape.
+        likely_float: there, the datatype that numbers with a point become.
     """
 
     name: str
@@ -315,30 +314,10 @@ def _load_torchscript(path: Path, device: Any) -> Net:
     weights = [*module.parameters(), *module.buffers()]
     floats = [_datatype(weight) for weight in weights if weight.is_floating_point()]
     is_whole = "aten::embedding" in str(module.inlined_graph)
-    shape = [DYNAMIC]
-    if len(wanted) == 1:
-        shape += _likely_row(module, weights, device, is_whole)
     likely_float = [*floats, "FP32"][0]
     datatype = "INT64" if is_whole else likely_float
-    inputs = [Port(argument.name, datatype, shape, likely_float) for argument in wanted]
+    inputs = [Port(argument.name, datatype, (), likely_float) for argument in wanted]
     return Net(inputs, [], _on_device(lambda tensors: module(*tensors), inputs, device))
-
-
-def _likely_row(module: Any, weights: Sequence[Any], device: Any, is_whole: bool) -> list[int]:
-    """Returns the shape of a row for the first weights; [] if the network does not run with it."""
-    torch = import_module("torch")
-    first = next((weight for weight in weights if weight.dim() > 1), None)
-    if first is None:
-        return []
-    row = [DYNAMIC] if is_whole else [first.shape[1], *[DYNAMIC] * (first.dim() - 2)]
-    shape = [1, *(64 if axis == DYNAMIC else axis for axis in row)]
-    try:
-        with torch.no_grad():
-            dtype = torch.int64 if is_whole else first.dtype
-            module(torch.zeros(shape, dtype=dtype, device=device))
-    except RuntimeError:  # another shape is wanted, as requests will show
-        return []
-    return row
 
 
 def _on_device(

@@ -20,6 +20,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
 from batching.process.retries import Backoff
 from batching.settings.settings import Settings
+from batching.store.background_tasks import end_tasks
 from batching.store.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import AWAY, OutageLog
 from workers.archives.model_files import Prepared
@@ -30,6 +31,7 @@ from workers.slots.worker_process import Report, WorkerProcess, worker_environme
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+MOST_UNPUBLISHED = 16  # reports of one worker, which has three; model code may write any number
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
 _NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": False}
 
@@ -58,6 +60,7 @@ class Slot:
         self._process: WorkerProcess | None = None
         self._ready_at: float | None = None
         self._why_not_loaded: dict[str, Any] = {}
+        self._unpublished: asyncio.Queue[Report] = asyncio.Queue()
         self._is_hopeless = False
         self._should_stop = asyncio.Event()
 
@@ -193,10 +196,13 @@ class Slot:
         deadline = asyncio.get_running_loop().call_later(
             self.spec.startup_timeout_s, self._kill_if_loading, process
         )
+        self._unpublished = asyncio.Queue()
+        publishing = asyncio.create_task(self._publish_reports(process))
         try:
-            return await process.watch(self._on_heard, self._on_report)
+            return await process.watch(self._on_report)
         finally:
             deadline.cancel()
+            await end_tasks([publishing])
 
     def _kill_if_loading(self, process: WorkerProcess) -> None:
         if self._ready_at is None:
@@ -204,8 +210,8 @@ class Slot:
             log.error("model=%s version=%s did not load within %s", *self.spec.key, limit)
             process.kill(f"did not load within {limit}")
 
-    def _on_heard(self, report: Report) -> None:
-        """Acts on the report before publishing it: Redis may be away."""
+    def _on_report(self, report: Report) -> None:
+        """Acts on the report before it is published: Redis may be away."""
         if report.state is WorkerState.READY:
             self._ready_at = time.monotonic()
         elif report.state is WorkerState.FAILED:
@@ -214,17 +220,17 @@ class Slot:
                 "traceback": report.traceback,
                 "is_out_of_memory": report.is_out_of_memory,
             }
+        if self._unpublished.qsize() < MOST_UNPUBLISHED:
+            self._unpublished.put_nowait(report)
 
-    async def _on_report(self, process: WorkerProcess, report: Report) -> None:
-        if report.state is WorkerState.STARTING:
-            await self.record.set_state(report.state, pid=process.pid)
-        elif report.state is WorkerState.FAILED:
-            # The process ends by itself now; the slot decides whether to try again.
-            await self.record.set_state(WorkerState.LOADING, **self._why_not_loaded)
-        elif report.state is WorkerState.READY:
-            await self._note_success(process, report)
-        else:
-            await self.record.set_state(report.state)
+    async def _publish_reports(self, process: WorkerProcess) -> None:
+        await self.record.set_state(WorkerState.STARTING, pid=process.pid)
+        while True:
+            report = await self._unpublished.get()
+            if report.state is WorkerState.READY:
+                await self._note_success(process, report)
+            elif report.state is not WorkerState.FAILED:  # what that means, `_judge` decides
+                await self.record.set_state(report.state)
 
     async def _note_success(self, process: WorkerProcess, report: Report) -> None:
         assert self._ready_at is not None

@@ -9,7 +9,7 @@ import signal
 import site
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -40,8 +40,6 @@ STACKS_S = 0.2
 LATE = "response_timeout passed, or it would not end"
 # A worker that was told to stop looks for work once more at most.
 MOST_TURNS = 10
-# A worker reports three times. Model code may write more, and waits then.
-MOST_UNHANDLED = 16
 # Of one report, which may have a traceback.
 MOST_REPORT_BYTES = 2**20
 
@@ -67,10 +65,6 @@ class Report(msgspec.Struct, frozen=True):
     traceback: str = ""
     is_out_of_memory: bool = False
     interface: dict[str, Any] = {}
-
-
-OnHeard = Callable[[Report], None]
-OnReport = Callable[["WorkerProcess", Report], Awaitable[None]]
 
 
 class WorkerProcess:
@@ -143,13 +137,10 @@ class WorkerProcess:
             self._ended_for = why
             self._send(signal.SIGKILL)
 
-    async def watch(self, on_heard: OnHeard, on_report: OnReport) -> ExitStatus:
-        """Returns how it ended, once it has and its reports were handled; kills it on an error.
-
-        `on_heard` has each report as soon as it comes, `on_report` in turn: that may take long.
-        """
+    async def watch(self, on_report: Callable[[Report], None]) -> ExitStatus:
+        """Returns how it ended, once it has; kills it on an error."""
         try:
-            return await self._watch(on_heard, on_report)
+            return await self._watch(on_report)
         except asyncio.CancelledError:
             # The node leaves, and does not wait for a device that takes long to give memory back.
             if self._child.returncode is None:
@@ -160,30 +151,22 @@ class WorkerProcess:
             kill_group(self._child)
             raise
 
-    async def _watch(self, on_heard: OnHeard, on_report: OnReport) -> ExitStatus:
+    async def _watch(self, on_report: Callable[[Report], None]) -> ExitStatus:
         reader = asyncio.StreamReader(MOST_REPORT_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
-        unhandled: asyncio.Queue[Report | None] = asyncio.Queue(MOST_UNHANDLED)
-        unhandled.put_nowait(Report(WorkerState.STARTING))
-        hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
-
-        async def pass_on() -> None:
-            while (report := await unhandled.get()) is not None:
-                await on_report(self, report)
-
-        reports = asyncio.create_task(pass_on())
+        hearing = asyncio.create_task(_hear(reader, on_report))
         ending = asyncio.create_task(self._end_when_late())
         outputs = [asyncio.wrap_future(output) for output in self._outputs]
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
-            await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
+            await asyncio.wait({hearing, *outputs}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
-            for waiting in (hearing, reports, ending, *outputs):
+            for waiting in (hearing, ending, *outputs):
                 waiting.cancel()
             transport.close()
         return ExitStatus(self._child.returncode, self._ended_for)
@@ -219,23 +202,16 @@ class WorkerProcess:
                     await asyncio.sleep(ORPHANS_POLL_S)
 
 
-async def _hear(
-    reader: asyncio.StreamReader, on_heard: OnHeard, unhandled: "asyncio.Queue[Report | None]"
-) -> None:
+async def _hear(reader: asyncio.StreamReader, on_report: Callable[[Report], None]) -> None:
     while True:
         try:
-            line = await reader.readline()
-            report = msgspec.json.decode(line, type=Report) if line else None
+            if not (line := await reader.readline()):
+                return
+            on_report(msgspec.json.decode(line, type=Report))
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             # Model code has the descriptor, too, and may write anything. Reading goes on: a process
             # that cannot write does not end.
             log.warning("unreadable report: %s", error)
-            continue
-        if report is not None:
-            on_heard(report)
-        await unhandled.put(report)
-        if report is None:
-            return
 
 
 # --- its environment

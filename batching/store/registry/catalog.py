@@ -182,7 +182,10 @@ class Catalog:
             async with client, contextlib.aclosing(changed_models(client)) as changes:
                 async for model_name in changes:
                     if model_name is None:
-                        await self._refresh()
+                        self._note(await asyncio.to_thread(self._registry.epoch))
+                        # Without a connection, any change may have been missed.
+                        self._changes_seen += 1
+                        self._entries.clear()
                         self._is_listening = True
                         self._outage.over("listen", is_for_all=True)
                     else:
@@ -193,13 +196,3 @@ class Catalog:
                             self._note(await asyncio.to_thread(self._registry.epoch))
         finally:
             self._is_listening = False
-
-    async def _refresh(self) -> None:
-        # Without a connection, any change may have been missed. A model that Redis has lost is
-        # looked up when it is asked for: a node is about to restore it.
-        self._changes_seen += 1
-        known, epoch = await asyncio.to_thread(
-            lambda: (self._registry.snapshot(), self._registry.epoch())
-        )
-        self._note(epoch)
-        self._entries = {name: known[name] for name in self._entries if name in known}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
+from batching.metrics import Series
 from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
@@ -340,3 +341,13 @@ def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
             f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
             "and register it anew."
         ) from error
+
+
+def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
+    """Returns what handlers of this version have measured; raises redis' own errors."""
+    values: dict[Series, float] = {}
+    names = VersionKeys.of(key)
+    for field, value in at(client, names.tag).hgetall(names.metrics).items():
+        with contextlib.suppress(ValueError):  # Redis is a socket that others may write to
+            values[Series.from_field(field)] = float(value)
+    return values

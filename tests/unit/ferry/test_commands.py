@@ -3,15 +3,11 @@
 A small HTTP server stands in for the real one and answers with TorchServe's documents.
 """
 
-import contextlib
-import datetime
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
-import termios
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +18,6 @@ from click.testing import CliRunner
 
 from ferry.main import main
 from ferry.process_tree.start_checks import check_free
-from ingress.models.worker_wait import failed_text
 from tests.http_server import serving
 from tests.ports import free_ports
 from tests.timing import assert_within
@@ -203,35 +198,17 @@ PAGE = b"""<!DOCTYPE HTML>
         ((200, {"models": 1}), ""),
     ],
 )
-@pytest.mark.parametrize("words", [("models", "list"), ("status",), ("jobs", "list")])
-def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted, words):
+def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted):
     # Given
-    for path in ("/models", "/readyz", "/nodes", "/jobs", "/api-description"):
+    for path in ("/models", "/api-description"):
         server.answers["GET", path] = answer
     # When
-    result = ferry(*words)
+    result = ferry("models", "list")
     # Then
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
     said = f"Error: {server.url} does not answer as a ferry server does"
     assert line.startswith(f"{said}: {quoted}" if quoted else said)
-
-
-def test_foreign_server_is_told_to_who_predicts(server, ferry, tmp_path):
-    # Given
-    (tmp_path / "f").write_text("hi")
-    server.answers["POST", "/predictions/m"] = server.answers["GET", "/readyz"] = (404, PAGE)
-    # When
-    results = [
-        ferry(*words, "m", str(tmp_path / "f")) for words in (("predict",), ("jobs", "submit"))
-    ]
-    # Then
-    for result in results:
-        assert result.exit_code == 1
-        assert result.stderr == (
-            f"Error: {server.url} does not answer as a ferry server does: "
-            'a page, "Error response" (HTTP 404)\n'
-        )
 
 
 def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
@@ -243,51 +220,6 @@ def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
     # Then
     assert "two\nlines (HTTP 422)" in result.stderr
     assert [path for _, path, *_ in server.asked] == ["/predictions/m"]
-
-
-@pytest.mark.parametrize(
-    ("version", "workers", "step"),
-    [
-        ("1.0", 1, "Ask it: curl {url}/predictions/m -T FILE\n"),
-        ("2.0", 1, "Ask it: curl {url}/predictions/m/2.0 -T FILE\n"),
-        ("1.0", 0, "Start one: ferry models scale m --min-worker 1\n"),
-    ],
-)
-def test_registration_prints_the_next_step(server, ferry, version, workers, step):
-    # Given
-    status = f'Model "m" Version: {version} registered with {workers} initial workers. Use scale'
-    server.answers["POST", "/models"] = (200, {"status": status})
-    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
-    # When
-    result = ferry("models", "register", "m.mar", "--inference-url", "http://box:9/")
-    # Then
-    assert result.stdout == f"{status}\n{step.format(url='http://box:9')}"
-    # And a machine reads only the answer
-    as_json = ferry("models", "register", "m.mar", "--json")
-    assert json.loads(as_json.stdout) == {"status": status}
-
-
-CAUSE = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: x'
-
-
-@pytest.mark.parametrize(
-    ("cause", "told"),
-    [("", "Why is in the ingress's log, in its line `not started model=`."), (f"\n{CAUSE}", CAUSE)],
-)
-@pytest.mark.parametrize("words", ["register m.mar --initial-workers 1", "scale m --min-worker 1"])
-def test_command_says_why_workers_did_not_start_or_where_that_is_told(
-    server, ferry, words, cause, told
-):
-    # Given
-    answer = {"code": 500, "message": f"{failed_text('m', '1.0')}{cause}"}
-    server.answers["POST", "/models"] = server.answers["PUT", "/models/m"] = (500, answer)
-    # When
-    result = ferry("models", *words.split())
-    # Then
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f"Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n{told}\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -401,16 +333,6 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
     assert "m 2.0 (default) 1 UNLOADING" in status
     assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
-
-
-def test_status_says_that_no_node_runs(server, ferry):
-    server.answers |= {
-        ("GET", "/readyz"): (200, {}),
-        ("GET", "/nodes"): (200, []),
-        ("GET", "/models"): (200, {"models": []}),
-    }
-    assert "Nodes: none runs. `ferry node` starts one." in ferry("status").stdout
-    assert json.loads(ferry("status", "--json").stdout)["nodes"] == {}
 
 
 @pytest.mark.parametrize(
@@ -543,55 +465,6 @@ def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option,
     assert text in line
 
 
-JOB_ID = "0123456789abcdef" * 2
-
-
-def on_terminal(environment, *words):
-    """The lines that a command shows on a terminal of 80 columns."""
-    reader, terminal = os.openpty()
-    termios.tcsetwinsize(terminal, (25, 80))
-    command = [sys.executable, "-m", "ferry.main", *words]
-    with subprocess.Popen(command, stdout=terminal, env={**os.environ, **environment}) as process:
-        os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # its other end is closed
-            while chunk := os.read(reader, 4096):
-                shown += chunk
-        os.close(reader)
-    assert process.returncode == 0
-    return re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "age"), [(-5, "0 s"), (200, "3 min"), (9_000, "2 h"), (3e6, "34 d")]
-)
-def test_list_of_jobs_fits_80_columns(server, ferry, seconds, age):
-    # Given
-    created = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)
-    job = {
-        "id": JOB_ID,
-        "model": "resnet-152-finetuned",
-        "version": "1.0",
-        "status": "succeeded",
-        "created_at": created.isoformat().replace("+00:00", "Z"),
-        "attempts": 1,
-    }
-    error = {"code": 500, "message": "words " * 40 + "end"}
-    failed = job | {"status": "failed", "model": "m" * 60, "attempts": 3, "error": error}
-    server.answers["GET", "/jobs"] = (200, {"jobs": [job, failed]})
-    # When
-    shown = on_terminal({"FERRY_MANAGEMENT_URL": server.url}, "jobs", "list")
-    # Then
-    line = f"{JOB_ID}  resnet-152-finetuned 1.0  succeeded"
-    assert max(len(one.rstrip()) for one in shown) <= 80
-    assert shown[0].split() == ["id", "model", "status", "age"]
-    # And what is piped is not broken
-    piped = ferry("jobs", "list").stdout.splitlines()
-    assert piped[1].split() == [*line.split(), *age.split()]
-    assert piped[2].split()[:5] == [JOB_ID, "m" * 60, "1.0", "failed,", "3"]
-    assert piped[3:] == [f"{JOB_ID}: {error['message']}"]
-
-
 def lines_until(process, text):
     """The lines of standard error up to the one with this text, and when that one came."""
     started = time.monotonic()
@@ -721,42 +594,3 @@ def test_up_ends_with_2_whichever_part_finds_that_a_setting_cannot_be_used(
     # Then
     assert complaint in result.stdout + result.stderr
     assert result.returncode == 2
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_cannot_be_written_is_one_sentence(server, monkeypatch, unbuffered):
-    # Given
-    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    server.answers["GET", "/models"] = (200, {"models": []})
-    # When
-    with Path("/dev/full").open("w") as full:
-        result = ferry_process("models", "list", "--management-url", server.url, stdout=full)
-    # Then
-    assert result.stderr == "Error: cannot write: No space left on device\n"
-    assert result.returncode == 1
-
-
-def test_folder_that_is_gone_is_one_sentence(tmp_path):
-    # When
-    result = ferry_process("up", cwd=tmp_path, preexec_fn=tmp_path.rmdir)
-    # Then
-    assert result.stderr == "Error: the current folder is not there any more\n"
-    assert result.returncode == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["models", "describe", b"m\xff"],
-        ["predict", b"m\xff", __file__],
-        ["archive", "--model-name=m", "-v1", "--handler=base_handler", b"--extra-files=\xff.py"],
-    ],
-)
-def test_what_is_not_utf8_is_one_sentence(tmp_path, words):
-    # Given
-    (tmp_path / os.fsdecode(b"\xff.py")).touch()
-    # When
-    result = ferry_process(*words, cwd=tmp_path)
-    # Then
-    assert re.fullmatch(r"Error: this is not UTF-8: '.*\\udcff.*'\n", result.stderr)
-    assert result.returncode == 1

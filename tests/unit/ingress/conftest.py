@@ -15,7 +15,7 @@ from ingress.http1.listener import Address, Listener
 from ingress.rest.app import create_app
 from ingress.role import Role
 from ingress.server import application
-from ingress.services import Services, TimeLimits, build_services
+from ingress.services import Services, TimeLimits
 from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.tls import write_certificate
@@ -135,8 +135,8 @@ def ingress(redis_url, keys, patience, trusted_proxies):
         trusted_proxies=trusted_proxies,
     )
     archives = KnownArchives()
-    services = build_services(settings, keys, loop)
-    services = replace(services, control=archives, patience=patience)
+    services = Services(settings, keys, loop)
+    services.control, services.patience = archives, patience
     call(services.start())
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services))

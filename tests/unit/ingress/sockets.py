@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import socket
 from dataclasses import replace
 
@@ -42,10 +43,17 @@ def served(app, client, *, tls=None, **options):
     return uvloop.run(main())  # as the ingress does
 
 
+def changed(services, **parts):
+    """The same parts of an ingress, but for these."""
+    copied = copy.copy(services)
+    vars(copied).update(parts)
+    return copied
+
+
 def with_settings(services, settings):
     """The same parts with other settings of predictions."""
     predictions = HttpPredictions(services.predictor, services.jobs, settings)
-    return replace(services, http_predictions=predictions, settings=settings)
+    return changed(services, http_predictions=predictions, settings=settings)
 
 
 def awaited(services, target, headers, body):

@@ -4,42 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from batching.models.spec import VersionKey
-from batching.protocol import BatchTiming
 from ingress.rest.app import create_app
 from ingress.role import Role
+from tests.unit.ingress.sockets import changed
 
 REFUSED = "Requested method is not allowed, please refer to API document."
 
 
 def client(ingress, role, **settings):
-    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
+    services = changed(ingress.services, settings=replace(ingress.services.settings, **settings))
     return create_app(services, [role]).test_client()
-
-
-@pytest.fixture
-def busy(ingress):
-    """An ingress that has answered something."""
-    measured = ingress.services.metrics.version(VersionKey("m", "1.0"), None)
-    measured.count_arrival()
-    measured.count_answer(200, 0.02, BatchTiming(1, 2_000, 10_000, is_first=True))
-    for status in (200, 204, 404, 503, 301):
-        ingress.services.metrics.note_answer(status)
-    return ingress
-
-
-def test_metrics_have_torchserves_names_labels_and_form(busy):
-    # When
-    text = client(busy, Role.METRICS).get("/metrics").get_data(as_text=True)
-    # Then
-    host = busy.services.metrics.hostname
-    assert f'Requests2XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text
-    assert f'Requests4XX{{Level="Host",Hostname="{host}",}} 1.0\n' in text
-    assert f'Requests5XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text
-    assert f'QueueTime{{Level="Host",Hostname="{host}",}} 2.0\n' in text
-    assert f'WorkerThreadTime{{Level="Host",Hostname="{host}",}} 8.0\n' in text
-    assert "# HELP QueueTime Torchserve prometheus gauge metric with unit: Milliseconds\n" in text
-    assert 'ts_queue_latency_microseconds{model_name="m",model_version="default",' in text
 
 
 def test_aliases_are_further_paths_of_routes(echo):

@@ -18,7 +18,6 @@ from batching.store.clients import connect
 from batching.store.registry.registry import Registry
 from tests.ports import free_ports
 from tests.support import eventually
-from tests.tls import needs_openssl, shown_certificate, write_certificate
 from tests.unit.ingress.conftest import DEAD_AFTER_S
 from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
 
@@ -109,24 +108,6 @@ def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
     assert code == 0
     assert "xperimental" not in log
     assert "Traceback" not in log
-
-
-@needs_openssl
-def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
-    # Given
-    write_certificate(tmp_path)
-    file, port = tmp_path / "certificate.pem", free_ports(1)
-    server = start(
-        inference_address=f"https://127.0.0.1:{port}",
-        certificate_file=str(file),
-        private_key_file=str(tmp_path / "certificate.key"),
-    )
-    assert server.ready_lines() == ["ready"]
-    assert shown_certificate(port) == file.read_text()
-    # When
-    write_certificate(tmp_path)
-    # Then
-    eventually(lambda: shown_certificate(port) == file.read_text(), 15)
 
 
 def test_server_tells_browsers_not_to_guess_the_type_of_an_answer(start, node, echo_model):

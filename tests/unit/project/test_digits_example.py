@@ -1,7 +1,6 @@
 import importlib
 import io
 import json
-import os
 import sys
 import zipfile
 
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
-from examples.digits import build, demo
+from examples.digits import build
 from examples.digits.data import held_out, training_set
 
 pytestmark = pytest.mark.timeout(300)  # with the training, which a busy machine takes minutes for
@@ -143,37 +141,3 @@ def test_handler_refuses_one_row_when_unreadable(handler, context, body, reason)
     assert (answers[0]["digit"], answers[2]["digit"]) == (first_label, last_label)
     assert reason in answers[1]["error"]
     assert context.statuses == {1: (400, "Bad Request")}
-
-
-@pytest.mark.slow
-def test_build_keeps_archive_when_newer_than_sources(archive, tmp_path):
-    # Given
-    before = archive.stat().st_mtime_ns
-
-    # When
-    again = build.build(archive.parent)
-
-    # Then
-    assert again == archive
-    assert archive.stat().st_mtime_ns == before
-    # And an older one would be built anew
-    copy = tmp_path / archive.name
-    copy.touch()
-    os.utime(copy, (0, 0))
-    assert not build.is_current(copy)
-
-
-def test_demo_draws_mistakes_first_and_counts_them():
-    # Given one wrong answer of eight
-    answers = [
-        demo.Answer(png, label, (label + (number == 5)) % 10, 0.9, batch_size=4, latency_ms=1.0)
-        for number, (png, label) in enumerate(held_out()[:8])
-    ]
-    # When
-    console = Console(record=True, width=100, file=io.StringIO())
-    demo.show(console, answers)
-    # Then
-    shown = console.export_text()
-    assert demo.to_draw(answers)[0] == answers[5]
-    assert "7 of 8 right (87.5%)" in shown
-    assert any(line.split()[:3] == ["4", "8", "2"] for line in shown.splitlines())

@@ -65,20 +65,11 @@ def what_make_says(folder, python):
     return done.stderr
 
 
-def test_make_refuses_a_python_that_is_too_old(tmp_path):
-    python = interpreter(tmp_path / "python", TOO_OLD)
-    assert f"{python} is not Python {OLDEST} or later" in what_make_says(tmp_path, python)
-
-
-def test_make_refuses_an_environment_of_a_python_that_is_too_old(tmp_path):
-    # Given
-    interpreter(tmp_path / ".venv/bin/python", TOO_OLD)
-    interpreter(tmp_path / ".venv/bin/pip", TOO_OLD)
-    # When / Then
-    words = what_make_says(tmp_path, sys.executable)
-    assert f".venv is not of Python {OLDEST} or later" in words
-
-
-def test_make_takes_the_oldest_python(tmp_path):
-    python = interpreter(tmp_path / "python", OLDEST)
-    assert "Cannot make a virtual environment" in what_make_says(tmp_path, python)
+def test_make_refuses_a_python_that_is_too_old_and_takes_the_oldest(tmp_path):
+    for version, words in (
+        (TOO_OLD, f"is not Python {OLDEST} or later"),
+        (OLDEST, "Cannot make a virtual environment"),
+    ):
+        folder = tmp_path / version
+        folder.mkdir()
+        assert words in what_make_says(folder, interpreter(folder / "python", version))

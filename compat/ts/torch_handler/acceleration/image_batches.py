@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,6 +23,15 @@ logger = logging.getLogger(__name__)
 
 DECODERS = ("cpu", "gpu")
 FEWEST_THREADS, MOST_THREADS = 4, 16
+# These do the same to an image alone and to one of many of its size.
+_ALIKE = frozenset(
+    {
+        transforms.CenterCrop,
+        transforms.ConvertImageDtype,
+        transforms.Normalize,
+        transforms.Resize,
+    }
+)
 
 
 class ImageBatches:
@@ -114,6 +124,8 @@ class JpegDecoder:
     ) -> None:
         self._processing = processing
         self._short_side = short_side_after(processing)
+        # Other steps may draw lots for each image.
+        self._is_alike = all(type(step) in _ALIKE for step in getattr(processing, "transforms", ()))
         self._device = device
 
     def decode(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
@@ -147,7 +159,17 @@ class JpegDecoder:
             # Deprecated since torchvision 0.29, in favour of a package of its own.
             warnings.simplefilter("ignore", DeprecationWarning)
             decoded = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device)
-        return [self._processing(image) for image in decoded]
+        if not self._is_alike:
+            return [self._processing(image) for image in decoded]
+        # A step over many images is one kernel, and Normalize waits for the GPU once.
+        by_size = defaultdict(list)
+        for index, image in enumerate(decoded):
+            by_size[image.shape].append(index)
+        processed = {}
+        for indices in by_size.values():
+            images = self._processing(torch.stack([decoded[index] for index in indices]))
+            processed.update(zip(indices, images, strict=True))
+        return [processed[index] for index in range(len(decoded))]
 
 
 def thread_count() -> int:

@@ -27,19 +27,15 @@ def limits_of(connected):
 
 
 @needs_user_timeout
-def test_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
-    with connect(url) as client:
-        connection = client.connection_pool.get_connection()
-        assert limits_of(connection._sock) == [1000, 2, 1]
-        client.connection_pool.release(connection)
-
-
-@needs_user_timeout
-async def test_async_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
+async def test_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
     async with connect_async(url) as client:
         connection = await client.connection_pool.get_connection()
         assert limits_of(connection._writer.get_extra_info("socket")) == [1000, 2, 1]
         await client.connection_pool.release(connection)
+    with connect(url) as client:
+        connection = client.connection_pool.get_connection()
+        assert limits_of(connection._sock) == [1000, 2, 1]
+        client.connection_pool.release(connection)
 
 
 def test_connection_of_a_probe_is_made_within_its_time(url):
@@ -48,14 +44,8 @@ def test_connection_of_a_probe_is_made_within_its_time(url):
         assert options["socket_connect_timeout"] == 0.5
 
 
-def test_client_has_as_many_connections_as_it_needs(url):
+def test_client_has_as_many_connections_as_it_needs_or_its_url_says(url):
     assert hold_connections(connect(url), MANY) == MANY
-
-
-def test_async_client_has_as_many_connections_as_it_needs(url):
     assert asyncio.run(hold_connections_async(connect_async(url), MANY)) == MANY
-
-
-def test_client_has_as_many_connections_as_its_url_says(url):
     with pytest.raises(Exception, match="Too many connections"):
         hold_connections(connect(f"{url}?max_connections=3"), 4)

@@ -103,31 +103,19 @@ def test_b08_unreadable_request_fails_alone(real_harness, wire):
     assert harness.unaccounted() == 0
 
 
-@pytest.mark.parametrize("element", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.parametrize("element", [*GARBAGE.values(), b"\xff"], ids=[*GARBAGE, "an id"])
 def test_b08_garbage_in_the_queue_is_ignored(real_harness, element):
-    # Given
+    # Given: also an unreadable id with a record as it should be
     harness = real_harness
-    for name in (harness.keys.queue, harness.keys.suspects):
-        harness.client.rpush(name, element)
     harness.submit("good")
+    harness.client.hset(harness.keys.open, b"\xff", harness.client.hget(harness.keys.open, "good"))
+    for name in (harness.keys.queue, harness.keys.suspects):
+        harness.client.lpush(name, element)
     worker = harness.worker()
     # When
     claimed = [worker.claim(4, 0.0) for _ in range(3)]
     # Then
     assert [ids_of(batch) for batch in claimed if isinstance(batch, Batch)] == [["good"]]
-
-
-def test_b08_request_whose_id_is_garbage_is_ignored(real_harness):
-    # Given an unreadable id, with a record as it should be
-    harness = real_harness
-    harness.submit("good")
-    harness.client.hset(harness.keys.open, b"\xff", harness.client.hget(harness.keys.open, "good"))
-    harness.client.lpush(harness.keys.queue, b"\xff")
-    harness.client.rpush(harness.keys.suspects, b"\xff")
-    # When
-    batch = harness.worker().claim(2, 0.0)
-    # Then
-    assert ids_of(batch) == harness.leased() == ["good"]
 
 
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
@@ -166,6 +154,8 @@ NO_RECORD = {
     "number": b"5",
     "no version": b'{"default": "1.0", "versions": {}}',
     "text for a number": ModelEntry("1.0", {"1.0": make_spec(min_worker="2")}).to_json().encode(),
+    "text for a slot": replace(WORKER, slot="1").to_json().encode(),
+    "text for a sample": replace(NODE, samples=(HostSample("CPU", "much"),)).to_json().encode(),
 }
 
 
@@ -190,19 +180,10 @@ def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_harness,
     assert sorted(told) == sorted(
         f"unreadable record {kind}={name}" for kind in kinds for name in names
     )
-
-
-def test_b08_text_for_a_number_costs_its_worker_or_node_only(real_harness):
-    # Given
-    harness = real_harness
-    harness.join(NODE)
-    sample = HostSample("CPUUtilization", "much")
-    harness.join(replace(NODE, node_id="bad", samples=(sample,)))
-    harness.node().report(KEY, WORKER)
-    harness.client.hset(harness.keys.workers, "bad", replace(WORKER, slot="1").to_json())
-    # When / Then
-    assert harness.registry().workers(KEY) == [WORKER]
-    assert harness.registry().nodes() == [NODE]
+    # And a dead node is taken off the lists
+    gone = harness.node().forget_nodes([NODE.node_id])
+    assert [node.hostname for node in gone] == [NODE.hostname]
+    assert set(harness.client.hkeys(harness.keys.workers)) == {b"bad", b"\xff"}
 
 
 def test_b08_garbage_among_the_counters_hides_no_other(real_harness):
@@ -214,21 +195,6 @@ def test_b08_garbage_among_the_counters_hides_no_other(real_harness):
     )
     # When / Then
     assert harness.registry().queue(make_spec()).counters == {"accepted": 1}
-
-
-def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_harness):
-    # Given
-    harness = real_harness
-    harness.registry().create(make_spec())
-    harness.client.hset(keys.MODELS, "bad", b"hello")
-    harness.join(NODE)
-    harness.node().report(KEY, WORKER)
-    harness.client.hset(harness.keys.workers, b"\xff", b"hello")
-    # When
-    gone = harness.node().forget_nodes([NODE.node_id])
-    # Then
-    assert [one.hostname for one in gone] == [NODE.hostname]
-    assert harness.client.hkeys(harness.keys.workers) == [b"\xff"]
 
 
 def test_b08_dead_workers_are_found_among_garbage_beats(real_harness):

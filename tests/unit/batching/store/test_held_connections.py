@@ -24,6 +24,7 @@ from batching.store.held_connections import (
     StringReader,
 )
 from batching.store.scripts.loader import command
+from tests.support import eventually_async
 from tests.unit.batching.store.channels import feed
 
 BOTH_KINDS = pytest.mark.parametrize("is_for_strings", [False, True], ids=["parsed", "strings"])
@@ -49,21 +50,16 @@ def beat(line, *members):
     return added
 
 
-def test_held_connection_brings_a_script_that_the_server_does_not_know(line, real_backend):
-    # Given
+def test_held_connection_brings_its_script_and_is_made_again(line, real_backend):
+    # Given a server that does not know the script
     real_backend.client.execute_command("SCRIPT", "FLUSH")
 
     # When / Then
     assert beat(line, "a", "b") == 2
     assert beat(line, "b", "c") == 1
 
-
-def test_held_connection_is_made_again_when_the_server_closed_it_meanwhile(line, real_backend):
-    # Given
-    beat(line, "a")
+    # When the server has closed it meanwhile: nothing was under way, so no caller need hear of it
     real_backend.client.client_kill_filter(_type="normal", skipme=True)
-
-    # When / Then: nothing was under way, so no caller need hear of it
     assert beat(line, "a") == 0
 
 
@@ -124,69 +120,78 @@ def test_strings_may_come_byte_by_byte():
     assert read(*[answer[n : n + 1] for n in range(len(answer))]) == [b"abc", None, b"x" * 40]
 
 
-@pytest.mark.parametrize("end", [0, 1, 5, 9, 20])
-def test_answer_that_ends_early_is_an_error(end):
-    with pytest.raises(redis.ConnectionError):
-        read(b"*1\r\n$20\r\nxxxxxxxxxxxxxxxxxxxx\r\n"[:end])
+UNREADABLE = [b"*1\r\n:1\r\n", b"*x\r\n", b"*1\r\n$1x\r\nab\r\n", b"$1\r\na\r\n"]
 
 
 @pytest.mark.parametrize(
-    "answer", [b"*1\r\n:1\r\n", b"*x\r\n", b"*1\r\n$1x\r\nab\r\n", b"$1\r\na\r\n"]
+    ("answer", "error"),
+    [
+        *((b"*1\r\n$20\r\nxxxxxxxxx"[:end], redis.ConnectionError) for end in (0, 1, 5, 9, 18)),
+        *((answer, redis.InvalidResponse) for answer in UNREADABLE),
+    ],
 )
-def test_other_answer_is_an_error(answer):
-    with pytest.raises(redis.InvalidResponse):
+def test_strings_that_are_none_or_end_early_are_an_error(answer, error):
+    with pytest.raises(error):
         read(answer)
 
 
 def test_silent_server_is_given_up(real_backend):
     # Given
-    client = connect(real_backend.url, socket_timeout_s=0.1)
-    line = HeldConnection(client)
-    assert line.fetch(NAMES) == [None] * 3
-    real_backend.client.client_pause(400, all=True)
+    with connect(real_backend.url, socket_timeout_s=0.1) as client:
+        line = HeldConnection(client)
+        assert line.fetch(NAMES) == [None] * 3
+        real_backend.client.client_pause(400, all=True)
 
-    # When / Then
-    with pytest.raises(redis.TimeoutError):
-        line.fetch(NAMES)
-    real_backend.client.client_unpause()
-    assert line.fetch(NAMES) == [None] * 3
-    client.connection_pool.disconnect()
+        # When / Then
+        with pytest.raises(redis.TimeoutError):
+            line.fetch(NAMES)
+        real_backend.client.client_unpause()
+        assert line.fetch(NAMES) == [None] * 3
 
 
 class ScriptedServer:
-    """Greets as Redis does, and answers each PING with the next of these texts.
+    """Greets as Redis does, and answers each PING with the next of these texts, or PONG.
 
     It may close its first connection after the first of them.
     """
 
     def __init__(self, *texts, closes_first=False):
         self._texts, self._closes_first = list(texts), closes_first
+        self._writers = []
         self.connections = 0
-        self._serving = set()
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"redis://127.0.0.1:{port}"
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_):
         self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _serve(self, reader, writer):
         self.connections += 1
-        self._serving.add(asyncio.current_task())
+        self._writers.append(writer)
         with contextlib.suppress(OSError), contextlib.closing(writer):
-            while words := await reader.read(4096):
-                for _ in range(words.count(b"SETINFO")):
-                    writer.write(b"+OK\r\n")
-                for _ in range(words.count(b"PING")):
-                    writer.write(self._texts.pop(0))
+            while octets := await reader.read(4096):
+                writer.write(b"+OK\r\n" * octets.count(b"SETINFO"))
+                for _ in range(octets.count(b"PING")):
+                    writer.write(self._texts.pop(0) if self._texts else b"+PONG\r\n")
                     if self._closes_first and self.connections == 1:
                         return
+
+    async def lose(self, client_writer, *, is_gone=False):
+        """The client's connection ends with an error, as if its host had died."""
+        if is_gone:
+            self._server.close()
+        for writer in self._writers:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            writer.transport.abort()
+        self._writers.clear()
+        # And its event loop knows
+        await eventually_async(client_writer.is_closing)
 
 
 @contextlib.asynccontextmanager
@@ -206,53 +211,27 @@ def run(request):
         yield runner.run
 
 
-@BOTH_KINDS
-@pytest.mark.parametrize("part", [b"", b"$", b"$6\r\n", b"$6\r\nnot", b"$102400\r\n" + LARGE[:9]])
-def test_connection_that_ends_in_the_middle_of_an_answer_fails_the_call_at_once(
-    run, is_for_strings, part
-):
-    async def test():
-        async with (
-            ScriptedServer(part, b"$5\r\nagain\r\n", closes_first=True) as server,
-            line_to(server, is_for_strings) as line,
-        ):
-            # When
-            with pytest.raises(redis.ConnectionError):
-                await line.exchange(PING, 1)
-            # Then
-            assert await line.exchange(PING, 1) == [b"again"]
-            assert server.connections == 2
-
-    run(asyncio.wait_for(test(), 4))
+PARTS = [b"", b"$", b"$6\r\n", b"$6\r\nnot", b"$102400\r\n" + LARGE[:9]]
+FAILURES = {f"ended {n}": (redis.ConnectionError, part) for n, part in enumerate(PARTS)}
+FAILURES |= {"late": (redis.TimeoutError, b"$4\r\nla"), "cancelled": (TimeoutError, b"$4\r\nla")}
 
 
 @BOTH_KINDS
-def test_call_that_is_not_answered_in_time_gets_no_later_one_its_answer(run, is_for_strings):
+@pytest.mark.parametrize("failure", FAILURES)
+def test_call_that_failed_gets_no_later_one_its_answer(run, is_for_strings, failure):
+    error, part = FAILURES[failure]
+    options = {"socket_timeout": 0.1} if failure == "late" else {}
+    timeout_s = 0.1 if failure == "cancelled" else 4.0
+
     async def test():
+        ends = failure.startswith("ended")
         async with (
-            ScriptedServer(b"$4\r\nla", b"$5\r\nagain\r\n") as server,
-            line_to(server, is_for_strings, socket_timeout=0.1) as line,
+            ScriptedServer(part, b"$5\r\nagain\r\n", closes_first=ends) as server,
+            line_to(server, is_for_strings, **options) as line,
         ):
             # When
-            with pytest.raises(redis.TimeoutError):
-                await line.exchange(PING, 1)
-            # Then
-            assert await line.exchange(PING, 1) == [b"again"]
-            assert server.connections == 2
-
-    run(test())
-
-
-@BOTH_KINDS
-def test_call_that_was_cancelled_gets_no_later_one_its_answer(run, is_for_strings):
-    async def test():
-        async with (
-            ScriptedServer(b"$4\r\nla", b"$5\r\nagain\r\n") as server,
-            line_to(server, is_for_strings) as line,
-        ):
-            # When
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(line.exchange(PING, 1), 0.1)
+            with pytest.raises(error):
+                await asyncio.wait_for(line.exchange(PING, 1), timeout_s)
             # Then
             assert await line.exchange(PING, 1) == [b"again"]
             assert server.connections == 2
@@ -356,49 +335,9 @@ async def test_large_value_is_what_was_received_and_no_copy_of_it():
     assert value.obj is place.obj
 
 
-class PongServer:
-    """Answers every command with PONG, and can lose all its connections as a dead host does."""
-
-    def __init__(self):
-        self.connections = []
-        self._answering = []
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        self.stop()
-        await asyncio.gather(*self._answering)
-
-    def stop(self):
-        self._server.close()
-        for writer in self.connections:
-            writer.close()
-
-    async def _answer(self, reader, writer):
-        self.connections.append(writer)
-        self._answering.append(asyncio.current_task())
-        with contextlib.suppress(OSError):
-            while commands := (await reader.read(4096)).count(b"*"):
-                writer.write(b"+PONG\r\n" * commands)
-
-    async def lose(self, client_writer):
-        """The client's connection ends with an error, and its event loop knows."""
-        for writer in self.connections:
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
-            writer.transport.abort()
-        self.connections.clear()
-        async with asyncio.timeout(5):
-            while not client_writer.is_closing():
-                await asyncio.sleep(0.01)
-
-
 def test_held_connection_that_was_lost_while_idle_is_made_anew(run):
     async def test():
-        async with PongServer() as server, connect_async(server.url) as client:
+        async with ScriptedServer() as server, connect_async(server.url) as client:
             # Given
             line = AsyncHeldConnection(client)
             assert await line.call(("PING",)) == [b"PONG"]
@@ -413,7 +352,7 @@ def test_held_connection_that_was_lost_while_idle_is_made_anew(run):
 
 def test_pooled_connection_that_was_lost_while_idle_is_made_anew(run):
     async def test():
-        async with PongServer() as server, connect_async(server.url) as client:
+        async with ScriptedServer() as server, connect_async(server.url) as client:
             # Given
             assert await client.ping()
             [idle] = client.connection_pool._available_connections
@@ -427,13 +366,12 @@ def test_pooled_connection_that_was_lost_while_idle_is_made_anew(run):
 
 def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(run):
     async def test():
-        async with PongServer() as server, connect_async(server.url) as client:
+        async with ScriptedServer() as server, connect_async(server.url) as client:
             # Given
             line = AsyncHeldConnection(client)
             await line.call(("PING",))
             # When
-            await server.lose(line._connection._writer)
-            server.stop()
+            await server.lose(line._connection._writer, is_gone=True)
             # Then
             with pytest.raises(redis.ConnectionError):
                 await line.call(("PING",))

@@ -38,21 +38,20 @@ def moving(servers, tmp_path):
 
 
 def by_held_connection(url, move):
-    line = HeldConnection(connect(url))
-    line.call(BEAT)
-    move()
-    with pytest.raises(redis.ConnectionError):
-        line.call(BEAT)
-    line.call(BEAT)
+    call_twice(HeldConnection(connect(url)).call, BEAT, move)
 
 
 def by_pool(url, move):
-    client = connect(url)
-    client.set(keys.EPOCH, "1")
+    call_twice(connect(url).set, keys.EPOCH, move)
+
+
+def call_twice(call, argument, move):
+    arguments = (argument, "1") if argument == keys.EPOCH else (argument,)
+    call(*arguments)
     move()
     with pytest.raises(redis.ConnectionError):
-        client.set(keys.EPOCH, "1")
-    client.set(keys.EPOCH, "1")
+        call(*arguments)
+    call(*arguments)
 
 
 def by_parked_pop(url, move):
@@ -65,30 +64,19 @@ def by_parked_pop(url, move):
 
 
 def by_async_held_connection(url, move):
-    async def run():
+    with asyncio.Runner() as runner:
         client = connect_async(url)
-        async with client:
-            line = AsyncHeldConnection(client)
-            await line.call(BEAT)
-            move()
-            with pytest.raises(redis.ConnectionError):
-                await line.call(BEAT)
-            await line.call(BEAT)
-            await line.close()
-
-    asyncio.run(run())
+        line = AsyncHeldConnection(client)
+        call_twice(lambda command: runner.run(line.call(command)), BEAT, move)
+        runner.run(line.close())
+        runner.run(client.aclose())
 
 
 def by_async_pool(url, move):
-    async def run():
-        async with connect_async(url) as client:
-            await client.set(keys.EPOCH, "1")
-            move()
-            with pytest.raises(redis.ConnectionError):
-                await client.set(keys.EPOCH, "1")
-            await client.set(keys.EPOCH, "1")
-
-    asyncio.run(run())
+    with asyncio.Runner() as runner:
+        client = connect_async(url)
+        call_twice(lambda *arguments: runner.run(client.set(*arguments)), keys.EPOCH, move)
+        runner.run(client.aclose())
 
 
 @pytest.mark.parametrize(

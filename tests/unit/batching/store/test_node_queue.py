@@ -8,7 +8,7 @@ NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("worker-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
 
 
-def test_beat_tells_whether_the_node_was_unknown(harness):
+def test_node_joins_and_leaves(harness):
     # When
     answers = [harness.node().beat({}, "node-a"), harness.node().beat({}, "node-a")]
     harness.client.flushall()
@@ -16,29 +16,36 @@ def test_beat_tells_whether_the_node_was_unknown(harness):
 
     # Then
     assert [heard.is_new_node for heard in answers] == [True, False, True]
-
-
-def test_node_joins_when_memory_is_full(real_harness, full_memory):
-    # Given
-    full_memory()
-
-    # When
-    real_harness.join(NODE)
-
-    # Then
-    assert real_harness.registry().nodes() == [NODE]
-
-
-def test_leave_makes_the_node_unknown(harness):
-    # Given
     harness.join(NODE)
-
-    # When
+    assert harness.registry().nodes() == [NODE]
     harness.node().leave("node-a")
-
-    # Then
     assert harness.registry().nodes() == []
     assert not harness.client.exists(keys.NODE_INFO)
+
+
+def test_worker_is_reported_hidden_and_forgotten(harness):
+    # Given
+    harness.join(NODE)
+    node, registry = harness.node(), harness.registry()
+    node.report(KEY, WORKER)
+    failed = replace(WORKER, state=WorkerState.FAILED, failures=3)
+
+    # When / Then: its latest state is shown
+    node.report(KEY, failed)
+    assert registry.workers(KEY) == [failed]
+
+    # When hidden it is still seen and does not count
+    node.beat({KEY: ["worker-1"]})
+    for worker_id in ("worker-a", "worker-1"):
+        node.hide(KEY, worker_id)
+    assert registry.workers(KEY) == [failed]
+    assert harness.submit("a")[0].name == "NO_WORKER"
+
+    # When forgotten it is on no list
+    node.beat({KEY: ["worker-1"]})
+    node.forget(KEY, "worker-1")
+    assert registry.workers(KEY) == []
+    assert harness.client.zscore(harness.keys.worker_beats, "worker-1") is None
 
 
 def test_silent_node_is_dead_until_it_is_forgotten(harness):
@@ -57,47 +64,6 @@ def test_silent_node_is_dead_until_it_is_forgotten(harness):
     assert second == []
     assert harness.node().dead_nodes() == []
     assert not harness.client.exists(keys.NODE_INFO)
-
-
-def test_report_shows_the_workers_latest_state(harness):
-    # Given
-    harness.join(NODE)
-    harness.node().report(KEY, WORKER)
-    failed = WorkerStatus("worker-1", "node-a", 0, WorkerState.FAILED, 0, "cpu", "now", failures=3)
-
-    # When
-    harness.node().report(KEY, failed)
-
-    # Then
-    assert harness.registry().workers(KEY) == [failed]
-
-
-def test_forget_takes_the_worker_off_every_list(harness):
-    # Given
-    harness.join(NODE)
-    harness.node().report(KEY, WORKER)
-    harness.node().beat({KEY: ["worker-1"]})
-
-    # When
-    harness.node().forget(KEY, "worker-1")
-
-    # Then
-    assert harness.registry().workers(KEY) == []
-    assert harness.client.zscore(harness.keys.worker_beats, "worker-1") is None
-
-
-def test_hidden_worker_is_still_seen_and_does_not_count(harness):
-    # Given
-    harness.join(NODE)
-    harness.node().report(KEY, WORKER)
-
-    # When
-    harness.node().hide(KEY, "worker-a")
-    harness.node().hide(KEY, "worker-1")
-
-    # Then
-    assert harness.registry().workers(KEY) == [WORKER]
-    assert harness.submit("a")[0].name == "NO_WORKER"
 
 
 def test_workers_of_a_dead_node_are_forgotten_although_they_were_hidden(harness):

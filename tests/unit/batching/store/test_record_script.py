@@ -5,14 +5,9 @@ import itertools
 import pytest
 
 from batching.metrics import Measurement, MetricKind, Series
-from batching.store.measurements import (
-    MAX_FIELDS,
-    RECORD_AT_ONCE,
-    HandlerMeasurements,
-    read_metrics,
-)
+from batching.store.registry.registry import read_metrics
 from batching.store.scripts.loader import sha
-from batching.store.worker_queue import ReplyCode
+from batching.store.worker_queue import MAX_FIELDS, RECORD_AT_ONCE, ReplyCode
 from tests.support import KEY, items_of, make_reply
 
 
@@ -27,8 +22,8 @@ def client(harness):
 
 
 @pytest.fixture
-def measurements(client):
-    return HandlerMeasurements(client, KEY)
+def measurements(harness):
+    return harness.worker()
 
 
 def test_counter_adds_up_and_gauge_is_set(client, measurements):
@@ -111,9 +106,8 @@ def reply_measuring(harness, request_id, measured):
 
 def test_what_was_measured_is_recorded_before_the_reply_is_there(real_harness):
     # Given
-    measurements = HandlerMeasurements(real_harness.client, KEY)
     real_harness.client.script_flush()
-    measurements.prepare()
+    real_harness.worker().prepare_to_record()
 
     # When the script of the replies is not known, and when it is
     many = [Measurement(series("calls", user=str(n)), 1) for n in range(RECORD_AT_ONCE + 1)]
@@ -136,27 +130,3 @@ def test_worker_replies_when_redis_does_not_know_the_scripts(real_harness):
 
     # Then
     assert read_metrics(real_harness.client, KEY) == {series("calls"): 1}
-
-
-def test_reply_arrives_when_what_was_measured_is_refused(real_harness, full_memory):
-    # Given a Redis that is full when the worker replies
-    real_harness.submit("a")
-    worker = real_harness.worker()
-    items = items_of(worker.claim(1, 0.0))
-    full_memory()
-
-    # When
-    codes = worker.reply(items, [make_reply("A")], [Measurement(series("calls"), 1)])
-
-    # Then
-    assert codes == [ReplyCode.STORED]
-    assert read_metrics(real_harness.client, KEY) == {}
-
-
-def test_metrics_are_dropped_when_memory_is_full(real_harness, full_memory):
-    # Given
-    measurements = HandlerMeasurements(real_harness.client, KEY)
-    full_memory()
-
-    # When / Then: the worker does not try the same again and again
-    assert measurements.record([Measurement(series("calls"), 1)]) == 0

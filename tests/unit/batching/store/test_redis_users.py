@@ -14,10 +14,9 @@ from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import Submission, SubmitCode
 from batching.store.jobs.job_records import JobStatus, Receiver
 from batching.store.jobs.webhook_store import WebhookOutcome
-from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import LargeReply, decode_reply
-from batching.store.registry.registry import Registry
+from batching.store.registry.registry import Registry, read_metrics
 from batching.store.scripts.loader import source
 from batching.store.server_check import check_client
 from batching.store.worker_queue import ChunkCode, ReplyCode
@@ -234,10 +233,8 @@ def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(harness
     calls = Series("calls", MetricKind.COUNTER, "count", ())
     took = Series("took", MetricKind.GAUGE, "ms", ())
     # When
-    with worker.backend.connect() as client:
-        measurements = HandlerMeasurements(client, KEY)
-        for _ in range(2):
-            measurements.record([Measurement(calls, 1), Measurement(took, 5)])
+    for _ in range(2):
+        worker.worker().record([Measurement(calls, 1), Measurement(took, 5)])
     # Then
     with ingress.backend.connect() as client:
         assert read_metrics(client, KEY) == {calls: 2, took: 5}

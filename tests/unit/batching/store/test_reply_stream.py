@@ -78,23 +78,6 @@ async def test_stream_brings_each_piece_as_it_comes(harness):
     assert not harness.client.exists(harness.keys.chunk_prefix + "a")
 
 
-async def test_stream_is_whole_when_its_end_came_before_it_was_read(harness):
-    async with open_channel(harness) as channel:
-        # Given
-        talk = await Conversation.begin(harness, channel)
-        texts = [str(number) for number in range(50)]
-
-        # When
-        talk.send(*texts)
-        talk.end()
-
-        # Then
-        stream = await talk.asked
-        assert await rest_of(stream) == texts
-        await stream.close()
-    assert not harness.client.exists(harness.keys.chunk_prefix + "a")
-
-
 LOST = ("internal_error", "rest of the answer")
 ENDS = {"error": LOST, "crash": ("worker_crashed", "Worker died"), "gap": LOST, "garbage": LOST}
 
@@ -176,30 +159,14 @@ def send_unheard(talk, done):
     return not talk.harness.client.exists(done)
 
 
-async def test_stream_that_is_closed_cancels_its_request(harness):
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_stream_that_is_closed_cancels_its_request_and_leaves_nothing(harness, is_whole):
     async with open_channel(harness) as channel:
-        # Given
-        talk = await Conversation.begin(harness, channel)
-        talk.send("one")
-        stream = await talk.asked
-
-        # When
-        await stream.close()
-
-        # Then
-        await eventually_async(lambda: harness.counters().get("cancelled") == 1)
-        assert channel.waiting == 0
-    assert harness.open_ids() == set()
-    assert harness.unaccounted() == 0
-    assert harness.leased() == []
-
-
-async def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
-    async with open_channel(harness) as channel:
-        # Given: the worker is done, the client is not
+        # Given a client that is not done
         talk = await Conversation.begin(harness, channel)
         talk.send("one", "two")
-        talk.end("end")
+        if is_whole:
+            talk.end("end")
         stream = await talk.asked
         assert await anext(stream) == b"one"
 
@@ -207,8 +174,12 @@ async def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
         await stream.close()
 
         # Then
+        await eventually_async(lambda: harness.open_ids() == set())
         assert not harness.client.exists(harness.keys.chunk_prefix + "a")
+        assert channel.waiting == 0
+    assert harness.counters().get("cancelled", 0) == int(not is_whole)
     assert harness.unaccounted() == 0
+    assert harness.leased() == []
 
 
 async def test_stream_that_redis_lost_is_not_submitted_again(harness):
@@ -230,11 +201,12 @@ async def test_stream_that_redis_lost_is_not_submitted_again(harness):
         assert harness.queued() == []
 
 
-async def test_stream_has_its_time_again_with_each_piece(harness):
+@pytest.mark.parametrize("is_client_slow", [False, True], ids=["slow model", "slow client"])
+async def test_stream_has_its_time_again_with_each_piece(harness, is_client_slow):
     async with open_channel(harness) as channel:
-        # Given
+        # Given: pieces of a slow model come one by one, those for a slow client are read at once
         talk = await Conversation.begin(harness, channel, timeout_s=1.0)
-        talk.send("one")
+        talk.send(*("12345" if is_client_slow else "1"))
         stream = await talk.asked
 
         # When: longer in all than the request may wait
@@ -243,33 +215,13 @@ async def test_stream_has_its_time_again_with_each_piece(harness):
             came_s = time.monotonic()
             await asyncio.sleep(0.3)  # the time under test
             assert_within(time.monotonic() - came_s, 0.6)
-            talk.send("more")
+            if not is_client_slow:
+                talk.send("more")
         await anext(stream)
 
         # Then: but no longer than that at once
         with pytest.raises(errors.DeadlineExceeded):
             await anext(stream)
-        await stream.close()
-    assert harness.unaccounted() == 0
-
-
-async def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
-    async with open_channel(harness) as channel:
-        # Given pieces that are read at once
-        talk = await Conversation.begin(harness, channel, timeout_s=1.0)
-        talk.send(*"12345")
-        stream = await talk.asked
-
-        # When: longer in all than one piece may take
-        for text in "12345":
-            assert await anext(stream) == text.encode()
-            came_s = time.monotonic()
-            await asyncio.sleep(0.3)  # the time under test
-            assert_within(time.monotonic() - came_s, 0.6)
-        talk.end("last")
-
-        # Then
-        assert await rest_of(stream) == ["last"]
         await stream.close()
     assert harness.unaccounted() == 0
 

@@ -180,8 +180,8 @@ def whole_only(batch):
     ("model", "is_divided", "log"),
     [
         # Parts that wait for each other take twice as long, parts that need not take half.
-        (Costly(threading.Lock(), call_s=0.05), False, ""),
-        (Costly(threading.Semaphore(2), row_s=0.01), True, ""),
+        (Costly(threading.Lock(), call_s=0.3), False, ""),
+        (Costly(threading.Semaphore(2), row_s=0.05), True, ""),
         (whole_only, False, "batches cannot be divided"),
         (lambda batch: batch.mean(dim=(2, 3)) - batch.mean(), False, "rows depend on their"),
     ],

@@ -89,6 +89,12 @@ def test_flags_without_effect_are_taken_and_a_missing_log_config_is_named(tmp_pa
     assert "--log-config file not found: nowhere.xml" in result.stderr
 
 
+def settings_of(folder, **given):
+    """What the server gets of these flags, and a model store."""
+    flags = dict.fromkeys(("ts_config", "log_config", "disable_token_auth", "enable_model_api"))
+    return chosen_settings({**flags, "models": (), "model_store": folder, **given}, ncs=True)
+
+
 @pytest.mark.parametrize(
     ("disable_tokens", "enable_api", "is_open"),
     [(True, None, True), (True, True, False), (None, True, False), (None, None, False)],
@@ -97,16 +103,9 @@ def test_management_is_open_only_when_no_client_can_bring_code(
     tmp_path, disable_tokens, enable_api, is_open
 ):
     # Given TorchServe's container: its listeners are open to the network
-    given = {
-        "ts_config": None,
-        "log_config": None,
-        "model_store": tmp_path,
-        "models": (),
-        "disable_token_auth": disable_tokens,
-        "enable_model_api": enable_api,
-    }
+    given = {"disable_token_auth": disable_tokens, "enable_model_api": enable_api}
     # When
-    settings = chosen_settings(given, ncs=True)
+    settings = settings_of(tmp_path, **given)
     # Then
     assert settings.allow_open_management is is_open
     assert (settings.keys_path() is None) is (disable_tokens is True)
@@ -117,16 +116,8 @@ def test_snapshot_that_is_named_is_read_though_none_is_looked_for(tmp_path):
     # Given KServe's way: a configuration that is a snapshot, and nothing to be saved
     path = tmp_path / "config.properties"
     path.write_text('model_snapshot={"name": "startup.cfg", "models": {}}\n')
-    given = {
-        "ts_config": path,
-        "log_config": None,
-        "model_store": tmp_path,
-        "models": (),
-        "disable_token_auth": None,
-        "enable_model_api": None,
-    }
     # When
-    settings = chosen_settings(given, ncs=True)
+    settings = settings_of(tmp_path, ts_config=path)
     # Then
     assert settings.snapshot_file == path
     assert settings.config_snapshots is False

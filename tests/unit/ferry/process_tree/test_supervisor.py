@@ -162,21 +162,6 @@ def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
     ]
 
 
-def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
-    # Given a signal that `nohup` has its command ignore
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with scene.supervisor(scene.part("node")) as supervisor:
-            # When
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-            supervisor.run()
-            # Then
-            assert supervisor.stop_reason == "SIGTERM"
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
     # Given
     good, bad = scene.part("node"), Part("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
@@ -196,21 +181,6 @@ def test_supervisor_gives_up_waiting_when_a_signal_comes(scene):
         # When / Then
         with pytest.raises(Interrupted):
             supervisor.wait_until(lambda: False, timeout_s=10)
-
-
-def test_supervisor_kills_a_part_when_it_does_not_stop_in_its_share(scene):
-    # Given
-    part = scene.part("node", stubborn=True)
-    with scene.supervisor(part, stop_timeout_s=1.0) as supervisor:
-        supervisor.start(part)
-        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
-        pid = part.process.pid
-        # When
-        supervisor.stop()
-    # Then
-    assert scene.reports == ["node did not stop in time and was killed"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
 
 
 def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
@@ -235,22 +205,6 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
     # Then
     assert_within(time.monotonic() - started, 5)
     assert len(scene.reports) == 2
-
-
-def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
-    # Given
-    part = scene.part("node", leaves_after_s=1.0)
-    with scene.supervisor(part) as supervisor:
-        supervisor.start(part)
-        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
-        # When
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
-            os.kill(os.getpid(), number)
-        supervisor.run()
-        supervisor.stop()
-    # Then
-    assert scene.has("stopped node")
-    assert scene.reports == []
 
 
 def test_ready_pipe_hears_what_notify_ready_says_however_the_bytes_come(monkeypatch):

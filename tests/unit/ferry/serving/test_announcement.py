@@ -62,6 +62,7 @@ def port(name, shape, datatype="FP32"):
         ({"inputs": [port("x", [-1], "BYTES")], **TENSOR}, ["-d", '"some text"']),
         ({"inputs": [port("x", [-1, -1], "INT64")], **TENSOR}, ["-d", "[0]"]),
         ({"inputs": [port("x", [-1, 3, -1, -1])], **TENSOR}, ["-T", "row.npy"]),
+        ({"inputs": [port("x", [])], **TENSOR}, ["-T", "row.npy"]),
         (
             {"inputs": [port("x", [-1, 3, -1, -1]), port("y", [-1, 2])], **TENSOR},
             ["-F", "x=@x.npy", "-F", "y=@y.npy"],

@@ -4,7 +4,6 @@ import pytest
 import requests
 from requests.structures import CaseInsensitiveDict
 
-from batching.store.jobs.job_records import JobStatus
 from ingress.role import Role
 from tests.support import eventually
 
@@ -140,19 +139,3 @@ def test_client_is_told_to_come_again_when_redis_was_emptied(echo, is_known):
     # Then
     assert (answer.status_code, answer.headers["x-ferry-reason"]) == (503, "queue_lost")
     assert int(answer.headers["retry-after"]) >= 1
-
-
-def test_bodies_are_in_no_list(echo, node):
-    # Given a job that waits
-    node.pause()
-    secret = b"secret of the client"
-    echo.predict("/predictions/echo", data=secret, headers=ASYNC)
-
-    # When
-    answer = echo.manage("GET", "/jobs", params={"status": JobStatus.QUEUED})
-    node.resume()
-
-    # Then
-    [job] = answer.json()["jobs"]
-    assert job["model"] == "echo"
-    assert secret not in answer.content

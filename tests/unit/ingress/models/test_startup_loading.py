@@ -172,7 +172,7 @@ def test_startup_tries_again_what_passes_by_itself(ingress, error, caplog):
     # Given
     ingress.archives.add("echo.mar", "echo")
     archives = FailsTwice(ingress.archives, error)
-    ingress.services = replace(ingress.services, control=archives)
+    ingress.services.control = archives
     # When / Then
     assert load(ingress, load_models="echo.mar") == []
     assert sorted(ingress.registry.snapshot()) == ["echo"]

@@ -158,12 +158,9 @@ def test_unix_socket_gets_its_stream(echo, tmp_path):
     assert not path.exists()
 
 
-on_any_address = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("listens", "connects"), [("::1", "::1"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")]
 )
-
-
-@on_any_address
 def test_client_of_http_1_0_keeps_its_connection_on_any_address(echo, listens, connects):
     # Given a client that, as ApacheBench and old proxies do, asks for it
     port = free_port_for(listens)
@@ -180,20 +177,6 @@ def test_client_of_http_1_0_keeps_its_connection_on_any_address(echo, listens, c
             assert (answer.status, answer.read()) == (200, b"body:|" + text)
             assert answer.headers["connection"] == "keep-alive"
     assert len(own_ports) == 1
-
-
-@on_any_address
-def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
-    # Given
-    port = free_port_for(listens)
-    with listening(echo, Address(listens, port)):
-        # When
-        whole = ask(socket.create_connection((connects, port)), b"x-pieces: one")
-        broken = ask(socket.create_connection((connects, port)), b"x-pieces: one", b"x-fail: 1")
-    # Then
-    assert whole[1] == b"3\r\none\r\n7\r\nbody:|x\r\n0\r\n\r\n"
-    assert broken[0].startswith(b"http/1.1 200")
-    assert broken[1] == b"3\r\none\r\n"
 
 
 @needs_openssl

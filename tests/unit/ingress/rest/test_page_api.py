@@ -16,6 +16,7 @@ from ingress.rest.app import create_app
 from ingress.rest.page_api import ServedModels
 from ingress.role import Role
 from tests.support import eventually
+from tests.unit.ingress.sockets import changed
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -39,7 +40,7 @@ def typed(ingress, node):
 
 
 def client(ingress, **settings):
-    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
+    services = changed(ingress.services, settings=replace(ingress.services.settings, **settings))
     return create_app(services, [Role.INFERENCE]).test_client()
 
 
@@ -71,7 +72,7 @@ def test_page_lists_the_models_for_browsers_without_scripts(typed):
 def test_page_is_there_while_redis_is_away(ingress):
     # Given
     registry = Registry(connect("unix:///nowhere/redis.sock"))
-    app = create_app(replace(ingress.services, probe_registry=registry), [Role.INFERENCE])
+    app = create_app(changed(ingress.services, probe_registry=registry), [Role.INFERENCE])
     # When / Then
     assert app.test_client().get("/", headers=BROWSER).status_code == 200
     assert app.test_client().get("/page/models").status_code == 503
@@ -205,7 +206,7 @@ def test_batches_that_left_are_told_once(typed):
 
 def test_batches_come_with_the_number_of_processes_that_share_the_port(ingress):
     # Given
-    services = replace(ingress.services, siblings=Siblings(0, 3))
+    services = changed(ingress.services, siblings=Siblings(0, 3))
     # When
     answer = create_app(services, [Role.INFERENCE]).test_client().get("/page/batches")
     # Then

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.settings.settings import Settings, SettingsError
-from ferry.commands.torchserve import DEFAULTS
+from batching.settings.settings import Settings
 from ingress.role import has_page
 
 LOCAL, OPEN, SOCKET = "http://127.0.0.1:8080", "http://0.0.0.0:8080", "unix:/run/ferry.sock"
@@ -35,12 +34,3 @@ def test_page_is_never_there_with_tokens(keys):
     # When / Then
     for page in ("on", "loopback"):
         assert not has_page(Settings(page=page, **keys))
-
-
-def test_torchserves_command_has_no_page():
-    assert DEFAULTS["page"] == "off"
-
-
-def test_other_words_are_refused():
-    with pytest.raises(SettingsError, match="page"):
-        Settings(page="yes").check()

@@ -1,7 +1,6 @@
 """Holds openapi.yaml against the table of routes, and against OpenAPI."""
 
 import re
-from collections import Counter
 
 import pytest
 from openapi_spec_validator import validate
@@ -39,12 +38,6 @@ def method_of(route):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_document_is_valid(document):
     validate(document)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_operations_of_a_document_have_their_own_ids(document):
-    ids = Counter(operation_id for operation_id, _, _ in described(document))
-    assert set(ids.values()) == {1}
 
 
 def test_document_has_each_row_that_names_an_operation_and_nothing_else():

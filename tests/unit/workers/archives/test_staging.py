@@ -40,10 +40,6 @@ def files_of(folder, **settings):
     return ModelFiles(Settings(work_dir=folder / "work", model_store=folder / "store", **settings))
 
 
-def age_s(place):
-    return time.time() - place.stat().st_mtime  # noqa: TID251 - what file systems keep
-
-
 def make(folder, name, age_s, file_age_s=None):
     place = folder / name
     place.mkdir(parents=True)

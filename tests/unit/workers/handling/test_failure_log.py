@@ -2,20 +2,8 @@
 
 import logging
 
-import pytest
-
 from tests.support import SimulatedClock
 from workers.handling.failures import QUIET_S, FailureLog
-
-
-@pytest.fixture
-def clock():
-    return SimulatedClock()
-
-
-@pytest.fixture
-def failures(clock):
-    return FailureLog(logging.getLogger("here"), clock=clock)
 
 
 def raised(kind):
@@ -30,23 +18,22 @@ def written(caplog):
     return [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
 
 
-def test_same_traceback_is_written_in_one_line_for_a_while(failures, clock, caplog):
+def test_same_traceback_is_written_in_one_line_for_a_while(caplog):
+    # Given
+    clock = SimulatedClock()
+    failures = FailureLog(logging.getLogger("here"), clock=clock)
     # When
     for words in ("first", "second", "third"):
         failures.write(words, raised(KeyError))
     clock.now_s += QUIET_S
     for words in ("fourth", "fifth"):
         failures.write(words, raised(KeyError))
+    failures.write("another", raised(ValueError))
     # Then
-    (first, second, third, fourth, fifth) = written(caplog)
+    (first, second, third, fourth, fifth, another) = written(caplog)
     assert first == ("first", True)
     assert second[0].startswith(f"second error=KeyError at={__file__}:")
     assert third[0].startswith("third ")
     assert (second[1], third[1], fifth[1]) == (False, False, False)
     assert fourth == ("fourth", True)
-
-
-def test_other_exception_of_the_same_place_is_written_in_full(failures, caplog):
-    failures.write("first", raised(KeyError))
-    failures.write("second", raised(ValueError))
-    assert [is_full for _, is_full in written(caplog)] == [True, True]
+    assert another == ("another", True)

@@ -110,15 +110,10 @@ def test_what_a_handler_leaves_in_the_context_lasts_for_its_batch(change):
 
 
 def test_metrics_that_a_handler_replaces_while_it_loads_are_there_for_its_batches():
-    # Given
     context = Context("echo", "/", None, 8, None, "0.12.0")
     context.metrics = None
-
-    # When
     handler = Handler(lambda rows, context: [context.metrics.model_name])
     (reply,) = runner_of(LoadedModel(handler, context)).run(batch(body()))
-
-    # Then
     assert reply.body == b"echo"
 
 
@@ -201,17 +196,18 @@ def fails_on_bad(rows, context):
     return [f"{len(rows)} in {context.request_ids[0]}" for row in rows]
 
 
-def test_bad_request_fails_alone_when_its_batch_fails():
+def test_bad_request_fails_alone_when_its_batch_fails(caplog):
     # Given
     handler = Handler(fails_on_bad)
-
     # When
     replies = runner(handler).run(batch(body(b"a"), body(b"bad"), body(b"c")))
-
     # Then
     assert [reply.status for reply in replies] == [200, 400, 200]
     assert [reply.body for reply in replies] == [b"1 in id-0", b"Bad one", b"1 in id-2"]
     assert [len(rows) for rows in handler.batches] == [3, 1, 1, 1]
+    # And batching is not lost, as it was the request's fault
+    assert not any(reply.timing.is_unbatched for reply in replies)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed():
@@ -307,51 +303,37 @@ def test_explanations_and_descriptions_are_made_alone():
     assert [len(rows) for rows in handler.batches] == [2, 1, 1, 1]
 
 
-WRONG_FOR_SEVERAL = {
-    "one for all": lambda rows, context: ["only one"],
-    "no list": lambda rows, context: ["x"] if len(rows) == 1 else ("x", "y"),
-    "memory": lambda rows, context: ["x"] if len(rows) == 1 else raising(MemoryError())(rows, 0),
+def mismatched(rows, context):
+    if len(rows) > 1:
+        raise RuntimeError("sizes differ:\n 3 and 4")
+    return ["x"]
+
+
+# What a handler that takes no batches does with several, and what is told of it.
+UNBATCHED = {
+    "one for all": (lambda rows, context: ["only one"], "it returned list of 1, not a list of 2"),
+    "no list": (
+        lambda rows, context: ["x"] if len(rows) == 1 else ("x", "y"),
+        "it returned tuple, not a list of 2",
+    ),
+    "raises": (mismatched, "RuntimeError: sizes differ: 3 and 4"),
 }
 
 
-@pytest.mark.parametrize("answer", WRONG_FOR_SEVERAL.values(), ids=WRONG_FOR_SEVERAL)
-def test_handler_that_cannot_batch_is_served_one_by_one(answer):
-    # When
-    replies = runner(Handler(answer)).run(batch(body(), body(), body()))
-
-    # Then
-    assert [reply.status for reply in replies] == [200, 200, 200]
-    assert [reply.timing.is_unbatched for reply in replies] == [True] * 3
-
-
-def test_loss_of_batching_is_told_once_with_its_reason(caplog):
-    # Given a handler that fails over each batch, and over no single request
-    def answer(rows, context):
-        if len(rows) > 1:
-            raise RuntimeError("sizes differ:\n 3 and 4")
-        return ["x"]
-
+@pytest.mark.parametrize(("answer", "why"), UNBATCHED.values(), ids=UNBATCHED)
+def test_handler_that_cannot_batch_is_served_one_by_one_and_that_is_told_once(answer, why, caplog):
+    # Given
     losing = runner(Handler(answer))
-
     # When
     batches = [losing.run(batch(body(), body())) for _ in range(3)]
     (alone,) = losing.run(batch(body()))
-
     # Then
-    assert all(reply.timing.is_unbatched for replies in batches for reply in replies)
+    replies = [reply for replies in batches for reply in replies]
+    assert {(reply.status, reply.timing.is_unbatched) for reply in replies} == {(200, True)}
     assert not alone.timing.is_unbatched
     (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "model=echo cannot be run in batches" in told.getMessage()
-    assert told.getMessage().endswith("RuntimeError: sizes differ: 3 and 4")
-
-
-def test_batch_with_a_request_that_fails_alone_too_has_not_lost_batching(caplog):
-    # When
-    replies = runner(Handler(fails_on_bad)).run(batch(body(b"a"), body(b"bad")))
-
-    # Then
-    assert not any(reply.timing.is_unbatched for reply in replies)
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"Why: {why}" in told.getMessage()
 
 
 class Hostile(dict):

@@ -29,12 +29,9 @@ from workers.slots.worker_process import WorkerProcess
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-async def ignore(*_):
-    pass
-
 async def main():
     worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
-    watching = asyncio.create_task(worker.watch(lambda _: None, ignore))
+    watching = asyncio.create_task(worker.watch(lambda _: None))
     while not Path(sys.argv[2]).read_text():
         await asyncio.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
@@ -55,13 +52,9 @@ def program(folder, pids):
 
 async def watch(worker, is_begun):
     """The task that watches the worker, once it has begun."""
-    reports = []
-
-    async def note(*report):
-        reports.append(report)
-
-    watching = asyncio.create_task(worker.watch(lambda _: None, note))
-    await eventually_async(lambda: reports and is_begun())
+    watching = asyncio.create_task(worker.watch(lambda _: None))
+    await asyncio.sleep(0)
+    await eventually_async(is_begun)
     return watching
 
 
@@ -263,48 +256,3 @@ def test_thread_that_sends_after_its_handler_does_not_shorten_an_idle_workers_ti
     deadline.resume()
     # Then
     assert deadline.ends_at > time.monotonic() + 50
-
-
-# A node, all of whose workers print.
-NODE = """
-import asyncio, sys
-from pathlib import Path
-from batching.process.logs import configure_logging
-from batching.process.outputs import dropped_lines, outlet
-from workers.slots.worker_process import WorkerProcess
-
-async def ignore(*_):
-    pass
-
-async def main():
-    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
-    ended = await worker.watch(lambda _: None, ignore)
-    outlet(1).drain()
-    Path(sys.argv[2]).write_text(f"{ended.code} {dropped_lines()}")
-
-configure_logging("info")
-asyncio.run(main())
-"""
-PRINTING = r"""#!/bin/sh
-set -e
-for number in 1 2 3; do printf '\377 %s\n' $number; printf 'unfinished' >&2; done
-"""
-
-
-@pytest.mark.parametrize(
-    ("redirection", "end", "output"),
-    [("", "0 0", b"\xff 1\n\xff 2\n\xff 3\n"), (">/dev/full", "0 3", b"")],
-    ids=["as it is", "whatever becomes of it"],
-)
-@pytest.mark.skipif(sys.platform != "linux", reason="no device that is always full")
-def test_print_of_a_worker_gets_to_its_nodes_output(redirection, end, output, tmp_path):
-    # Given
-    python, result = tmp_path / "python", tmp_path / "result"
-    python.write_text(PRINTING)
-    python.chmod(0o755)
-    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", NODE]
-    # When
-    done = subprocess.run([*words, python, result], capture_output=True, timeout=30, check=True)
-    # Then
-    assert result.read_text() == end
-    assert (done.stdout, done.stderr) == (output, b"unfinished" * 3 + b"\n")

@@ -7,7 +7,7 @@ from batching.store.jobs.job_records import MOST_TEXT_CHARS, JobStatus, Progress
 from batching.store.node_queue import ReclaimMode
 from tests.support import KEY, items_of, make_reply
 
-HALF = Progress(0.5, "page 5 of 10").encode()
+HALF, LATE = Progress(0.5, "page 5 of 10").encode(), Progress(0.9, "late").encode()
 
 
 def start(harness, worker, *job_ids):
@@ -56,7 +56,7 @@ def test_document_says_why_the_batch_closed(harness):
     }
 
 
-@pytest.mark.parametrize("end", ["answered", "cancelled", "reclaimed"])
+@pytest.mark.parametrize("end", ["answered", "cancelled"])
 def test_nothing_is_told_by_who_does_not_have_the_job_any_more(harness, end):
     # Given
     worker = harness.worker()
@@ -66,26 +66,26 @@ def test_nothing_is_told_by_who_does_not_have_the_job_any_more(harness, end):
     # When
     if end == "answered":
         worker.reply([job], [make_reply("A")])
-    elif end == "cancelled":
-        harness.jobs().cancel("a")
     else:
-        harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+        harness.jobs().cancel("a")
 
     # Then
-    assert worker.note_progress([(job, Progress(0.9, "late").encode())]) == [False]
+    assert worker.note_progress([(job, LATE)]) == [False]
     assert shown(harness).get("progress", {"share": 0.5})["share"] == 0.5
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED])
 def test_progress_goes_with_its_attempt(harness, mode):
     # Given
-    [job] = start(harness, harness.worker(), "a")
-    harness.worker().note_progress([(job, HALF)])
+    worker = harness.worker()
+    [job] = start(harness, worker, "a")
+    worker.note_progress([(job, HALF)])
 
     # When
     harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
+    assert worker.note_progress([(job, LATE)]) == [False]
     assert shown(harness)["status"] == "queued"
     assert not {"progress", "batch"} & shown(harness).keys()
     [job] = items_of(harness.worker("worker-b").claim(1, 0.0))

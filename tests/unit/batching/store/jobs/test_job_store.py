@@ -125,15 +125,16 @@ def test_large_job_and_large_result(harness):
 
 
 @pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
-def test_failed_job_keeps_its_input_and_can_be_tried_again(harness, size):
-    # Given
-    harness.submit_job("a", size=size)
-    run(harness, FAILED)
+def test_failed_job_keeps_its_input_and_can_be_tried_again_until_it_is_deleted(harness, size):
+    # Given two that have failed, also with a large answer
+    for job_id in ("a", "deleted"):
+        harness.submit_job(job_id, size=size)
+    run(harness, FAILED, Reply(500, b"x" * size, error_type="X"))
     job = harness.jobs().find("a")
     assert job.status is JobStatus.FAILED
     assert decode_reply("a", job.result) == FAILED
 
-    # When
+    # When one is tried again
     assert harness.jobs().retry(job) is SubmitCode.QUEUED
 
     # Then
@@ -145,6 +146,14 @@ def test_failed_job_keeps_its_input_and_can_be_tried_again(harness, size):
     assert status_of(harness) is JobStatus.SUCCEEDED
     assert harness.jobs().retry(job) is SubmitCode.NO_RETRY
     assert not harness.has_body("a")
+
+    # And the other one is no dead letter any more when it is deleted
+    assert bool(large_replies(harness)) is bool(size)
+    deleted = harness.jobs().cancel("deleted")
+    assert (deleted.status, deleted.result) == (JobStatus.FAILED, b"")
+    assert harness.jobs().retry(deleted) is SubmitCode.NO_RETRY
+    assert not harness.has_body("deleted")
+    assert not large_replies(harness)
 
 
 @pytest.mark.parametrize("state", ["waits", "is a suspect", "runs"])
@@ -194,21 +203,6 @@ def test_job_whose_time_is_over_is_not_run_and_can_be_tried_again(harness, is_cl
     assert harness.jobs().retry(job) is SubmitCode.QUEUED
     assert ids_of(harness.worker().claim(8, 0.0)) == ["a"]
     assert harness.unaccounted() == 0
-
-
-@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
-def test_failed_job_that_is_deleted_is_no_dead_letter_any_more(harness, size):
-    # Given
-    harness.submit_job("a", size=size)
-    run(harness, FAILED)
-
-    # When
-    job = harness.jobs().cancel("a")
-
-    # Then
-    assert (job.status, job.result) == (JobStatus.FAILED, b"")
-    assert harness.jobs().retry(job) is SubmitCode.NO_RETRY
-    assert not harness.has_body("a")
 
 
 def test_job_outlives_the_ingress_that_accepted_it_and_its_worker(harness):
@@ -505,18 +499,3 @@ def test_answer_from_before_a_job_was_tried_again_is_nobodys(harness):
         decode_reply("a", job.result)
     assert decode_reply("a", harness.jobs().read_large(job, told.value.attempt)) == answer
     assert len(large_replies(harness)) == 1
-
-
-def test_large_answer_of_a_failed_job_goes_with_what_is_let_go_or_tried_again(harness):
-    failed = Reply(500, b"x" * LARGE)
-    for verb in ("retry", "cancel"):
-        # Given
-        harness.submit_job(verb)
-        run(harness, failed)
-        job = harness.jobs().find(verb)
-        assert large_replies(harness)
-        # When
-        getattr(harness.jobs(), verb)(job if verb == "retry" else verb)
-        # Then
-        assert not large_replies(harness)
-        harness.jobs().cancel(verb)

@@ -250,21 +250,6 @@ def test_remove_of_a_failed_registration_takes_no_other_and_leaves_a_default(reg
 # --- after Redis was emptied
 
 
-def test_registry_tells_an_emptied_redis_from_an_empty_registry(registry, store_backend):
-    # Given
-    assert registry.is_lost()
-
-    # When
-    registry.mark()
-    registry.create(V1)
-    registry.remove(V1.key)
-
-    # Then
-    assert not registry.is_lost()
-    store_backend.client.flushall()
-    assert registry.is_lost()
-
-
 def test_restore_brings_everything_back_and_changes_nothing_that_is_there(registry, store_backend):
     # Given
     registry.create(V1)

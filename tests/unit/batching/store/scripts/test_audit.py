@@ -42,17 +42,3 @@ def test_audit_finds_what_is_left_of_a_version_that_is_not_registered_any_more(h
     # And what is registered has a node that takes it back
     harness.client.hset(harness.keys.config, "max_queue", 8)
     assert harness.ingress().audit(names) == before
-
-
-def test_audit_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    real_harness.submit("a")
-    real_harness.silence_ingress()
-    full_memory()
-
-    # When
-    codes = real_harness.ingress().audit(["a"])
-
-    # Then
-    assert codes == [AuditCode.OPEN]
-    assert isinstance(real_harness.worker().claim(1, 0.0), Batch)

@@ -5,23 +5,11 @@ from tests.support import DEAD_AFTER_MS, KEY
 OTHER = VersionKey("letters", "2.0")
 
 
-def test_beat_brings_a_silent_worker_back_to_life(harness):
-    # Given
-    harness.silence_worker()
-    assert harness.node().dead_workers([KEY]) == [(KEY, "worker-a")]
-
-    # When
-    harness.node().beat({KEY: ["worker-a"]})
-
-    # Then
-    assert harness.node().dead_workers([KEY]) == []
-
-
-def test_beat_speaks_for_many_versions(harness):
+def test_beat_speaks_for_many_versions_and_brings_the_silent_back_to_life(harness):
     # Given
     node = harness.node()
-    groups = node._queue.groups([KEY, OTHER])
-    workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-c"]}
+    workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-b", "worker-c"]}
+    groups = [group for group in node._queue.groups(workers) if group]
 
     # When
     added = {}
@@ -29,26 +17,22 @@ def test_beat_speaks_for_many_versions(harness):
         added |= node.beat({key: workers[key] for key in group}).added
 
     # Then
-    assert added == {KEY: 1, OTHER: 1}
+    assert added == {KEY: 1, OTHER: 2}
     for key, worker_ids in workers.items():
         members = harness.client.zrange(VersionKeys.of(key).worker_beats, 0, -1)
         assert members == [worker_id.encode() for worker_id in worker_ids]
 
-
-def test_dead_are_told_by_version(harness):
-    # Given
-    node = harness.node()
-    groups = node._queue.groups([KEY, OTHER])
-    node.beat({KEY: ["worker-b"]})
-    node.beat({OTHER: ["worker-b", "worker-c"]})
-    for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):
-        harness.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
-
-    # When
-    dead = [one for group in groups if group for one in node.dead_workers(group)]
+    # When some are silent, and one for longer than it may be
+    silent = [(KEY, "worker-a", 100), (KEY, "worker-b", -1000), (OTHER, "worker-b", 100)]
+    for key, worker_id, more_ms in silent:
+        beats = VersionKeys.of(key).worker_beats
+        harness.client.zincrby(beats, -DEAD_AFTER_MS - more_ms, worker_id)
 
     # Then
+    dead = [pair for group in groups for pair in node.dead_workers(group)]
     assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
+    node.beat({KEY: workers[KEY]})
+    assert node.dead_workers([KEY]) == []
 
 
 def test_beat_keeps_the_leases_alive(harness):
@@ -63,16 +47,6 @@ def test_beat_keeps_the_leases_alive(harness):
 
     # Then
     assert harness.client.pttl(lease) > LEASE_TTL_MS - 10_000
-
-
-def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(harness):
-    # Given
-    harness.node().beat({KEY: ["worker-b"]})
-    harness.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
-    harness.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
-
-    # When / Then
-    assert harness.node().dead_workers([KEY]) == [(KEY, "worker-b")]
 
 
 def test_beat_tells_how_long_quiet_workers_have_been_silent(harness):
@@ -126,15 +100,3 @@ def test_beat_forgets_ingresses_that_have_gone(harness):
 
     # Then
     assert harness.client.zrange(harness.keys.ingress_beats, 0, -1) == [b"ingress-b", b"ingress-a"]
-
-
-def test_beat_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    real_harness.silence_worker()
-    full_memory()
-
-    # When
-    real_harness.node().beat({KEY: ["worker-a"]})
-
-    # Then
-    assert real_harness.node().dead_workers([KEY]) == []

@@ -26,7 +26,7 @@ def pieces(harness, request_id, taken=0):
     return [ReplyChunk.decode(wire).body.decode() for wire in wires]
 
 
-def test_chunk_waits_for_the_ingress_of_its_request(harness):
+def test_chunk_waits_for_its_ingress_which_is_told_once_until_it_has_read(harness):
     # Given
     worker = harness.worker()
     items = claim(harness, worker, "a", "b")
@@ -38,41 +38,36 @@ def test_chunk_waits_for_the_ingress_of_its_request(harness):
     assert codes == [[ChunkCode.STORED] * 2] * 2
     assert pieces(harness, "a") == pieces(harness, "b") == ["one", "two"]
     assert harness.leased() == ["a", "b"]
-    assert harness.open_ids() == {"a", "b"}
-
-
-def test_chunk_is_announced_once_while_its_ingress_has_not_read(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-
-    # When
-    for index in range(3):
-        send(worker, items, index)
-
-    # Then
-    assert harness.done() == ["a"]
+    assert harness.done() == ["a", "b"]
 
     # When: it has read and taken them
-    assert pieces(harness, "a", taken=3) == []
-    send(worker, items, 3)
+    assert pieces(harness, "a", taken=2) == []
+    send(worker, items, 2)
 
     # Then
-    assert harness.done() == ["a", "a"]
+    assert harness.done() == ["a", "b", "a"]
 
 
-def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(harness):
+def test_chunk_comes_once_and_in_its_place(harness):
     # Given
     worker = harness.worker()
     items = claim(harness, worker, "a")
-    send(worker, items, 0, "one")
+    record = harness.request("a")
+    assert record["wire"]
+    harness.client.pexpire(harness.keys.open, 1000)
 
-    # When
-    codes = send(worker, items, 0, "again")
+    # When one comes too early, and one again, as its acknowledgement was lost
+    codes = [send(worker, items, index, f"piece {index}") for index in (1, 0, 0, 1)]
 
     # Then
-    assert codes == [ChunkCode.STORED_BEFORE]
-    assert pieces(harness, "a") == ["one"]
+    assert [code for [code] in codes] == [
+        *(ChunkCode.STALE, ChunkCode.STORED, ChunkCode.STORED_BEFORE, ChunkCode.STORED)
+    ]
+    assert pieces(harness, "a") == ["piece 0", "piece 1"]
+
+    # And the record counts them, lives as long as pieces come, and has no bytes any more
+    assert harness.request("a") == record | {"chunks": "2", "wire": ""}
+    assert harness.client.pttl(harness.keys.open) > 61_000
 
 
 def test_chunk_must_wait_when_its_client_is_slow(harness):
@@ -95,17 +90,6 @@ def test_chunk_must_wait_when_its_client_is_slow(harness):
 
     # Then
     assert send(worker, items[:1], MAX_WAITING_CHUNKS) == [ChunkCode.STORED]
-
-
-def test_chunk_must_wait_when_memory_is_full(real_harness, full_memory):
-    # Given
-    worker = real_harness.worker()
-    items = claim(real_harness, worker, "a")
-    full_memory()
-
-    # When / Then
-    assert send(worker, items, 0) == [ChunkCode.FULL]
-    assert pieces(real_harness, "a") == []
 
 
 def test_chunk_is_unwanted_when_the_request_was_cancelled(harness):
@@ -155,15 +139,6 @@ def test_chunk_is_stale_when_its_request_was_given_back(harness):
     assert pieces(harness, "a") == []
 
 
-def test_chunk_that_leaves_a_gap_is_stale(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-
-    # When / Then
-    assert send(worker, items, 1) == [ChunkCode.STALE]
-
-
 @pytest.mark.parametrize("mode", list(ReclaimMode), ids=str)
 def test_answer_that_has_begun_is_never_begun_again(harness, mode):
     # Given
@@ -184,34 +159,6 @@ def test_answer_that_has_begun_is_never_begun_again(harness, mode):
     reply = decode_reply("a", harness.reply_value("a"))
     assert (reply.status, reply.reason) == (500, "worker_crashed")
     assert harness.unaccounted() == 0
-
-
-def test_request_lives_as_long_as_pieces_come(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-    harness.client.pexpire(harness.keys.open, 1000)
-
-    # When
-    send(worker, items, 0)
-
-    # Then
-    assert harness.client.pttl(harness.keys.open) > 61_000
-
-
-def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-    before = harness.request("a")
-    assert before["wire"]
-
-    # When
-    send(worker, items, 0)
-    send(worker, items, 1)
-
-    # Then
-    assert harness.request("a") == before | {"chunks": "2", "wire": ""}
 
 
 def test_audit_tells_of_pieces_whose_entry_was_lost(harness):

@@ -1,49 +1,54 @@
 import pytest
 
 from batching.batcher import Nothing, Partial
-from batching.store.ingress_queue import Submission
 from batching.store.node_queue import ReclaimMode
-from tests.support import (
-    KEY,
-    ids_of,
-    wire_of,
-)
+from tests.support import KEY, ids_of
 
 LONG_S = 60.0
-
-
-def test_claim_finds_nothing_when_nothing_waits(harness):
-    assert harness.worker().claim(4, LONG_S) is Nothing.EMPTY
 
 
 # --- when a partial batch leaves
 
 
-def test_claim_makes_the_worker_wait_when_the_batch_is_partial_and_young(harness):
+def test_claim_takes_a_partial_batch_when_its_oldest_is_old_enough(harness):
     # Given
     harness.submit("a", "b")
     harness.age_request("a", 1000)
+    worker = harness.worker()
 
     # When
-    claimed = harness.worker().claim(3, LONG_S)
+    claimed = worker.claim(3, LONG_S)
 
     # Then
     assert isinstance(claimed, Partial)
     assert claimed.waiting == 2
     assert 1.0 <= claimed.oldest_age_s < 2.0
     assert harness.leased() == []
+    assert ids_of(worker.claim(3, 1.0)) == ["a", "b"]
 
 
-def test_claim_takes_a_partial_batch_when_its_oldest_is_old_enough(harness):
+def test_claim_has_one_worker_collect_until_it_has_its_batch(harness):
     # Given
-    harness.submit("a", "b")
-    harness.age_request("a", 61_000 - 60_000)
+    collector, other = harness.worker("worker-a"), harness.worker("worker-b")
+    harness.submit("a")
+    assert isinstance(collector.claim(2, LONG_S), Partial)
 
-    # When
-    claimed = harness.worker().claim(3, 1.0)
+    # When / Then
+    assert other.claim(2, LONG_S) is Nothing.BUSY
+
+    # When another one finds a full batch, or a crash suspect, it does not wait for the collector
+    harness.submit("b")
+    assert ids_of(other.claim(2, LONG_S)) == ["a", "b"]
+    harness.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
+    assert ids_of(other.claim(2, LONG_S)) == ["a"]
+    assert harness.client.hget(harness.keys.gather, "worker") == b"worker-a"
+
+    # When the collector has its own
+    assert ids_of(collector.claim(2, 0.0)) == ["b"]
+    harness.submit("c")
 
     # Then
-    assert ids_of(claimed) == ["a", "b"]
+    assert isinstance(other.claim(2, LONG_S), Partial)
 
 
 def test_claim_takes_what_was_queued_in_the_future_for_new(harness):
@@ -58,47 +63,6 @@ def test_claim_takes_what_was_queued_in_the_future_for_new(harness):
     assert partial == Partial(waiting=1, oldest_age_s=0.0)
     assert 0 < harness.client.pttl(harness.keys.gather) <= 50 + 500
     assert harness.worker().claim(4, 0.0).items[0].queue_us == 0
-
-
-def test_claim_sends_other_workers_away_while_one_collects(harness):
-    # Given
-    harness.submit("a")
-    harness.worker("worker-a").claim(3, LONG_S)
-
-    # When
-    claimed = harness.worker("worker-b").claim(3, LONG_S)
-
-    # Then
-    assert claimed is Nothing.BUSY
-
-
-def test_claim_lets_a_full_batch_leave_at_once_although_another_collects(harness):
-    # Given
-    harness.submit("a")
-    harness.worker("worker-a").claim(2, LONG_S)
-    harness.submit("b")
-
-    # When
-    claimed = harness.worker("worker-b").claim(2, LONG_S)
-
-    # Then
-    assert ids_of(claimed) == ["a", "b"]
-    assert harness.client.hget(harness.keys.gather, "worker") == b"worker-a"
-
-
-def test_claim_ends_the_collectors_turn_when_it_got_its_batch(harness):
-    # Given
-    worker = harness.worker("worker-a")
-    harness.submit("a")
-    worker.claim(2, LONG_S)
-    worker.claim(2, 0.0)
-
-    # When
-    harness.submit("b")
-    claimed = harness.worker("worker-b").claim(2, LONG_S)
-
-    # Then
-    assert isinstance(claimed, Partial)
 
 
 # --- wakeups
@@ -117,20 +81,6 @@ def test_claim_wakes_the_next_worker_when_work_remains(harness):
 
 
 # --- what is not run
-
-
-def test_claim_drops_the_large_body_of_what_it_does_not_run(harness):
-    # Given
-    bodies = [Submission(name, 10_000, wire_of(name, size=100_000)) for name in ("late", "b")]
-    harness.ingress().submit(bodies)
-    harness.age_request("late", 20_000)
-
-    # When
-    harness.worker().claim(2, 0.0)
-
-    # Then
-    assert not harness.has_body("late")
-    assert harness.has_body("b")
 
 
 def test_claim_forgets_requests_that_outlived_their_time_to_live(harness):
@@ -169,27 +119,6 @@ def test_claim_looks_at_a_bounded_number_of_dead_ids_and_wakes_a_worker_for_the_
     assert harness.unaccounted() == 0
 
 
-# --- crash suspects
-
-
-def suspect(harness, *request_ids):
-    """These requests were in a worker's hands when it died."""
-    harness.submit(*request_ids)
-    harness.worker("worker-dead").claim(len(request_ids), 0.0)
-    harness.node().reclaim(KEY, "worker-dead", ReclaimMode.CRASHED)
-
-
-def test_claim_hands_out_a_crash_suspect_although_another_collects(harness):
-    # Given
-    suspect(harness, "s1")
-    harness.submit("a")
-    harness.client.hset(harness.keys.gather, mapping={"worker": "worker-z", "limit": 8})
-    harness.client.pexpire(harness.keys.gather, 60_000)
-
-    # When / Then
-    assert ids_of(harness.worker().claim(8, LONG_S)) == ["s1"]
-
-
 # --- limits
 
 
@@ -206,24 +135,6 @@ def test_claim_leases_every_request_of_a_batch_larger_than_lua_can_pass_at_once(
     # Then
     assert ids_of(claimed) == names
     assert real_harness.leased() == names
-
-
-def test_claim_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    real_harness.submit("a", "late", "c")
-    real_harness.age_request("late", 60_000)
-    full_memory()
-    worker = real_harness.worker()
-
-    # When
-    partial = worker.claim(8, LONG_S)
-    claimed = worker.claim(8, 0.0)
-
-    # Then
-    assert isinstance(partial, Partial)
-    assert ids_of(claimed) == ["a", "c"]
-    assert real_harness.leased() == ["a", "c"]
-    assert real_harness.reply_value("late") == b"late!deadline_exceeded"
 
 
 @pytest.mark.parametrize("limit", [1, 4])

@@ -24,7 +24,7 @@ def test_head_names_each_key_that_the_script_uses(verb):
     assert used == set(range(1, len(key_names(verb)) + 1))
 
 
-@pytest.mark.parametrize("verb", NUMBERED)
+@pytest.mark.parametrize("verb", sorted({*NUMBERED} - {"swap_model"}))
 def test_keys_are_those_of_the_version_but_for_the_lease(verb):
     # Given
     names = key_names(verb)

@@ -2,7 +2,6 @@ import pytest
 
 from batching.store.ingress_queue import Submission
 from batching.store.node_queue import ReclaimMode
-from batching.store.registry.registry import QueueConfigs
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
@@ -54,7 +53,7 @@ def test_reclaim_takes_back_what_a_silent_worker_held_and_forgets_it(harness):
 def test_reclaim_of_an_unregistered_version_leaves_no_key_for_ever(real_harness, mode):
     # Given a worker that works on a version's only request when that is unregistered
     leased(real_harness, "a")
-    QueueConfigs(real_harness.client).delete(KEY)
+    real_harness.registry().close_queue(KEY)
 
     # When its node takes the request back, and dies before it refuses what waits
     assert real_harness.node().reclaim(KEY, "worker-a", mode) == 1
@@ -121,21 +120,6 @@ def test_reclaim_goes_on_until_a_large_lease_is_empty(harness, mode):
     assert harness.queued() + harness.suspects() == names
     assert harness.leased() == []
     assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
-
-
-def test_reclaim_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    leased(real_harness, "a", "late")
-    real_harness.age_request("late", 60_000)
-    full_memory()
-
-    # When
-    count = real_harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
-    assert count == 2
-    assert real_harness.suspects() == ["a"]
-    assert real_harness.reply_value("late") == b"late!deadline_exceeded"
 
 
 def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(harness):

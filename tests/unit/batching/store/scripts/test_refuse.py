@@ -26,25 +26,15 @@ def test_refuse_answers_everything_that_waits_when_no_worker_lives(harness):
     assert harness.unaccounted() == 0
 
 
-def test_refuse_leaves_the_queue_alone_while_a_worker_lives(harness):
-    # Given
-    harness.submit("a")
-
-    # When
-    count = harness.node().refuse_waiting(KEY, "no_worker")
-
-    # Then
-    assert count == 0
-    assert harness.queued() == ["a"]
-
-
-def test_refuse_leaves_alone_what_a_worker_still_runs(harness):
+def test_refuse_leaves_alone_what_a_worker_lives_for_or_runs(harness):
     # Given
     harness.submit("a", "b")
     harness.worker().claim(1, 0.0)
-    harness.silence_worker()
+    assert harness.node().refuse_waiting(KEY, "no_worker") == 0
+    assert harness.queued() == ["b"]
 
     # When
+    harness.silence_worker()
     harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
@@ -90,17 +80,3 @@ def test_refusal_is_an_answer_for_the_client(harness, reason, status, kind):
     # Then
     reply = decode_reply("a", harness.reply_value("a"))
     assert (reply.status, reply.error_type) == (status, kind)
-
-
-def test_refuse_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    real_harness.submit("a")
-    real_harness.silence_worker()
-    full_memory()
-
-    # When
-    count = real_harness.node().refuse_waiting(KEY, "no_worker")
-
-    # Then
-    assert count == 1
-    assert real_harness.reply_value("a") == b"a!no_worker"

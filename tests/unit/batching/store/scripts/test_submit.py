@@ -94,15 +94,6 @@ def test_submit_leaves_no_body_behind_when_the_request_is_refused(harness, refus
     assert not harness.has_body("b")
 
 
-def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(harness):
-    # When
-    harness.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
-
-    # Then
-    assert 69_000 < harness.client.pttl(harness.keys.body_prefix + "a") <= 70_000
-    assert 129_000 < harness.client.pttl(harness.keys.open) <= 130_000
-
-
 @pytest.mark.parametrize(
     ("ttl_ms", "left_ms", "expected_ms"),
     [
@@ -123,33 +114,6 @@ def test_submit_keeps_all_open_requests_as_long_as_the_longest_lived(
 
     # Then
     assert expected_ms - 500 < harness.client.pttl(harness.keys.open) <= expected_ms
-
-
-def test_submit_wakes_one_worker_when_the_queue_stops_being_empty(harness):
-    # When
-    harness.submit("a")
-    harness.submit("b", "c")
-
-    # Then
-    assert harness.wakeups() == 1
-
-
-def test_submit_tells_only_the_collector_when_its_batch_is_full(harness):
-    # Given
-    harness.submit("a")
-    harness.worker().claim(3, 60.0)
-    harness.client.delete(harness.keys.wakeups)
-
-    # When
-    harness.submit("b")
-    tokens_when_partial = harness.more_tokens()
-    harness.submit("c")
-    harness.submit("d")
-
-    # Then
-    assert tokens_when_partial == 0
-    assert harness.more_tokens() == 1
-    assert harness.wakeups() == 0
 
 
 @pytest.mark.parametrize("size", [0, LARGE])
@@ -173,80 +137,57 @@ def test_submit_is_refused_whole_when_memory_is_full(real_harness, full_memory, 
     assert real_harness.request("a") == {}
 
 
-def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_harness):
-    # Given: room for a few of the bodies, and among them a request that is small
-    client = real_harness.client
-    names = [f"r{number}" for number in range(8)]
-    bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in names]
-    small = Submission("small", 60_000, wire_of("small", size=0))
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 9_000_000)
-
-    # When
-    asked = [*bodies[:4], small, *bodies[4:]]
-    codes = real_harness.ingress().submit(asked)
-
-    # Then those that fit wait, the others are refused and have left nothing behind. Not always the
-    # first ones fit: what Redis is just reading counts as used, too.
-    client.config_set("maxmemory", 0)
-    queued = [name for name in names if real_harness.has_body(name)]
-    assert 1 <= len(queued) <= 4
-    assert set(real_harness.queued()) == {*queued, "small"}
-    expected = {name: SubmitCode.NO_MEMORY for name in names}
-    expected |= dict.fromkeys([*queued, "small"], SubmitCode.QUEUED)
-    assert {one.request_id: code for one, code in zip(asked, codes, strict=True)} == expected
-
-
-def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_harness):
-    # Given: room for the first body and not for the second, once earlier bodies are freed
-    client = real_harness.client
-    eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_500_000)
-    bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in ("a", "b", "c")]
-
-    # When
-    codes = real_harness.ingress().submit(bodies)
-
-    # Then the one that filled the memory up has made room again
-    client.config_set("maxmemory", 0)
-    assert codes == [SubmitCode.NO_MEMORY] * 3
-    assert [name for name in ("a", "b", "c") if real_harness.has_body(name)] == []
-    assert real_harness.queued() == []
-
-
-def test_submit_refuses_the_one_request_whose_body_found_no_room(real_harness):
-    # Given: room for the second body, but not for the buffer, too, in which Redis reads the next
-    client = real_harness.client
-    eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
-    sizes = {"a": LARGE, "b": 2_500_000, "c": LARGE}
-    bodies = [Submission(name, 60_000, wire_of(name, size=size)) for name, size in sizes.items()]
-
-    # When
-    codes = real_harness.ingress().submit(bodies)
+def test_submit_wakes_one_worker_or_the_collector_of_a_full_batch(harness):
+    # When the queue stops being empty
+    harness.submit("a")
+    harness.submit("b")
 
     # Then
-    client.config_set("maxmemory", 0)
-    assert codes == [SubmitCode.QUEUED, SubmitCode.NO_MEMORY, SubmitCode.QUEUED]
-    assert real_harness.queued() == ["a", "c"]
-    assert [name for name in sizes if real_harness.has_body(name)] == ["a", "c"]
+    assert harness.wakeups() == 1
+
+    # When
+    harness.worker().claim(4, 60.0)
+    harness.client.delete(harness.keys.wakeups)
+    harness.submit("c")
+    tokens_when_partial = harness.more_tokens()
+    harness.submit("d")
+    harness.submit("e")
+
+    # Then
+    assert tokens_when_partial == 0
+    assert harness.more_tokens() == 1
+    assert harness.wakeups() == 0
 
 
-def test_submit_makes_room_for_the_script_by_the_body_that_took_the_last_of_it(real_harness):
-    # Given: room for the body, and none for the script after it
+@pytest.mark.parametrize(
+    ("room", "sizes", "queued"),
+    [
+        (2_500_000, [2_000_000, 2_000_000, 2_000_000], ""),  # for the first one alone
+        (4_000_000, [LARGE, 2_500_000, LARGE], "ac"),  # not for the buffer with the next one
+        (4_000_000, [3_900_000, 0], "b"),  # and none for the script after the body
+    ],
+    ids=["one", "all but one", "no script"],
+)
+def test_submit_refuses_only_requests_whose_bodies_found_no_room(real_harness, room, sizes, queued):
+    # Given: so much room, once earlier bodies are freed
     client = real_harness.client
     eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
-    body = Submission("a", 60_000, wire_of("a", size=3_900_000))
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + room)
+    wires = {name: wire_of(name, size=size) for name, size in zip("abc", sizes, strict=False)}
     ingress = real_harness.ingress()
 
     # When
-    codes = ingress.submit([body, Submission("small", 60_000, wire_of("small"))])
+    codes = ingress.submit([Submission(name, 10_000, wire) for name, wire in wires.items()])
 
     # Then
     client.config_set("maxmemory", 0)
-    assert codes == [SubmitCode.NO_MEMORY, SubmitCode.QUEUED]
-    assert real_harness.queued() == ["small"]
-    assert not real_harness.has_body("a")
+    code_of = {True: SubmitCode.QUEUED, False: SubmitCode.NO_MEMORY}
+    assert codes == [code_of[name in queued] for name in wires]
+    assert real_harness.queued() == list(queued)
+    bodies = [name for name in wires if real_harness.has_body(name)]
+    assert bodies == [name for name in queued if wires[name].body]
+    for name in bodies:
+        assert 69_000 < client.pttl(real_harness.keys.body_prefix + name) <= 70_000
 
 
 def test_submit_sends_bodies_once_when_the_server_has_forgotten_the_script(real_harness):
