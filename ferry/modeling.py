@@ -47,9 +47,6 @@ class Requests:
     queries: Sequence[Mapping[str, str]] = ()
     deadlines_s: Sequence[float] = ()
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
 
 class Model:
     """A model with settings and a life of its own; subclasses define `predict`.

@@ -34,8 +34,8 @@ from workers.archives.model_archive import (
     unpack_archive,
 )
 from workers.machine import require_safe_torch
+from workers.python_models.files_without_code import Port, how_to_export, is_one_by_one, load_net
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
-from workers.python_models.tensor_model import Port, how_to_export, is_one_by_one, load_net
 
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
 # Where torch says in a page of text which class it has met.

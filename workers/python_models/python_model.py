@@ -36,9 +36,8 @@ from workers.python_models.decoding import (
     described_output,
     row_type,
 )
-from workers.python_models.hf_pipeline import Pipeline
+from workers.python_models.files_without_code import Pipeline, TensorModel
 from workers.python_models.targets import Target, find_model, load_module
-from workers.python_models.tensor_model import TensorModel
 
 JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
 _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}

@@ -12,8 +12,8 @@ from ferry.modeling import BadInput
 from tests import nets
 from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
 from workers.python_models.decoding import Row
+from workers.python_models.files_without_code import Pipeline, TensorModel
 from workers.python_models.python_model import PythonModel, no_requests
-from workers.python_models.tensor_model import TensorModel
 
 
 def load(path):
@@ -132,3 +132,14 @@ def test_only_output_has_the_name_that_the_file_tells(tmp_path):
     (output,) = json.loads(answer.body)["outputs"]
     assert output == {"name": "negative", "datatype": "FP32", "shape": [1, 2], "data": [-1, -2]}
     assert [one["name"] for one in model.interface["outputs"]] == ["negative"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architectures", [["BertForQuestionAnswering"], []])
+def test_folder_without_a_known_task_is_refused(architectures, tmp_path):
+    # Given
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    # When / Then
+    with pytest.raises(ValueError, match="No task is known for"):
+        Pipeline(str(tmp_path)).load("cpu")
