@@ -88,12 +88,7 @@ class Api:
         return response
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
-        """Returns the JSON of a successful answer.
-
-        Raises:
-            ApiError: the server refused.
-            ClickException: no server answers at this address, or none of ours.
-        """
+        """Returns the JSON of a successful answer, or raises what `answer` does, or ApiError."""
         response = self.answer(method, *path, params=params)
         if response.is_error:
             raise ApiError(response.status_code, error_text(response))
@@ -103,11 +98,7 @@ class Api:
             raise click.ClickException(self._no_server_of_ours(response)) from error
 
     def page(self, *path: str, **params: Any) -> dict[str, Any]:
-        """Returns a page of a list, an object that has a list under the path's last segment.
-
-        Raises:
-            ClickException: as `call`, or the answer is none.
-        """
+        """Returns a page of a list, an object that has a list under the path's last segment."""
         answer = self.call("GET", *path, **params)
         if not isinstance(answer, dict) or not isinstance(answer.get(path[-1]), list):
             raise click.ClickException(f"{self._base_url} does not answer as a ferry server does")
@@ -131,11 +122,7 @@ class Api:
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
-    """Returns the header with the environment's token; empty without one.
-
-    Raises:
-        ClickException: the variable has characters that no token has.
-    """
+    """Returns the header with the environment's token; empty without one."""
     with _told():
         token = token_of(variable)
     return {"authorization": f"Bearer {token}"} if token else {}

@@ -43,16 +43,6 @@ class NumberRange(click.FloatRange):
         return number
 
 
-def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-
-    def give(command: Command) -> Command:
-        for option in reversed(options):  # click lists the last one that was applied first
-            command = option(command)
-        return command
-
-    return give
-
-
 class ServerCommand(click.Command):
     """A command with all settings, which its help lists in sections."""
 
@@ -88,17 +78,17 @@ def settings_options(command: Command) -> Command:
         type=click.Path(dir_okay=False, path_type=Path),
         help="A config.properties file, TorchServe's keys included.",
     )
-    return option_group(config_option, *map(_option, SETTINGS))(with_settings)
+    options: list[Callable[[Command], Command]] = [config_option, *map(_option, SETTINGS)]
+    decorated: Command = with_settings
+    for option in reversed(options):  # click lists the last one that was applied first
+        decorated = option(decorated)
+    return decorated
 
 
 def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Returns the settings from file, environment and flags; warns of keys without effect.
-
-    Raises:
-        ClickException: the file cannot be read, or a value has the wrong type.
-    """
+    """Returns the settings from file, environment and flags; warns of keys without effect."""
     try:
         settings, without_effect = load_settings(config, flags=flags, defaults=defaults)
     except SettingsError as error:
@@ -154,11 +144,7 @@ version_option = click.option(
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuses text that a header must not have.
-
-    Raises:
-        BadParameter: the text has such characters.
-    """
+    """Refuses text that a header must not have."""
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")
     return value

@@ -1,12 +1,12 @@
-"""Makes a spec of a registration's parameters, the archive and the configuration."""
+"""Makes a spec of a registration's parameters, model-config.yaml and the configuration."""
 
 import re
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from batching.errors import BadRequest, InvalidModel
-from batching.models.config_keys import has_type, worker_range
 from batching.models.spec import (
     DEFAULT_VERSION,
     MAX_INTEGER,
@@ -18,6 +18,30 @@ from batching.models.spec import (
     ModelSpec,
     Parameter,
 )
+
+# Key -> the type that counts.
+SERVER_TYPES: Mapping[str, type] = {it.word: it.kind for it in PARAMETERS}
+
+_ONE_PROCESS = "a model cannot be spread over several processes"
+# Key -> why a handler that needs it would answer wrongly.
+NOT_HERE: Mapping[str, str] = {
+    "torchrun": _ONE_PROCESS,
+    "parallelType": _ONE_PROCESS,
+    "asyncCommunication": "handlers answer a whole batch at once",
+    "continuousBatching": "a batch stays as it was formed until the handler returns",
+    "sequenceBatching": "requests of one sequence may go to different workers",
+}
+_NO_SEQUENCES = "there is no sequence batching"
+# Key -> what happens instead.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
+    "parallelLevel": "a worker is one process",
+    "useJobTicket": "requests wait, up to job_queue_size",
+    "sequenceMaxIdleMSec": _NO_SEQUENCES,
+    "sequenceTimeoutMSec": _NO_SEQUENCES,
+    "maxNumSequence": _NO_SEQUENCES,
+    "maxSequenceJobQueueSize": _NO_SEQUENCES,
+}
 
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
@@ -115,11 +139,7 @@ def name_of_archive(url: str) -> str:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Checks that some archive could be registered with these parameters of `POST /models`.
-
-    Raises:
-        BadRequest: none could, so none has to be fetched.
-    """
+    """Refuses parameters of `POST /models` with which no archive could be registered."""
     spec_from_registration(parameters, _ANY_ARCHIVE, ModelDefaults())
 
 
@@ -162,10 +182,7 @@ def _requested(it: Parameter, parameters: Mapping[str, Any], default: Any) -> An
 
 
 def _configured(it: Parameter, config: Mapping[str, Any], default: Any) -> Any:
-    """Returns the value in model-config.yaml.
-
-    One of the wrong type counts as missing, as in TorchServe.
-    """
+    """Returns the value in model-config.yaml; of the wrong type it is missing, as in TorchServe."""
     value: Any = config.get(it.word)
     if not has_type(value, it.kind):
         return default
@@ -180,11 +197,7 @@ def _configured(it: Parameter, config: Mapping[str, Any], default: Any) -> Any:
 
 
 def check_worker_count(min_worker: int) -> None:
-    """Checks that a node may run that many workers of a model.
-
-    Raises:
-        BadRequest: the number is a slip that would fill every node with processes.
-    """
+    """Refuses a number that is a slip, and would fill every node with processes."""
     if min_worker > MAX_WORKERS_PER_NODE:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
 
@@ -194,4 +207,47 @@ def _check_text(text: str, pattern: re.Pattern[str], kind: str, signs: str) -> N
         raise BadRequest(
             f"Invalid model {kind}: use letters, digits, {signs} and '-', at most 128 of them, "
             "beginning with a letter, digit or '_'."
+        )
+
+
+def ignored_values(
+    config: Mapping[str, Any], types: Mapping[str, type] = SERVER_TYPES
+) -> Iterator[str]:
+    """Yields a sentence for each value that counts as missing, as it does in TorchServe."""
+    for key, wanted in types.items():
+        if key in config and not has_type(config[key], wanted):
+            value = reprlib.repr(config[key])
+            yield f"{key}: {value} is ignored, it should be of type {wanted.__name__}"
+    is_given = config.get("minWorkers") is not None or config.get("maxWorkers") is not None
+    if is_given and worker_range(config) is None:
+        yield "minWorkers and maxWorkers are ignored: give both, 0 < minWorkers <= maxWorkers"
+
+
+def worker_range(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns `minWorkers` and `maxWorkers`; None unless both are there and make sense."""
+    low: Any = config.get("minWorkers")
+    high: Any = config.get("maxWorkers")
+    is_pair = has_type(low, int) and has_type(high, int)
+    return (low, high) if is_pair and 0 < low <= high else None
+
+
+def has_type(value: Any, wanted: type) -> bool:
+    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+def why_not_here(key: str, value: Any) -> str:
+    """Explains why a model with this setting cannot be served; "" if it can."""
+    is_harmless = not value or (key, value) == ("parallelType", "custom")
+    if key not in NOT_HERE or is_harmless:
+        return ""
+    return f"{key}: {value} has no counterpart: {NOT_HERE[key]}"
+
+
+def require_served(config: Mapping[str, Any]) -> None:
+    """Refuses a model that asks for something that is left out, and says why it is."""
+    reasons = [reason for key, value in config.items() if (reason := why_not_here(key, value))]
+    if reasons:
+        raise InvalidModel(
+            f"model-config.yaml: {'; '.join(reasons)}. A handler that can do without is served "
+            "once the archive does not say so."
         )

@@ -42,10 +42,6 @@ def spawn(
 
     The kernel sends the signal when the *thread* that forked ends, not the process, so only the
     main thread may call this. `env` is the child's whole environment.
-
-    Raises:
-        RuntimeError: called from another thread than the main one.
-        OSError: the program cannot be started.
     """
     parent_pid = os.getpid()
 

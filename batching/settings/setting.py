@@ -95,11 +95,7 @@ class Setting:
             ) from error
 
     def check_value(self, value: Any) -> None:
-        """Checks that the setting can have this value.
-
-        Raises:
-            SettingsError: it cannot.
-        """
+        """Raises SettingsError if the setting cannot have this value."""
         if self.choices and value not in self.choices:
             known = ", ".join(filter(None, self.choices))
             raise SettingsError(f"{self.key}={value!r} is none of: {known}")

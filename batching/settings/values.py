@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
-from batching.models.config_keys import SERVER_TYPES
+from batching.models.registration import SERVER_TYPES
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]

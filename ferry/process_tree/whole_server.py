@@ -1,6 +1,7 @@
 """Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -58,6 +59,7 @@ _MOST_INGRESSES = 4
 _CORES_EACH = 4
 
 Report = Callable[[str], None]
+_print_report: Report = functools.partial(click.echo, err=True)
 
 
 class Occupant(Protocol):
@@ -79,10 +81,10 @@ def run_server(
     needs_redis: bool = False,
     occupant: Occupant | None = None,
 ) -> None:
-    """Serves until a signal asks to stop.
+    """Serves until a signal asks to stop; without `redis_url`, with a Redis of its own.
 
     Args:
-        settings: without `redis_url`, an embedded Redis is started.
+        settings: of the whole server.
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the last snapshot holds.
@@ -109,7 +111,7 @@ def run_server(
             settings = replace(settings, redis_append_only=data is not None)
         is_embedded = redis is not None
         settings = _with_snapshots(settings, is_embedded=is_embedded, is_restoring=is_restoring)
-        logs, report = None, print_report
+        logs, report = None, _print_report
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, outlet(1).write_line))
             report = logs.say
@@ -128,21 +130,13 @@ def run_server(
 
 
 def run_ingresses(settings: Settings) -> None:
-    """Runs `ingress_processes` ingresses, until a signal asks to stop.
-
-    Raises:
-        ClickException: they cannot start; all have ended.
-    """
+    """Runs `ingress_processes` ingresses, until a signal asks to stop."""
     check_free(settings.addresses().values())
     stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
     count, maker = max(1, settings.ingress_processes), PartMaker(Launch.ALONE)
     with contextlib.ExitStack() as cleanup:
         ingresses = maker.ingresses(settings, count, _common_folder(count, cleanup), 1.0)
-        _serve(ingresses, stop_s, print_report, lambda it: _start_ingresses(it, ingresses))
-
-
-def print_report(line: str) -> None:
-    click.echo(line, err=True)
+        _serve(ingresses, stop_s, _print_report, lambda it: _start_ingresses(it, ingresses))
 
 
 def _common_folder(count: int, cleanup: contextlib.ExitStack) -> Path:
@@ -155,16 +149,11 @@ def _common_folder(count: int, cleanup: contextlib.ExitStack) -> Path:
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
-    """Returns the settings with folder and file of snapshots.
-
-    By default only for an embedded Redis.
-    """
-    folder: Path | None = settings.snapshot_dir
-    if not settings.config_snapshots:
-        folder = None
-    elif is_embedded and folder is None:
-        folder = settings.log_location / "config"
-    file = settings.snapshot_file
+    """Returns the settings with folder and file of snapshots: by default of an embedded Redis."""
+    folder, file = None, settings.snapshot_file
+    if settings.config_snapshots:
+        own = settings.log_location / "config" if is_embedded else None
+        folder = settings.snapshot_dir or own
     if folder is not None and file is None and is_embedded and is_restoring:
         address = settings.management_address
         file = newest_snapshot(
@@ -176,11 +165,7 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
 def _serve(
     parts: list[Part], stop_timeout_s: float, report: Report, start: Callable[[Supervisor], None]
 ) -> None:
-    """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them.
-
-    Raises:
-        ClickException: the start failed; all parts have ended.
-    """
+    """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them."""
     with Supervisor(parts, stop_timeout_s=stop_timeout_s, report=report) as supervisor:
         try:
             start(supervisor)
@@ -276,13 +261,12 @@ class _Server:
 
     def parts(self, common_folder: Path) -> list[Part]:
         """Makes what the supervisor starts, in this order."""
+        settings = self.settings
         of_ingress, of_node = (
-            replace(
-                self.settings, drain_timeout_s=self.settings.drain_timeout_s * _CHILD_SHARE * share
-            )
+            replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
             for share in (INGRESS_SHARE, NODE_SHARE)
         )
-        count = count_by_cores(self.settings)
+        count = count_by_cores(settings)
         self._node = self.maker.part("node", "workers", of_node, NODE_SHARE)
         self._ingresses = self.maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
         self._redis = [Part("redis", self.redis.launch, REDIS_SHARE)] if self.redis else []
@@ -307,12 +291,7 @@ class _Server:
             self.occupant.announce(supervisor)
 
     def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
-        """Starts Redis and waits until it answers; after a long life it has much to read.
-
-        Raises:
-            StartFailed: it ended.
-            TimeoutError: it does not answer at all.
-        """
+        """Starts Redis and waits until it answers; after a long life it has much to read."""
         supervisor.start(*self._redis)
         try:
             supervisor.wait_until(
@@ -327,8 +306,14 @@ class _Server:
                     "the jobs in there, move it away, or choose another folder with --data-dir."
                 )
             raise
-        if redis.remembers:
-            _forget_models(redis.url)
+        if redis.data is not None and redis.data.had_file:
+            # Only here: a server whose Redis is new needs no client in this process.
+            from batching.store.clients import connect  # noqa: PLC0415 - see above
+            from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
+
+            # The snapshot fills the registry again, before any node looks (ADR 0031).
+            with contextlib.closing(connect(redis.url)) as client:
+                Registry(client).forget()
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
@@ -356,16 +341,6 @@ class _Server:
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
         notify_ready()
-
-
-def _forget_models(url: str) -> None:
-    """Begins with an empty registry, which the snapshot fills, before any node looks (ADR 0031)."""
-    # Only here: a server whose Redis is new needs no client in this process.
-    from batching.store.clients import connect  # noqa: PLC0415 - see above
-    from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
-
-    with contextlib.closing(connect(url)) as client:
-        Registry(client).forget()
 
 
 def _saved_models(settings: Settings) -> list[str]:

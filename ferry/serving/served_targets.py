@@ -18,8 +18,7 @@ from typing import Any
 import click
 
 from batching.errors import BadRequest
-from batching.models.config_keys import has_type
-from batching.models.registration import name_of_archive
+from batching.models.registration import has_type, name_of_archive
 from batching.models.spec import DEFAULT_VERSION, NAME_PATTERN, PARAMETERS, VERSION_PATTERN
 from workers.python_models.targets import HUGGING_FACE, SOURCES, Target
 

@@ -19,14 +19,15 @@ from batching.errors import (
     ServeError,
     Unavailable,
 )
-from batching.models.config_keys import ignored_values, require_served
 from batching.models.entry import check_names
 from batching.models.registration import (
     bool_parameter,
     check_parameters,
     check_worker_count,
+    ignored_values,
     int_parameter,
     name_of_archive,
+    require_served,
     spec_from_registration,
 )
 from batching.models.spec import DEFAULT_VERSION, INSTALL_TIMEOUT_S, ArchiveInfo, ModelSpec

@@ -181,3 +181,20 @@ def test_b11_each_route_of_jobs_needs_its_key(guarded):
     process = guarded.server.process
     words = "".join(process.family()) + process.log_path.read_text()
     assert not any(entry["key"] in words for entry in guarded.keys.values())
+
+
+def test_listing_has_no_bodies(guarded):
+    # Given an input that fails, and one that is answered with text
+    jobs = [guarded.submit(f"{word} of a client") for word in ("raise", "fine")]
+    for job in jobs:
+        guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
+
+    # When
+    listed = guarded.ask("GET", "management://jobs", "management")
+
+    # Then
+    by_id = {job["id"]: job for job in listed.json()["jobs"]}
+    assert [by_id[job["id"]]["status"] for job in jobs] == ["failed", "succeeded"]
+    assert "of a client" not in listed.text
+    assert "of the handler" not in listed.text
+    assert not {"body", "input", "result"} & {name for job in by_id.values() for name in job}

@@ -17,14 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.models.config_keys import (
+from batching.models.registration import (
     NOT_HERE,
     SERVER_TYPES,
     WITHOUT_EFFECT,
+    ModelDefaults,
     ignored_values,
+    spec_from_registration,
     why_not_here,
 )
-from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
 from workers.archives.installer import read_requirements
 from workers.archives.model_archive import (

@@ -101,7 +101,6 @@ def test_redis_that_was_killed_comes_back_without_the_command_that_was_cut_short
     data = locked(tmp_path / "with space")
     assert not data.had_file
     with EmbeddedRedis(find_server(), data=data) as server:
-        assert not server.remembers
         write_file(server, data)
         ask(server.socket_path, "SET", "whole", "1")
         ask(server.socket_path, "SET", "cut", "2")
@@ -114,7 +113,7 @@ def test_redis_that_was_killed_comes_back_without_the_command_that_was_cut_short
     data = locked(data.folder)
     with EmbeddedRedis(find_server(), data=data) as server:
         # Then
-        assert server.remembers
+        assert data.had_file
         assert b"\r\n1\r\n" in ask(server.socket_path, "GET", "whole")
         assert ask(server.socket_path, "GET", "cut") == b"$-1\r\n"
     data.release()

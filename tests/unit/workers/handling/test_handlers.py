@@ -72,19 +72,18 @@ def test_module_without_one_class_or_function_is_refused(source, error, words, l
         load_handler({"fn_unusable.py": source}, handler="fn_unusable")
 
 
-def test_built_in_name_falls_back_to_ts_torch_handler(load_handler):
-    # Given: a manifest without weights, which the built-in handler itself complains about
-    manifest = {"model": {"modelName": "m"}}
-
-    # When / Then
-    with pytest.raises(RuntimeError, match="No model weights could be loaded"):
-        load_handler({"x": ""}, handler="image_classifier", manifest=manifest)
+UNKNOWN = {
+    # A manifest without weights, which the built-in handler itself complains about.
+    "image_classifier": (RuntimeError, "No model weights could be loaded"),
+    "nowhere.py:handle": (ImportError, "'nowhere' is neither a module of the archive"),
+}
 
 
-def test_unknown_handler_is_named_in_the_error(load_handler):
-    # When / Then
-    with pytest.raises(ImportError, match="'nowhere' is neither a module of the archive"):
-        load_handler({"x": ""}, handler="nowhere.py:handle")
+@pytest.mark.parametrize("handler", UNKNOWN)
+def test_name_that_is_no_module_of_the_archive_is_a_built_in_one_or_refused(handler, load_handler):
+    error, words = UNKNOWN[handler]
+    with pytest.raises(error, match=words):
+        load_handler({"x": ""}, handler=handler, manifest={"model": {"modelName": "m"}})
 
 
 def test_current_directory_and_import_path_are_the_models_folder(load_handler):
@@ -147,16 +146,17 @@ def test_pixel_limit_is_set_before_the_handler_loads(limit, expected, load_handl
 
 
 @pytest.fixture
-def precision(monkeypatch):
-    """A GPU of this capability for one test; tells how products of float32 are computed then."""
+def gpu(monkeypatch):
+    """A GPU of this capability for one test; tells which one was chosen."""
     before = torch.get_float32_matmul_precision()
 
-    def run(capability, start="highest"):
+    def run(capability):
+        chosen = []
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+        monkeypatch.setattr("torch.cuda.set_device", chosen.append)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
-        torch.set_float32_matmul_precision(start)
-        return torch.get_float32_matmul_precision
+        torch.set_float32_matmul_precision("highest")
+        return chosen
 
     yield run
     torch.set_float32_matmul_precision(before)
@@ -173,7 +173,7 @@ BY_CLASS = "import torch\n" + EXTENDING
 AT_IMPORT = f"{BY_CLASS}\ntorch.set_float32_matmul_precision('medium')"
 AT_START = BY_CLASS.replace("pass", "torch.set_float32_matmul_precision('highest')")
 PRODUCTS = {
-    "newer": (EXTENDING, Device("cuda", 0), (9, 0), "high"),
+    "newer": (EXTENDING, Device("cuda", 2), (9, 0), "high"),
     "ampere": (EXTENDING, Device("cuda", 0), (8, 0), "high"),
     "turing": (EXTENDING, Device("cuda", 0), (7, 5), "highest"),
     "cpu": (EXTENDING, Device("cpu"), (9, 0), "highest"),
@@ -186,32 +186,18 @@ PRODUCTS = {
 @pytest.mark.parametrize(
     ("source", "device", "capability", "expected"), PRODUCTS.values(), ids=PRODUCTS
 )
-def test_products_are_tf32_on_gpus_that_have_it(  # noqa: PLR0917
-    source, device, capability, expected, load_handler, precision, monkeypatch
+def test_handler_has_its_workers_gpu_and_tf32_products_if_that_has_them(  # noqa: PLR0917
+    source, device, capability, expected, load_handler, gpu, monkeypatch
 ):
     # Given
-    chosen = precision(capability)
+    chosen = gpu(capability)
     if source == FUNCTION:
         monkeypatch.delitem(sys.modules, "ts.torch_handler.base_handler", raising=False)
     # When
     load_handler({"fn_tf32.py": source}, handler="fn_tf32", device=device)
     # Then
-    assert chosen() == expected
-
-
-@pytest.mark.parametrize(("kind", "index", "chosen"), [("cuda", 2, [2]), ("cpu", None, [])])
-def test_handler_finds_its_workers_gpu_chosen(kind, index, chosen, load_handler, monkeypatch):
-    # Given
-    seen = []
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.set_device", seen.append)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
-
-    # When
-    load_handler({"own.py": FUNCTION}, handler="own", device=Device(kind, index))
-
-    # Then
-    assert seen == chosen
+    assert torch.get_float32_matmul_precision() == expected
+    assert chosen == ([] if device.index is None else [device.index])
 
 
 def fake_smi(folder, gpus):

@@ -127,15 +127,11 @@ def test_b19_label_from_a_client_is_short_and_valid_text(make, harness, text, sh
 
 
 def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, harness):
-    # Given
     store, report = make(())
     metric = store.add_metric_to_cache("Depth", "B", ["Who"], MetricTypes.GAUGE)
-
-    # When
     for value, end in enumerate("aba"):
         metric.add_or_update(value, ["x" * 256 + end])
     report()
-
     # Then the last value is shown, whichever text it came with
     assert list(harness.values.values()) == [2]
 
