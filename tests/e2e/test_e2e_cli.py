@@ -254,28 +254,3 @@ def test_interrupted_predictions_end_and_the_server_drops_the_rest(
         ledger.let_go()
         assert server.predict("held", b"next").text == "next"
         assert sum(call.bodies != ["next"] for call in ledger.calls()) == 1
-
-
-NAMES = ("inference", "management", "metrics")
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (["models", "list"], "management"),
-        (["jobs", "retry", "0" * 32], "management"),
-        (["predict", "m", __file__], "inference"),
-        (["jobs", "submit", "m", __file__], "inference"),
-        (["status"], "inference"),
-    ],
-)
-def test_command_names_the_port_that_it_was_given_and_the_right_one(
-    server: FerryServer, ferry: Command, words: list[str], wanted: str
-) -> None:
-    urls = {name: f"http://127.0.0.1:{server.port + i}" for i, name in enumerate(NAMES)}
-    for given in {*NAMES} - {wanted}:
-        # When
-        done = ferry.run(*words, f"--{wanted}-url", urls[given])
-        # Then
-        said = f"Error: {urls[given]} is the {given} port; {wanted} is {urls[wanted]}\n"
-        assert (done.stderr, done.returncode != 0) == (said, True)
