@@ -116,7 +116,10 @@ class WorkerWait:
         """Returns whether a node runs, or has come in time."""
         deadline = _Deadline(self._patience.node_s)
         return self._until(
-            lambda: bool(self._registry.nodes()), deadline.left_s, _LOOK_FOR_NODE_S, patient=False
+            lambda: bool(self._registry.nodes()),
+            deadline.left_s,
+            _LOOK_FOR_NODE_S,
+            is_patient=False,
         )
 
     def until_listed(self, key: VersionKey) -> None:
@@ -127,7 +130,9 @@ class WorkerWait:
         """
         deadline = _Deadline(self._patience.listed_s)
         with contextlib.suppress(StoreUnavailable):
-            self._until(lambda: bool(self._registry.workers(key)), deadline.left_s, patient=False)
+            self._until(
+                lambda: bool(self._registry.workers(key)), deadline.left_s, is_patient=False
+            )
 
     def until_gone(self, key: VersionKey, timeout_s: float) -> None:
         """Waits until no live node runs a worker of this version, or it is registered again.
@@ -154,12 +159,12 @@ class WorkerWait:
         left_s: Callable[[], float],
         slice_s: float = _SLICE_S,
         *,
-        patient: bool = True,
+        is_patient: bool = True,
     ) -> bool:
         """Returns whether it is so, or becomes so in time and before this server stops.
 
-        If `patient`, also while Redis is away: the caller has changed the registry already, and an
-        error would make its client repeat that.
+        If `is_patient`, also while Redis is away: the caller has changed the registry already, and
+        an error would make its client repeat that.
         """
         while True:
             try:
@@ -170,7 +175,7 @@ class WorkerWait:
                         wait(min(max(0.0, left_s()), slice_s))
                     return True
             except StoreUnavailable:
-                if not patient or left_s() <= 0 or self._should_stop():
+                if not is_patient or left_s() <= 0 or self._should_stop():
                     raise
                 time.sleep(_RETRY_S)
 

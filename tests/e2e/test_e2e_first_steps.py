@@ -189,7 +189,8 @@ def test_why_a_handler_does_not_load_is_told_where_it_was_asked_for(
     # Then both say so in TorchServe's words, with the cause below
     first = f"Failed to start workers for model broken-{name} version: 1.0"
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == f"Error: {first} (HTTP 500)"
+    assert done.stderr.splitlines()[0] == f"Error: {first}"
+    assert done.stderr.endswith(" (HTTP 500)\n")
     assert message.splitlines()[0] == first
     for text in (done.stderr, message):
         for line in told:

@@ -70,22 +70,19 @@ def test_registration_by_url_replaces_a_download_that_could_not_be_loaded(regist
     assert (store / "echo.mar").read_bytes() == newer
 
 
-@pytest.mark.parametrize("url", [URL, "echo.mar", "file:///store/echo.mar"])
-def test_registration_by_url_is_refused_while_a_version_has_that_file(url, registry, store, newer):
+@pytest.mark.parametrize("url", [URL, "echo.mar", "file:///store/echo.mar", ""])
+def test_registration_by_url_is_refused_where_a_version_has_the_file_or_an_operator(
+    url, registry, store, newer
+):
     # Given
-    registry.create(make_spec(model_url=url))
+    if url:
+        registry.create(make_spec(model_url=url))
+    else:
+        (store / ".echo.mar.url").unlink()
 
     # When / Then
     assert inspect_archive(URL) == EXISTS
     assert (store / "echo.mar").read_bytes() == archive_bytes()
-
-
-def test_registration_by_url_is_refused_where_the_file_is_the_operators(registry, store, newer):
-    # Given
-    (store / ".echo.mar.url").unlink()
-
-    # When / Then
-    assert inspect_archive(URL) == EXISTS
 
 
 def test_registration_at_start_takes_the_download_as_it_is(registry, store, newer):

@@ -83,23 +83,14 @@ def test_job_of_a_node_that_has_gone_is_done_by_another_one(real_backend, start_
     assert has_job(idle)
 
 
-def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
-    # Given
-    busy = start_worker(LOST_AFTER_S * 2)
-    inspection = Inspection(real_backend.connect())
-    has_job(busy)
-    start_worker(0)
-    # When / Then
-    assert inspection.result().model_name == str(busy.pid)
-
-
-def test_job_is_not_taken_from_a_node_by_one_whose_clock_is_hours_ahead(real_backend, start_worker):
+@pytest.mark.parametrize("ahead_s", [0, 12 * 3600], ids=["same time", "hours ahead"])
+def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker, ahead_s):
     # Given a control worker that has a job
-    busy = start_worker(6)
+    busy = start_worker(LOST_AFTER_S * 2)
     inspection = Inspection(real_backend.connect())
     assert not has_job(busy)
     # When another one comes
-    start_worker(0, ahead_s=12 * 3600)
+    start_worker(0, ahead_s=ahead_s)
     eventually(lambda: real_backend.client.scard("rq:workers") == 2, 20)
     # Then
     assert inspection.result().model_name == str(busy.pid)
