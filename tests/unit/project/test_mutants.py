@@ -1,4 +1,4 @@
-"""Each row of the table of mutants changes one place of the code, and names a test that is there."""
+"""Each row of the table of mutants changes one place of the code, and names a living test."""
 
 import pytest
 
