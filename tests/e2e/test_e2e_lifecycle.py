@@ -18,6 +18,22 @@ from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow
 
+ECHO = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
+# The supervisor, Redis, the ingress, the node, and the worker.
+MOST_PROCESSES = 5
+
+
+def test_server_with_one_worker_answers_and_has_five_processes(tmp_path: Path) -> None:
+    # Given
+    with ferry_server(tmp_path) as server:
+        server.register(make_archive(server.store, "echo", {"handler.py": ECHO}))
+        # When
+        answer = server.predict("echo", b"hello")
+        # Then
+        assert (answer.status_code, answer.content) == (200, b"hello")
+        # And what inspected the archive ends when no other one comes
+        assert eventually(lambda: len(server.process.family()) <= MOST_PROCESSES, 30)
+
 
 def test_scaling_up_and_down_to_none_changes_who_answers(
     server: FerryServer, scripted: str, ledger: Ledger
