@@ -7,6 +7,7 @@ Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml, as an inter
 """
 
 import datetime
+import functools
 import logging
 import re
 import socket
@@ -98,18 +99,19 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
         except msgspec.DecodeError as error:
             raise ValueError("not a field of handlers' metrics") from error
         is_histogram = series.kind is MetricKind.HISTOGRAM
-        if not series.is_named_well or not (
+        if not is_named_well(series) or not (
             _HISTOGRAM_PART.fullmatch(series.part) if is_histogram else not series.part
         ):
             raise ValueError(f"no scraper accepts {series}")
         return series
 
-    @property
-    def is_named_well(self) -> bool:
-        """Returns whether a scraper accepts the name and the labels' names."""
-        return _NAME.fullmatch(self.name) is not None and all(
-            _LABEL.fullmatch(label) for label, _ in self.labels
-        )
+
+@functools.lru_cache(maxsize=4096)
+def is_named_well(series: Series) -> bool:
+    """Returns whether a scraper accepts the name and the labels' names."""
+    return _NAME.fullmatch(series.name) is not None and all(
+        _LABEL.fullmatch(label) for label, _ in series.labels
+    )
 
 
 class Measurement(NamedTuple):

@@ -43,16 +43,6 @@ class NumberRange(click.FloatRange):
         return number
 
 
-def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-
-    def give(command: Command) -> Command:
-        for option in reversed(options):  # click lists the last one that was applied first
-            command = option(command)
-        return command
-
-    return give
-
-
 class ServerCommand(click.Command):
     """A command with all settings, which its help lists in sections."""
 
@@ -88,7 +78,11 @@ def settings_options(command: Command) -> Command:
         type=click.Path(dir_okay=False, path_type=Path),
         help="A config.properties file, TorchServe's keys included.",
     )
-    return option_group(config_option, *map(_option, SETTINGS))(with_settings)
+    options: list[Callable[[Command], Command]] = [config_option, *map(_option, SETTINGS)]
+    decorated: Command = with_settings
+    for option in reversed(options):  # click lists the last one that was applied first
+        decorated = option(decorated)
+    return decorated
 
 
 def settings_from_flags(

@@ -64,16 +64,11 @@ class Broker:
     def submit(self, spec: ModelSpec, request: PendingRequest) -> None:
         """Submits a request whose `wire` is what `Request.to_wire` wrote.
 
-        Its deadline is its `timeout_s` if that is not 0, else the model's clientTimeoutInMills,
-        else the time a request may wait plus the time a batch may run. Its one outcome is a call:
-
-        `on_reply`: a reply, with `error_type` set where it is an error. The answer of a handler
-        that sends pieces while it runs is a stream of them, which must be read to its end or
-        closed. Each piece gives the next one the whole time again.
-
-        `on_error`: NoWorker, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost,
-        Draining: refused. DeadlineExceeded: no answer came in time; the request will not be run any
-        more. VersionNotFound: see `why_unknown`. ClientLeft: `leave` was called.
+        Its one outcome is a call. `on_reply`: a reply, with `error_type` set where it is an error,
+        or a stream, which must be read to its end or closed; each piece gives the next one the
+        whole time again. `on_error`: NoWorker, QueueFull, QueueMemoryFull, StoreUnavailable,
+        QueueLost, Draining: refused. DeadlineExceeded: no answer came in time; the request will not
+        be run any more. VersionNotFound: see `why_unknown`. ClientLeft: `leave` was called.
         """
         if self._is_draining:
             request.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))

@@ -117,11 +117,9 @@ class Channel:
 
     @property
     def unused_s(self) -> float:
-        """Returns how long ago the last client left, in seconds."""
-        return self._loop.time() - self._used_at
+        return self._loop.time() - self._used_at  # since the last client left
 
     def submit(self, request: PendingRequest) -> None:
-        """Sends the request to a worker; its outcome comes as a call, later."""
         self._watch(request)
         self._submit_soon(request)
 
@@ -353,9 +351,8 @@ class Channel:
     async def _fetch_large(self) -> None:
         """Fetches replies too large for the replies list, a few at a time.
 
-        The audit names again what could not be fetched. Each reply is on its way once only, however
-        often the audit names it meanwhile: copies that share a slow line delay each other until
-        none arrives in time.
+        The audit names again what could not be fetched. Each is on its way once only: copies that
+        share a slow line delay each other until none arrives in time.
         """
         at_once = LARGE_AT_ONCE
         read: dict[str, str] = {}  # and delivered: deleted together with the next fetch
@@ -404,10 +401,7 @@ class Channel:
     # --- deadlines, and clients that leave
 
     def _watch(self, request: PendingRequest) -> None:
-        """Sets the request's deadline, and one timer for the earliest deadline of all.
-
-        Most requests are answered long before, so the timer is not set again with each answer.
-        """
+        """Sets the request's deadline, and one timer for the earliest deadline of all."""
         request.leave_channel = self._leave
         request.entered_at = now = self._loop.time()
         request.deadline = deadline = now + request.timeout_s
@@ -437,10 +431,7 @@ class Channel:
             self._cancel(request, errors.DeadlineExceeded(text))
 
     def _cancel(self, request: PendingRequest, error: Exception) -> None:
-        """Cancels the request and fails it, unless a reply comes first, which is delivered.
-
-        It fails soon even when Redis does not answer.
-        """
+        """Cancels the request and fails it, soon, unless a reply comes first and is delivered."""
         self._leaving.append((request.request_id, request.deadline, request, error))
         self._loop.call_later(self._patience.cancel_s, self._fail, request, error)
         if not self._is_cancelling:
@@ -450,10 +441,8 @@ class Channel:
     async def _cancel_all(self) -> None:
         """Makes one call at a time: when hundreds of clients leave, a call for each is too slow.
 
-        It goes on after the clients have been told. A call that is broken off may not have been
-        sent yet, and takes its connection along, so that the next one would be as late. What Redis
-        did not hear is said again until the request's deadline: once Redis is back, whatever waits
-        in it is run.
+        It goes on after the clients have been told, as the next call would be as late. What Redis
+        did not hear is said again until the request's deadline: once it is back, what waits is run.
         """
         try:
             while self._leaving:
@@ -528,9 +517,9 @@ class Channel:
             )
 
     def _resubmit(self, request: PendingRequest) -> bool:
-        """Submits a lost request again, under a new id; returns false if it fails it instead.
+        """Submits a lost request again, under a new id to which no old reply can come.
 
-        It keeps its deadline. A reply to the old id reaches no client.
+        Returns false if it fails it instead.
         """
         now = self._loop.time()
         is_late = request.deadline - now < self._patience.resubmit_share * request.timeout_s

@@ -233,11 +233,9 @@ class IngressQueue:
     async def fetch_large(
         self, attempts: Mapping[str, str], read: Mapping[str, str]
     ) -> dict[str, memoryview | None]:
-        """Returns the values of large replies' own keys, by request; reading them again is safe.
+        """Returns the values of large replies' own keys; both mappings: request id -> attempt.
 
-        Args:
-            attempts: by request, which attempt's reply it is.
-            read: those that are needed no more; they and their reply keys are deleted first.
+        Those that were `read` are deleted first, together with their reply keys.
         """
         commands: list[Command] = [("GET", name) for name in self._large_replies(attempts)]
         if read:

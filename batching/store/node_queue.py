@@ -122,14 +122,11 @@ class NodeQueue:
         *,
         quiet_s: float | None = None,
     ) -> BeatAnswer:
-        """Beats for the node and these workers, and renews their leases.
-
-        Wakes a worker where requests wait although no wakeup is there.
+        """Beats for the node and these workers, and renews their leases; restores a lost wakeup.
 
         Args:
-            workers: those of this node, by version, for one of `groups`. A version without any is
-                there for the answer: who is silent.
-            node_id: of this node; with the first group only.
+            workers: of one of `groups`; a version without any is there for who is silent.
+            node_id: with the first group only.
             quiet_s: others count as quiet after this silence; by default, when they count as dead.
         """
         quiet_ms = self._dead_after_ms if quiet_s is None else int(quiet_s * 1000)
@@ -210,8 +207,7 @@ class NodeQueue:
     ) -> int | None:
         """Takes a worker's requests back; those without an attempt left are answered with `reason`.
 
-        Returns:
-            How many it owned; None if it is alive, and nothing was taken from it.
+        Returns how many it owned; None if it is alive, and nothing was taken from it.
         """
         names, client = reclaim_keys(key, worker_id), self._of(key)[1]
         arguments = reclaim_arguments(
@@ -253,11 +249,7 @@ class NodeQueue:
         await client.delete(names.counters, names.metrics, names.ingress_beats, names.workers)
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
-        """Takes these dead nodes and their workers off the lists.
-
-        Returns:
-            The nodes that no other caller has removed.
-        """
+        """Takes dead nodes and their workers off the lists; returns those that it removed."""
         dead = frozenset(node_ids)
         if dead:
             await self._forget_workers_of(dead)

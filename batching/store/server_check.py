@@ -57,9 +57,7 @@ def check_server(settings: Settings) -> None:
 def why_away(settings: Settings, *, wait_s: float) -> str:
     """Returns why the Redis that the settings name cannot be used; empty: it answers.
 
-    Args:
-        settings: with a `redis_url`.
-        wait_s: how long to try again, as it may start at the same time.
+    Tries again for `wait_s`, as it may start at the same time.
 
     Raises:
         SettingsError: files for TLS cannot be used.

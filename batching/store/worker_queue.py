@@ -293,10 +293,7 @@ class WorkerQueue:
     ) -> list[ChunkCode]:
         """Sends a piece of each answer to its ingress, unless too many wait already.
 
-        Args:
-            items: as claimed.
-            chunks: of at most `CHUNK_LIMIT_BYTES` each.
-            patience_s: the next piece, or the reply, comes within this time.
+        Each of at most `CHUNK_LIMIT_BYTES`; the next one, or the reply, comes within `patience_s`.
         """
         ttl_ms = int(patience_s * 1000) + REPLY_TTL_MS
         arguments: list[str | int | bytes] = [ttl_ms, REPLY_TTL_MS, MAX_WAITING_CHUNKS]

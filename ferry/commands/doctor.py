@@ -12,7 +12,7 @@ from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.store.server_check import SAFE_POLICY, ServerFacts, facts_of
 from ferry.console import out
-from ferry.lazy_commands import added_command
+from ferry.main import added_command
 from ferry.options import json_option, settings_from_flags
 
 _STYLES = {"note": "yellow", "problem": "red", "must change": "red"}

@@ -307,7 +307,13 @@ class _Server:
                 )
             raise
         if redis.data is not None and redis.data.had_file:
-            _forget_models(redis.url)
+            # Only here: a server whose Redis is new needs no client in this process.
+            from batching.store.clients import connect  # noqa: PLC0415 - see above
+            from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
+
+            # The snapshot fills the registry again, before any node looks (ADR 0031).
+            with contextlib.closing(connect(redis.url)) as client:
+                Registry(client).forget()
 
     def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
@@ -335,16 +341,6 @@ class _Server:
         # The line that scripts written for TorchServe wait for.
         click.echo("Model server started.")
         notify_ready()
-
-
-def _forget_models(url: str) -> None:
-    """Begins with an empty registry, which the snapshot fills, before any node looks (ADR 0031)."""
-    # Only here: a server whose Redis is new needs no client in this process.
-    from batching.store.clients import connect  # noqa: PLC0415 - see above
-    from batching.store.registry.registry import Registry  # noqa: PLC0415 - see above
-
-    with contextlib.closing(connect(url)) as client:
-        Registry(client).forget()
 
 
 def _saved_models(settings: Settings) -> list[str]:

@@ -7,7 +7,7 @@ without a request, and an answer that is not read, in time.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -279,17 +279,27 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._unsent += pieces
         self.send()
 
-    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
-        head = self._head(exchange, status, headers, CHUNKED)
-        if self._is_answering(exchange):
-            self.write(head)
+    async def stream(
+        self,
+        exchange: Exchange,
+        status: int,
+        headers: Sequence[Header],
+        pieces: AsyncIterator[bytes],
+    ) -> None:
+        self.write(self._head(exchange, status, headers, CHUNKED))
+        is_whole = False
+        try:
+            async for piece in pieces:
+                await self._write_piece(exchange, piece)
+            is_whole = True
+        finally:
+            if not is_whole:
+                exchange.keeps_alive = False
+            elif self._is_answering(exchange):
+                self._transport.write(b"0\r\n\r\n")
+            self._end(exchange)
 
-    async def write_piece(self, exchange: Exchange, piece: bytes) -> None:
-        """Sends a piece of this answer; returns when the client is not far behind.
-
-        Raises:
-            ConnectionEnded: the client has gone, or has read nothing for too long.
-        """
+    async def _write_piece(self, exchange: Exchange, piece: bytes) -> None:
         if not self._is_answering(exchange):
             raise ConnectionEnded
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -300,14 +310,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                 log.info("stream broken off: the client has read nothing for unread_timeout")
                 self._transport.abort()
                 raise ConnectionEnded
-
-    def end_stream(self, exchange: Exchange, *, is_whole: bool) -> None:
-        """Tells the client that it has all pieces, or closes the connection after what it has."""
-        if not is_whole:
-            exchange.keeps_alive = False
-        elif self._is_answering(exchange):
-            self._transport.write(b"0\r\n\r\n")
-        self._end(exchange)
 
     def _head(
         self, exchange: Exchange, status: int, headers: Sequence[Header], framing: str

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,25 +132,18 @@ class Exchange:
         if not self.is_ended:  # by a drain that did not wait for its body, say
             self.connection.answer(self, status, headers, body)
 
-    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
-        """Sends the answer's head. Only for HTTP/1.1. Then comes `end`, or `cut_off`."""
-        self.connection.stream(self, status, headers)
+    async def respond_in_pieces(
+        self, status: int, headers: Sequence[Header], pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Sends an answer as its pieces come, but no faster than the client reads.
 
-    async def send(self, piece: bytes) -> None:
-        """Sends a piece of the answer; returns when the client is not far behind.
+        Only for HTTP/1.1. When the pieces raise an exception, so does this, and the connection is
+        closed, so that the client sees that some are missing.
 
         Raises:
             ConnectionEnded: the client has gone, or has read nothing for too long.
         """
-        await self.connection.write_piece(self, piece)
-
-    def end(self) -> None:
-        """Tells the client that it has all pieces."""
-        self.connection.end_stream(self, is_whole=True)
-
-    def cut_off(self) -> None:
-        """Closes the connection, so that the client sees that pieces are missing."""
-        self.connection.end_stream(self, is_whole=False)
+        await self.connection.stream(self, status, headers, pieces)
 
     # --- the connection's side
 

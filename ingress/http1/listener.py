@@ -226,8 +226,6 @@ async def _finish(exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
 def _end_unanswered(exchange: Exchange) -> None:
     if exchange.status == 0:
         exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
-    elif not exchange.is_ended:
-        exchange.cut_off()
 
 
 def _remove_stale(path: Path) -> None:

@@ -343,18 +343,12 @@ class Prediction(PendingRequest):
             if exchange.http_version < "1.1":
                 await self._send_at_once(answer)
                 return
-            exchange.respond_in_pieces(status, headers)
             try:
-                async for piece in pieces:
-                    await exchange.send(piece)
-                exchange.end()
+                await exchange.respond_in_pieces(status, headers, pieces)
             except ServeError as error:
                 log.warning("stream broken off: %s", error.message)
             except ConnectionEnded:
                 pass  # the client has left, or does not read
-            finally:
-                if not exchange.is_ended:
-                    exchange.cut_off()
 
     async def _send_at_once(self, answer: StreamedAnswer) -> None:
         body = bytearray()

@@ -25,7 +25,7 @@ OURS = ("batching", "ingress", "workers", "ferry", "compat")
 PREDICTIONS, ROUNDS = 20, 15
 
 MOST_IN_INGRESS = 8
-MOST_IN_ALL = 31
+MOST_IN_ALL = 29
 
 # Runs at the start of each process. Whenever the file `asked` has another number, a thread writes
 # how often the functions of each file have been called.
@@ -99,7 +99,7 @@ def calls_in_rounds(folder: Path, ask: Callable[[Serving], bytes]) -> list[Count
 
 @pytest.mark.parametrize(
     ("ask", "most_in_ingress", "most_in_all"),
-    [(predict, MOST_IN_INGRESS, MOST_IN_ALL), (predict_later, 11, 38)],
+    [(predict, MOST_IN_INGRESS, MOST_IN_ALL), (predict_later, 11, 36)],
     ids=["prediction", "job"],
 )
 def test_a_request_passes_few_of_our_files(tmp_path, ask, most_in_ingress, most_in_all):

@@ -25,6 +25,7 @@ from batching.metrics import (
     Measurement,
     MetricKind,
     Series,
+    is_named_well,
     metric_line,
     model_metric_log,
 )
@@ -104,7 +105,7 @@ class MetricsReporter:
             values = [value for _, value in labels]
             labels = tuple(zip(declared.dimensions, values, strict=True))
         series = Series(metric.metric_name, kind, unit, (*labels, (HOSTNAME, self._hostname)))
-        if not why_not and not series.is_named_well:
+        if not why_not and not is_named_well(series):
             why_not = "not a name that Prometheus takes"
         if why_not and series.name not in self._told:
             self._told.add(series.name)

@@ -56,21 +56,41 @@ FULL = batch_of("a", "b", "c", "d")
 SOME = batch_of("a")
 
 
-@pytest.mark.parametrize(
-    ("script", "calls"),
-    [
-        ([("claim", FULL)], [("claim", 4, 0.050)]),
-        (  # the window passes
-            [("claim", Partial(1, 0.020)), ("wait_more", False), ("claim", SOME)],
-            [("claim", 4, 0.050), ("wait_more", 0.030), ("claim", 4, 0.0)],
-        ),
-        (  # the window was over before
-            [("claim", Partial(1, 0.060)), ("claim", SOME)],
-            [("claim", 4, 0.050), ("claim", 4, 0.0)],
-        ),
-    ],
-    ids=["full", "partial", "late"],
+GOT_ALL, GOT_SOME, EMPTY = ("claim", FULL), ("claim", SOME), ("claim", Nothing.EMPTY)
+FILLED, LATE, WOKEN, UNWOKEN = (
+    (verb, answer) for verb in ("wait_more", "wait_for_work") for answer in (True, False)
 )
+ASKED, TAKEN, WAITED_FOR = ("claim", 4, 0.050), ("claim", 4, 0.0), ("wait_for_work",)
+
+
+def partial(waiting, age_s):
+    return ("claim", Partial(waiting, age_s))
+
+
+# What the queue answers, and what it was asked.
+GATHERED = {
+    "full": ([GOT_ALL], [ASKED]),
+    "the window passes": (
+        [partial(1, 0.020), LATE, GOT_SOME],
+        [ASKED, ("wait_more", 0.030), TAKEN],
+    ),
+    "the window was over before": ([partial(1, 0.060), GOT_SOME], [ASKED, TAKEN]),
+    "woken for a batch that another one took": (
+        [partial(3, 0.0), FILLED, partial(1, 0.010), LATE, GOT_SOME],
+        [ASKED, ("wait_more", 0.050), ASKED, ("wait_more", 0.040), TAKEN],
+    ),
+    "nothing waits, then another one collects": (
+        [EMPTY, UNWOKEN, ("claim", Nothing.BUSY), WOKEN, GOT_ALL],
+        [ASKED, WAITED_FOR, ASKED, WAITED_FOR, ASKED],
+    ),
+    "the only request was cancelled while its window was open": (
+        [partial(1, 0.0), LATE, EMPTY, WOKEN, GOT_ALL],
+        [ASKED, ("wait_more", 0.050), TAKEN, WAITED_FOR, ASKED],
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "calls"), GATHERED.values(), ids=GATHERED)
 def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(script, calls):
     # Given
     source = ScriptedSource(*script)
@@ -120,77 +140,6 @@ def test_adaptive_window_ends_for_its_delay_or_because_no_more_is_worth_it():
         assert batch.closed_by is reason
 
 
-def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_took():
-    # Given
-    partial = batch_of("e")
-    source = ScriptedSource(
-        ("claim", Partial(waiting=3, oldest_age_s=0.0)),
-        ("wait_more", True),
-        ("claim", Partial(waiting=1, oldest_age_s=0.010)),
-        ("wait_more", False),
-        ("claim", partial),
-    )
-
-    # When
-    batch = gather(source)
-
-    # Then
-    assert batch.items is partial.items
-    assert [call[-1] for call in source.calls] == [0.050, 0.050, 0.050, 0.040, 0.0]
-
-
-@pytest.mark.parametrize("nothing", list(Nothing))
-def test_gather_parks_when_there_is_nothing_for_it(nothing):
-    # Given
-    source = ScriptedSource(
-        ("claim", nothing),
-        ("wait_for_work", False),
-        ("claim", nothing),
-        ("wait_for_work", True),
-        ("claim", FULL),
-    )
-
-    # When
-    batch = gather(source)
-
-    # Then
-    assert batch.items is FULL.items
-    assert ("wake_one",) not in source.calls
-
-
-def test_gather_opens_a_new_window_when_the_last_one_ended_with_nothing():
-    # Given: the only request was cancelled while its window was open
-    source = ScriptedSource(
-        ("claim", Partial(waiting=1, oldest_age_s=0.0)),
-        ("wait_more", False),
-        ("claim", Nothing.EMPTY),
-        ("wait_for_work", True),
-        ("claim", FULL),
-    )
-
-    # When
-    gather(source)
-
-    # Then
-    assert [call for call in source.calls if call[0] == "claim"] == [
-        ("claim", 4, 0.050),
-        ("claim", 4, 0.0),
-        ("claim", 4, 0.050),
-    ]
-
-
-def test_gather_claims_nothing_when_it_is_stopped_already():
-    # Given
-    source = ScriptedSource()
-
-    # When
-    batch = gather(source, should_stop=lambda: True)
-
-    # Then
-    assert batch is None
-    assert source.calls == []
-
-
 @pytest.mark.parametrize(
     ("claimed", "wait", "is_woken", "wakes_another"),
     [
@@ -209,8 +158,9 @@ def test_gather_claims_no_more_when_it_was_stopped_while_it_waited(
     # When
     batch = gather(source, should_stop=lambda: bool(stopped))
 
-    # Then the token of a wakeup goes to a worker that goes on
+    # Then the token of a wakeup goes to a worker that goes on, and nothing more is claimed
     assert batch is None
+    assert gather(source, should_stop=lambda: True) is None
     assert (source.calls[-1] == ("wake_one",)) is wakes_another
 
 
@@ -242,18 +192,6 @@ def test_batch_comes_to_be_in_hand_when_its_window_ends(cost_s):
 
     # Then
     assert claim_lead.seconds == pytest.approx(cost_s, abs=2 * LEAD_STEP_S)
-
-
-def test_long_pause_counts_no_more_than_a_short_one():
-    # Given
-    claim_lead = ClaimLead()
-    before_s = claim_lead.seconds
-
-    # When
-    claim_lead.observe(5.0)
-
-    # Then
-    assert claim_lead.seconds == pytest.approx(before_s + LEAD_STEP_S)
 
 
 @given(st.lists(st.floats(-1, 1)))

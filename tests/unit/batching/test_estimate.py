@@ -20,10 +20,6 @@ def observe_steadily(estimator, *, gap_s, sizes, cost_s):
         estimator.observe(ages_s, run_s, began_s + run_s)
 
 
-def test_estimator_expects_nothing_at_first():
-    assert Estimator().estimate.gap_s == float("inf")
-
-
 @pytest.mark.parametrize(
     ("sizes", "cost_s", "fixed_s", "per_item_s"),
     [
@@ -76,8 +72,12 @@ def test_estimator_learns_cost_but_not_arrivals_from_jobs():
 
 
 def test_estimator_follows_traffic_that_changes():
-    # Given
+    # Given one that expects nothing at first, and counts a long pause as a short one
     estimator = Estimator()
+    assert estimator.estimate.gap_s == float("inf")
+    for at_s in (-72_000.0, -36_000.0):
+        estimator.observe([0.0], 0.010, at_s)
+    assert estimator.estimate.gap_s == LONGEST_GAP_S
     observe_steadily(estimator, gap_s=0.001, sizes=[8] * 20, cost_s=lambda n: 0.010)
 
     # When requests come one by one
@@ -90,46 +90,27 @@ def test_estimator_follows_traffic_that_changes():
     assert estimator.estimate.gap_s == pytest.approx(0.5, rel=0.1)
 
 
-def test_estimator_counts_a_long_pause_as_one_short_one():
-    # Given
-    estimator = Estimator()
-    estimator.observe([0.0], 0.010, 0.0)
-
-    # When
-    estimator.observe([0.0], 0.010, 36_000.0)
-
-    # Then
-    assert estimator.estimate.gap_s == LONGEST_GAP_S
-
-
 # --- how fast a queue empties
 
 
-def drained(per_s: float, from_s: float, to_s: float) -> DrainRate:
+@pytest.mark.parametrize(
+    ("per_s", "waiting", "at_s", "expected_s"),
+    [
+        (10, 100, 20.0, 10),
+        (50, 100, 20.0, 2),
+        (100, 1, 20.0, SOONEST_S),
+        (1, 10_000, 20.0, LATEST_S),
+        (100, 10, 80.0, UNKNOWN_DRAIN_S),  # it was fast a minute ago, and has stood still since
+        (0, 10, 50.0, UNKNOWN_DRAIN_S),
+    ],
+)
+def test_retry_after_grows_with_the_queue_and_shrinks_with_the_rate(
+    per_s, waiting, at_s, expected_s
+):
+    # Given so many answers a second for 20 seconds
     rate = DrainRate()
-    for n in range(int((to_s - from_s) * per_s)):
-        rate.count(from_s + n / per_s)
-    return rate
-
-
-def test_drain_rate_is_the_answers_per_second_when_steady():
-    # Given 40 answers a second for a while
-    rate = drained(40, 100.0, 120.0)
+    for n in range(20 * per_s):
+        rate.count(n / per_s)
     # Then that is the rate, wherever in a window one looks
-    assert rate.per_s(120.0) == pytest.approx(40, rel=0.05)
-
-
-def test_retry_after_grows_with_the_queue_and_shrinks_with_the_rate():
-    assert drained(10, 0.0, 20.0).retry_after_s(100, 20.0) == pytest.approx(10, rel=0.1)
-    assert drained(50, 0.0, 20.0).retry_after_s(100, 20.0) == pytest.approx(2, rel=0.1)
-
-
-def test_retry_after_is_bounded():
-    assert drained(100, 0.0, 20.0).retry_after_s(1, 20.0) == SOONEST_S
-    assert drained(1, 0.0, 20.0).retry_after_s(10_000, 20.0) == LATEST_S
-
-
-def test_retry_after_is_a_guess_when_nothing_drains():
-    assert DrainRate().retry_after_s(10, 50.0) == UNKNOWN_DRAIN_S
-    # Given a queue that was fast a minute ago and has stood still since
-    assert drained(100, 0.0, 20.0).retry_after_s(10, 80.0) == UNKNOWN_DRAIN_S
+    assert at_s > 20 or rate.per_s(at_s) == pytest.approx(per_s, rel=0.05)
+    assert rate.retry_after_s(waiting, at_s) == pytest.approx(expected_s, rel=0.1)

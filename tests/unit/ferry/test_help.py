@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from batching.settings.settings import SETTINGS
-from ferry.lazy_commands import COMMANDS
-from ferry.main import main
+from ferry.main import COMMANDS, main
 from tests.timing import assert_within
 
 

@@ -75,23 +75,6 @@ def test_what_a_model_raises_is_logged_within_bounds(log_lines, error):
     assert sum(map(len, lines)) < 10**5
 
 
-def test_exception_is_logged_with_what_led_to_it_and_keeps_that(log_lines):
-    # Given
-    cause = KeyError("cause")
-    error = ValueError("effect")
-    error.__cause__ = cause
-    # When
-    lines = log_lines({}, "handler", "failed", exc_info=error)
-    # Then
-    assert [line for line in lines if line][1:] == [
-        "KeyError: 'cause'",
-        "The above exception was the direct cause of the following exception:",
-        "ValueError: effect",
-    ]
-    assert error.__cause__ is cause
-    assert error.__suppress_context__
-
-
 def test_line_says_whose_it_is_above_what_else_belongs_to_it(log_lines):
     first, *rest = log_lines(FIELDS, "handler", "one\ntwo", exc_info=KeyError("x"))
     assert first == "one model=m version=1.0 worker=w-1"

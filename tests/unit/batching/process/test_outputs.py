@@ -198,16 +198,3 @@ def pending(pipe):
     count = array.array("i", [0])
     fcntl.ioctl(pipe.writer.fileno(), termios.FIONREAD, count)
     return count[0]
-
-
-def test_time_for_dots_does_not_grow_with_their_number(pipe, lines):
-    # When
-    started = time.monotonic()
-    for _ in range(200_000):
-        pipe.writer.write(b".")
-    pipe.writer.close()
-    eventually(lambda: sum(map(len, lines)) == 200_000)
-    # Then all are there, in lines of a bounded length
-    assert_within(time.monotonic() - started, 5.0)
-    assert set(b"".join(lines)) == set(b".")
-    assert max(map(len, lines)) <= MOST_LINE_BYTES

@@ -35,32 +35,24 @@ from tests.support import (
 
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
+JOBS = "submit_jobs retry_job cancel_job"
 SCRIPTS_OF = {
-    "ingress": {
-        "submit",
-        "cancel",
-        "audit",
-        "living",
-        "measure",
-        "submit_jobs",
-        "retry_job",
-        "cancel_job",
-        "swap_model",
-    },
+    "ingress": {*f"submit cancel audit living measure swap_model {JOBS}".split()},
     "worker": {
-        "claim",
-        "reply",
-        "chunk",
-        "progress",
-        "reclaim",
-        "beat",
-        "refuse",
-        "report",
-        "record",
-        "living",
-        "claim_webhooks",
-        "end_webhook",
-        "swap_model",
+        *[
+            "claim",
+            "reply",
+            "chunk",
+            "progress",
+            "reclaim",
+            "beat",
+            "refuse",
+            "report",
+            "record",
+            "living",
+            "swap_model",
+        ],
+        *["claim_webhooks", "end_webhook"],
     },
 }
 

@@ -27,6 +27,11 @@ async def whole(exchange):
     return await exchange.read_body(100 * LARGE_BYTES, 20.0)
 
 
+async def broken_off():
+    yield b"abc"
+    raise RuntimeError
+
+
 class Application:
     """Answers with what it was asked; some paths ask for more."""
 
@@ -50,8 +55,7 @@ class Application:
             case "/splits":
                 exchange.respond(200, [("x-a", "b\r\nx-c: d")], b"")
             case "/stream":
-                exchange.respond_in_pieces(200, [])
-                await exchange.send(b"abc")
+                await exchange.respond_in_pieces(200, [], broken_off())
             case "/large":
                 await whole(exchange)
                 exchange.respond(200, [], bytes(LARGE_BYTES))

@@ -178,11 +178,12 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
     piece, count = b"x" * 16_000, 400
     context = ssl.create_default_context(cafile=str(tls.certificate_file))
 
-    async def answer(exchange):
-        exchange.respond_in_pieces(200, [])
+    async def pieces():
         for _ in range(count):
-            await exchange.send(piece)
-        exchange.end()
+            yield piece
+
+    async def answer(exchange):
+        await exchange.respond_in_pieces(200, [], pieces())
 
     def read(port):
         # When: a megabyte, a third of what the system would take by itself, takes twice as long
