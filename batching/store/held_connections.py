@@ -214,7 +214,8 @@ class HeldConnection:
         answers = self.exchange(buffers, len(buffers))
         for n, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):
-                _, answers[n] = self.try_all([scripts.loading(commands[n]), commands[n]])
+                self.call(scripts.loading(commands[n]))
+                [answers[n]] = self.try_all([commands[n]])
         return answers
 
     def call(self, command: Command) -> Any:

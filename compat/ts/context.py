@@ -152,7 +152,6 @@ class Context:
 
     @property
     def has_processors(self) -> bool:
-        """Whether the handler may have set something of an answer."""
         return self._processors.made is not None
 
     @property

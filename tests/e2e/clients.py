@@ -1,19 +1,15 @@
 """HTTP clients that hold their connections open, so that a test decides when a request leaves."""
 
-import contextlib
 import http.client
 import select
 import shutil
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
 import pytest
-
-from tests.e2e.ferry_process import FerryServer
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 TIMEOUT_S = 60.0
@@ -108,46 +104,3 @@ class Clients:
         """Returns how many connections bring another byte, or their end, within this time."""
         sockets = [connection.sock for connection in self._connections if connection.sock]
         return len(select.select(sockets, [], [], wait_s)[0])
-
-
-@dataclass
-class Traffic:
-    """Innocent requests that go on beside whatever a test does."""
-
-    statuses: list[int] = field(default_factory=list)
-    mix_ups: list[str] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def innocent_traffic(server: FerryServer, model_name: str, clients: int = 2) -> Iterator[Traffic]:
-    """Asks this echo model all the while; at the end, asserts that each client got its answer."""
-    traffic = Traffic()
-    is_over = threading.Event()
-    has_begun = threading.Semaphore(0)
-
-    def ask(client: int) -> None:
-        with Clients(server.inference, 1) as connection:
-            number = 0
-            while not is_over.is_set() or number < 2:
-                body = f"innocent {client} {number}"
-                exchange = connection.ask(f"/predictions/{model_name}", [body])
-                traffic.statuses += exchange.statuses
-                if exchange.bodies != [body]:
-                    traffic.mix_ups.append(f"{body}: {exchange.bodies}")
-                number += 1
-                has_begun.release()
-                is_over.wait(0.005)
-
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert has_begun.acquire(timeout=TIMEOUT_S)
-        yield traffic
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join(TIMEOUT_S)
-    assert traffic.statuses
-    assert set(traffic.statuses) == {200}
-    assert traffic.mix_ups == []

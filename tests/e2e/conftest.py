@@ -8,19 +8,14 @@ import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.container_process import Container
-from tests.e2e.ferry_process import FerryProcess, FerryServer, Start
+from tests.e2e.ferry_process import FerryProcess, FerryServer, Start, ferry_server
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
     """Started; after the last test Ctrl-C must end it cleanly, with nothing left behind."""
-    running = FerryServer(tmp_path_factory.mktemp("server"))
-    running.wait_started()
-    try:
+    with ferry_server(tmp_path_factory.mktemp("server")) as running:
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 @pytest.fixture(scope="session")

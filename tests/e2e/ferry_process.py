@@ -240,5 +240,17 @@ class FerryServer:
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]
 
 
+@contextlib.contextmanager
+def ferry_server(folder: Path, *arguments: str, **options: Any) -> Iterator[FerryServer]:
+    """Runs a server; asserts that Ctrl-C ends it cleanly, with nothing left behind."""
+    server = FerryServer(folder, *arguments, **options)
+    try:
+        server.wait_started()
+        yield server
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
 # Starts a server of one store, and another one later.
 Start = Callable[..., FerryServer]

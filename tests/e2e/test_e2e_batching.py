@@ -28,7 +28,7 @@ TOLERANCE_MS = 3.0
 DELAYS_MS = (5, 10, 50)
 BETWEEN_TRIES_S = 0.01
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -123,7 +123,6 @@ def report(text: str, values: list[float]) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
 def test_full_batch_leaves_at_once(
     server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
@@ -148,7 +147,6 @@ def test_full_batch_leaves_at_once(
     assert_within(percentile(found.from_last_ms, 0.99), latest_ms)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
 def test_partial_batch_runs_when_its_delay_is_over(
     server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
@@ -168,7 +166,6 @@ def test_partial_batch_runs_when_its_delay_is_over(
     assert_within(abs(percentile(found.from_first_ms, 0.99) - delay_ms), TOLERANCE_MS)
 
 
-@pytest.mark.slow
 def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:
@@ -187,20 +184,3 @@ def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
         # Then they run in their order in batches of three, three and one
         assert [answer.body.decode() for answer in clients.receive(7)] == bodies
     assert [call.bodies for call in ledger.calls()] == [bodies[:3], bodies[3:6], bodies[6:]]
-
-
-@pytest.mark.slow
-def test_batch_of_one_does_not_wait_for_more(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    # Given a model that does not batch but has a long delay
-    with (
-        server.model(scripted, "single", batch_size=1, max_batch_delay=2000) as model,
-        Clients(server.inference, 1) as clients,
-    ):
-        # When a request comes
-        exchange = clients.ask(f"/predictions/{model}", ["alone"])
-
-    # Then it runs at once
-    assert exchange.bodies == ["alone"]
-    assert_within(ledger.calls()[0].started_at - exchange.sent_at[0], 0.5)

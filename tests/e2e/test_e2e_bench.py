@@ -59,21 +59,3 @@ def test_bench_shows_what_batching_does_and_leaves_no_model(
     assert runs[1, 1]["p50_ms"] >= 20
     # And nothing of it is registered any more
     assert not [name for name in registered(server) if name.startswith("bench-")]
-
-
-def test_bench_tells_why_nothing_succeeds_and_leaves_no_model(
-    server: FerryServer, tmp_path: Path
-) -> None:
-    # Given
-    archive = make_archive(server.store, "failing", {"handler.py": SLOW})
-    body = tmp_path / "body"
-    body.write_text("fail")
-    # When
-    failed = bench(server, tmp_path, archive, "--body", str(body), "--batch-sizes", "1")
-    refused = bench(server, tmp_path, "missing.mar")
-    # Then
-    assert failed.returncode == 1
-    assert "no request was answered with a success: 503" in failed.stderr
-    assert refused.returncode == 1
-    assert "missing.mar" in refused.stderr
-    assert not [name for name in registered(server) if name.startswith("bench-")]

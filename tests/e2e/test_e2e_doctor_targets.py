@@ -6,33 +6,21 @@ import pytest
 import torch
 
 from tests import nets
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import ferry_server
 from workers.doctor.examination import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-JSON = {"content-type": "application/json"}
 EXPORTS = ("onnx", "pt2", "pt")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    running = FerryServer(tmp_path_factory.mktemp("judged"))
-    try:
-        running.wait_started()
+    with ferry_server(tmp_path_factory.mktemp("judged")) as running:
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 def python_file(text):
     return lambda folder: (folder / "code.py").write_text(text)
-
-
-def onnx_without_its_data(folder):
-    nets.save_onnx(folder / "net.onnx", data="net.onnx.data")
-    (folder / "net.onnx.data").unlink()
 
 
 def state_dict(folder):
@@ -53,7 +41,6 @@ ARCHIVES = {
         {"handler": "python_model", "target": "net.onnx"},
         True,
     ),
-    "onnx without data": (onnx_without_its_data, ONNX, False),
     "onnx of one": (lambda d: nets.save_onnx(d / "net.onnx", 1), ONNX, True),
     "onnx of three": (lambda d: nets.save_onnx(d / "net.onnx", 3), ONNX, False),
     "no onnx": (lambda d: (d / "net.onnx").write_bytes(b"none"), ONNX, False),
@@ -64,7 +51,6 @@ ARCHIVES = {
     ),
     "pt2": (lambda d: nets.save_pt2(d / "net.pt2"), PT2, True),
     "pt2 of one": (lambda d: nets.save_pt2(d / "net.pt2", 1, is_dynamic=False), PT2, True),
-    "no pt2": (lambda d: (d / "net.pt2").write_bytes(b"none"), PT2, False),
     "torchscript": (script, PT, True),
     "state dict": (state_dict, PT, False),
     "absent": (lambda _: None, PT, False),
@@ -121,24 +107,3 @@ def test_doctor_says_what_the_server_does(server, case):
     # Then
     assert (answer.status_code == 200) == is_served, answer.text
     assert report.will_run == is_served, report.findings
-
-
-@pytest.mark.parametrize("envelope", ["json", "body"])
-def test_envelope_decodes_for_base_handler(envelope, tmp_path):
-    # Given
-    model = {"handler": "base_handler", "serializedFile": "net.pt"}
-    running = FerryServer(tmp_path, environment={"FERRY_SERVICE_ENVELOPE": envelope})
-    try:
-        running.wait_started()
-        folder = running.store / "enveloped"
-        put(folder, "enveloped", model, script)
-        # When
-        running.register("enveloped")
-        answer = running.predict(
-            "enveloped", b'{"instances": [[1.0, 0.0, 0.0, 0.0]]}', headers=JSON
-        )
-        report = examine(folder, envelope=envelope)
-        # Then
-        assert (answer.status_code == 200) == report.will_run == (envelope == "json"), answer.text
-    finally:
-        running.process.kill()

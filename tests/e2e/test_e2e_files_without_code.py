@@ -10,7 +10,7 @@ import tritonclient.http as triton
 from onnx import TensorProto
 
 from tests import nets
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import ferry_server
 from tests.e2e.test_e2e_python_models import npy, put
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -23,17 +23,12 @@ SIZED = ("sized.onnx", "sized.pt2")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    running = FerryServer(folder, environment={"HF_HUB_OFFLINE": "1"})
-    try:
-        running.wait_started()
+    with ferry_server(folder, environment={"HF_HUB_OFFLINE": "1"}) as running:
         nets.save_onnx(folder / "sized.onnx", data="sized.onnx.data")
         nets.save_pt2(folder / "sized.pt2")
         for name in SIZED:
             serve(running, name, **TOGETHER)
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 def serve(server, name, **config):

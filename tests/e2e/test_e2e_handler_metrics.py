@@ -5,9 +5,11 @@ import os
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
+
+pytestmark = pytest.mark.slow
 
 HANDLER = """
 from ts.metrics.dimension import Dimension
@@ -26,12 +28,9 @@ def handle(data, context):
 """
 
 
-@pytest.mark.slow
 def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path) -> None:
     # Given a server that shows every metric, and a model with two workers
-    server = FerryServer(tmp_path, "--model-metrics-auto-detect")
-    server.wait_started()
-    try:
+    with ferry_server(tmp_path, "--model-metrics-auto-detect") as server:
         archive = make_archive(server.store, "measuring", {"handler.py": HANDLER})
         server.register(archive, initial_workers=2)
 
@@ -56,45 +55,32 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         # And nothing of it once the model is unregistered
         server.manage("DELETE", "models/measuring")
         eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["prometheus", "log"])
 def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mode) -> None:
     # Given a server with two ingress processes that shows metrics, or writes them into a file
-    server = FerryServer(
-        tmp_path,
-        *("--model-metrics-auto-detect", "--metrics-mode", mode, "--log-files"),
-        *("--ingress-processes", "2"),
-    )
-    server.wait_started()
+    options = ["--model-metrics-auto-detect", "--metrics-mode", mode, "--log-files"]
     log_path = tmp_path / "logs" / "model_metrics.log"
 
-    def seen() -> float:
+    def seen(server: FerryServer) -> float:
         if mode == "prometheus":
             return Scrape(server).value("Seen_total", Who="me")
         return log_path.read_text().count("Seen.Count:1.0")
 
-    try:
-        archive = make_archive(server.store, "measuring", {"handler.py": HANDLER})
-        server.register(archive)
+    with ferry_server(tmp_path, *options, "--ingress-processes", "2") as server:
+        server.register(make_archive(server.store, "measuring", {"handler.py": HANDLER}))
 
         # When
         found = []
         for _ in range(100):
             assert server.predict("measuring", b"abc").status_code == 200
-            found.append(seen())
+            found.append(seen(server))
 
         # Then
         assert found == [*range(1, 101)]
-    finally:
-        server.process.kill()
 
 
-@pytest.mark.slow
 def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None:
     # Given a file that is named from the folder in which the server is started
     declared = tmp_path / "metrics.yaml"
@@ -102,16 +88,11 @@ def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None
         "model_metrics:\n  counter:\n  - {name: Seen, unit: Count, "
         "dimensions: [Who, ModelName, Level]}\n"
     )
-    server = FerryServer(tmp_path, "--metrics-config", os.path.relpath(declared))
-    server.wait_started()
-    try:
-        archive = make_archive(server.store, "listed", {"handler.py": HANDLER})
-        server.register(archive, initial_workers=1)
+    with ferry_server(tmp_path, "--metrics-config", os.path.relpath(declared)) as server:
+        server.register(make_archive(server.store, "listed", {"handler.py": HANDLER}))
 
         # When
         assert server.predict("listed", b"abc").status_code == 200
 
         # Then
         eventually(lambda: Scrape(server).has("Seen_total", Who="me"), 5)
-    finally:
-        server.process.kill()

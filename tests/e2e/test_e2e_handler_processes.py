@@ -105,19 +105,6 @@ def test_worker_ends_though_a_thread_of_its_handler_does_not(server: FerryServer
         eventually(lambda: not psutil.pid_exists(pid), 20)
 
 
-def test_failure_to_load_is_told_though_a_thread_of_the_handler_does_not_end(
-    server: FerryServer,
-) -> None:
-    # Given
-    failing = f"{WITH_A_THREAD}\nraise RuntimeError('no weights')\n"
-    archive = make_archive(server.store, "failing", {"handler.py": failing})
-    # When
-    refused = server.manage("POST", "models", url=archive, initial_workers=1)
-    # Then
-    assert refused.status_code == 500
-    assert server.manage("GET", "models/failing").status_code == 404
-
-
 def test_worker_is_stopped_though_its_handler_took_the_signal(server: FerryServer) -> None:
     # Given a handler that does as libraries do at their first call
     archive = make_archive(server.store, "deaf", {"handler.py": DEAF})

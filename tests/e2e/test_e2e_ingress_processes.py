@@ -276,25 +276,3 @@ def test_ingress_alone_has_several_processes_where_the_setting_says_so(tmp_path:
         # Then
         assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
         assert "did not stop" not in ingress.log()
-
-
-def test_ingress_with_settings_that_cannot_be_used_ends_with_2(tmp_path: Path) -> None:
-    # Given
-    open_management = ["--management-address", "http://0.0.0.0:8081"]
-    words = ["--ingress-processes", "2", "--redis-url", "redis://127.0.0.1:1", *open_management]
-    # When
-    process = FerryProcess(tmp_path, ["ingress", *words])
-    # Then
-    eventually(process.has_ended, 30)
-    assert process.stop_by(lambda: None).exit_code == 2
-    assert "allow_open_management" in process.log()
-
-
-def test_second_server_does_not_share_the_ports_of_the_first(host: Host, tmp_path: Path) -> None:
-    # Given / When
-    port = str(host.server.port)
-    process = FerryProcess(tmp_path, ["up", "--port-base", port, "--ingress-processes", "2"])
-    # Then
-    eventually(process.has_ended, 30)
-    assert process.stop_by(lambda: None).exit_code == 1
-    assert f"127.0.0.1:{port} is in use" in process.log()

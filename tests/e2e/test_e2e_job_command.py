@@ -109,20 +109,6 @@ def test_interrupted_submit_goes_on_where_it_was(jobs, model, ledger, folder, tm
     assert sum(len(call.bodies) for call in ledger.calls()) == COUNT
 
 
-def test_answers_are_printed_and_failures_told(jobs, model, tmp_path):
-    # Given
-    good, bad = tmp_path / "good.dat", tmp_path / "bad.dat"
-    good.write_text('{"a": 1}')
-    bad.write_text("raise value|x")
-    # When / Then
-    assert jobs.run("submit", model, str(good), "--wait") == '{\n  "a": 1\n}\n'
-    complaint = jobs.run("submit", model, str(bad), str(good), "--wait", exit_code=1)
-    assert complaint == f"{bad}: Prediction failed (HTTP 503)\n"
-    words = ("submit", model, str(bad), "--out", str(tmp_path / "results"))
-    complaint = jobs.run(*words, exit_code=1)
-    assert complaint.startswith(f"{bad}: Prediction failed (job ")
-
-
 def test_jobs_are_listed_shown_cancelled_and_retried(jobs, model, ledger, tmp_path):
     # Given a job that runs, one that waits and one that fails
     texts = {"held": "hold|x", "waiting": "y"}
@@ -155,28 +141,3 @@ def test_jobs_are_listed_shown_cancelled_and_retried(jobs, model, ledger, tmp_pa
     assert "HTTP 409" in jobs.run("retry", waiting, exit_code=1)
     assert jobs.json("list", "--model", "nobody") == []
     assert jobs.run("list", "--model", "nobody").startswith("No jobs.")
-
-
-def test_complaints_are_one_sentence(jobs, model, tmp_path):
-    # Given
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "same").write_text(name)
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    unreachable = ("--inference-url", "http://127.0.0.1:9")
-    for words, text in (
-        (("submit", "nobody", one, two), "Model not found: nobody (HTTP 404)"),
-        (("submit", model, one, *unreachable), "nothing answers at http://127.0.0.1:9"),
-        (("submit", model, one, two, "--out", f"{one}-out"), "several files are called same"),
-        (("submit", model, one, "--out", one), "results need a folder of their own"),
-        (("show", "0" * 32), f"Job not found: {'0' * 32} (HTTP 404)"),
-        (("result", "x"), "(HTTP 404)"),
-        (("cancel", "x"), "(HTTP 404)"),
-        (("retry", "0" * 32), "(HTTP 404)"),
-    ):
-        # When
-        complaint = jobs.run(*words, exit_code=1)
-        # Then
-        assert complaint.startswith("Error: ")
-        assert text in complaint
-        assert complaint.count("\n") == 1

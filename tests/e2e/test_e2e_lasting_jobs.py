@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.archives import make_archive, make_scripted
+from tests.e2e.archives import make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.support import eventually
 from tests.topology.whole_suite import IS_ON_CLUSTER
@@ -78,26 +78,6 @@ def test_jobs_outlive_a_server_that_is_killed_with_all_of_its_processes(start, t
     folder = tmp_path / "store-data" / str(server.port + 1)
     assert f"keeps jobs in {folder}\n" in re.sub(r" +\n", "\n", server.process.log())
     assert (folder / "redis").stat().st_mode & 0o077 == 0
-    server.process.stop_cleanly()
-
-
-def test_archive_that_changed_meanwhile_serves_the_jobs_that_waited(start):
-    # Given a job for a model that has no worker, and a server that is stopped in good order
-    server = start()
-    make_scripted(server.store, "lasting")
-    server.register("lasting-1.0.mar")
-    server.manage("PUT", "models/lasting", min_worker=0, synchronous="true")
-    job = submit(server, "anything")
-    server.process.stop_cleanly()
-
-    # When it starts with another archive of that version
-    files = {"handler.py": "def handle(data, context):\n    return ['new'] * len(data or [])\n"}
-    make_archive(server.store, "lasting", files)
-    server = start()
-    server.manage("PUT", "models/lasting", min_worker=1, synchronous="true")
-
-    # Then
-    assert result(server, job).text == "new"
     server.process.stop_cleanly()
 
 

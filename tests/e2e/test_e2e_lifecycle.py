@@ -1,20 +1,40 @@
-"""Scale and unregister: what becomes of workers, and of requests that wait."""
+"""A model's life: scaled, unregistered, its folder; what becomes of workers and requests."""
 
 import os
+import shutil
 import signal
 import time
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.archives import Ledger, make_archive, make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+ECHO = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
+# The supervisor, Redis, the ingress, the node, and the worker.
+MOST_PROCESSES = 5
+
+
+def test_server_with_one_worker_answers_and_has_five_processes(tmp_path: Path) -> None:
+    # Given
+    with ferry_server(tmp_path) as server:
+        server.register(make_archive(server.store, "echo", {"handler.py": ECHO}))
+        # When
+        answer = server.predict("echo", b"hello")
+        # Then
+        assert (answer.status_code, answer.content) == (200, b"hello")
+        # And what inspected the archive ends when no other one comes
+        assert eventually(lambda: len(server.process.family()) <= MOST_PROCESSES, 30)
+
+
 def test_scaling_up_and_down_to_none_changes_who_answers(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:
@@ -59,58 +79,41 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
         assert server.predict("elastic", b"back").text == "back"
 
 
-@pytest.mark.slow
-def test_scaling_to_none_answers_what_waits(
-    server: FerryServer, scripted: str, ledger: Ledger
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [(("PUT", {"min_worker": 0, "synchronous": "true"}), 503), (("DELETE", {}), 404)],
+    ids=["scaled to none", "unregistered"],
+)
+def test_model_that_goes_answers_what_waits_and_leaves_no_worker(
+    server: FerryServer,
+    scripted: str,
+    ledger: Ledger,
+    change: tuple[str, dict[str, Any]],
+    refused: int,
 ) -> None:
-    # Given a busy worker and a queue
+    # Given a busy worker and requests that wait
     with (
-        server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
+        server.model(scripted, "leaving", batch_size=1, max_batch_delay=0),
         Clients(server.inference, 4) as clients,
     ):
-        clients.send("/predictions/abandoned", ["hold stop|"] * 4)
-        eventually(
-            lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
-        )
+        [pid] = server.worker_pids("leaving")
+        clients.send("/predictions/leaving", ["hold stop|"] * 4)
+        eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 3, 5)
 
-        # When the model is scaled to none
+        # When the model goes
         ledger.let_go()
         started = time.monotonic()
-        server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
-        statuses = [answer.status for answer in clients.receive(4)]
+        method, parameters = change
+        assert server.manage(method, "models/leaving", **parameters).status_code == 200
+        answers = clients.receive(4)
 
-    # Then the running request is answered and the waiting ones are refused; no client hangs
-    assert sorted(statuses) == [200, 503, 503, 503]
-    assert_within(time.monotonic() - started, 5)
+        # Then each client has an answer: the one at work its own
+        assert sorted(answer.status for answer in answers) == [200, refused, refused, refused]
+        assert_within(time.monotonic() - started, 5)
 
-
-@pytest.mark.slow
-def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    # Given a model with a busy worker and requests that wait
-    server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
-    [pid] = server.worker_pids("leaving")
-    with Clients(server.inference, 5) as clients:
-        clients.send("/predictions/leaving", ["hold stop|"] * 5)
-        eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5)
-
-        # When it is unregistered
-        ledger.let_go()
-        started = time.monotonic()
-        response = server.manage("DELETE", "models/leaving")
-        answers = clients.receive(5)
-        seconds = time.monotonic() - started
-
-    # Then each client has an answer: the one at work its own, the others that it is gone
-    assert response.json() == {"status": 'Model "leaving" unregistered'}
-    assert sorted(answer.status for answer in answers) == [200, 404, 404, 404, 404]
-    assert_within(seconds, 5)
-
-    # And the model and its worker are gone
-    assert server.manage("GET", "models/leaving").status_code == 404
-    assert server.predict("leaving").status_code == 404
-    assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
+        # And the worker is gone
+        assert server.predict("leaving").status_code == refused
+        assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
 
 
 # Loads in a folder as it was unpacked, and in no other.
@@ -129,7 +132,6 @@ def handle(data, context):
 MAKES = RENAMES.replace("os.rename", "print").replace("model.pt", "weights.pt")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("handler", [RENAMES, MAKES], ids=["renames", "makes a folder"])
 def test_handler_that_changes_its_folder_serves_at_each_start(
     server: FerryServer, handler: str
@@ -154,7 +156,6 @@ def test_handler_that_changes_its_folder_serves_at_each_start(
         assert server.predict("changing").text == "heavy"
 
 
-@pytest.mark.slow
 def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
     server: FerryServer,
 ) -> None:
@@ -172,13 +173,10 @@ def test_worker_keeps_the_folder_that_it_has_changed_when_another_one_starts(
         assert answers == [(200, b"heavy")] * 8
 
 
-@pytest.mark.slow
 def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
     work_dir = tmp_path / "work"
-    server = FerryServer(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"})
-    try:
-        server.wait_started()
+    with ferry_server(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"}) as server:
         archive, _ = make_scripted(server.store, "current")
         server.register(archive)
         [needed] = [path for path in work_dir.iterdir() if len(path.name) > 64]
@@ -191,6 +189,46 @@ def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) ->
         eventually(lambda: not unused.exists(), 10)
         eventually(lambda: needed.stat().st_mtime > 0, 10)
         assert server.predict("current", b"x").text == "x"
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
+
+
+def _handler(word: str) -> dict[str, bytes | str]:
+    return {"handler.py": f"def handle(data, context):\n    return [{word!r}] * len(data or [])\n"}
+
+
+def _swap(link: Path, target: str) -> None:
+    """Makes the link lead to another place at once, as Kubernetes does."""
+    new = link.with_name("..data_tmp")
+    new.symlink_to(target)
+    new.rename(link)
+
+
+def test_archives_behind_links_of_the_operator_are_served(
+    server: FerryServer, tmp_path: Path
+) -> None:
+    # Given a volume as Kubernetes mounts it, and a model's folder on another disk
+    for generation, word in (("..2026_1", "old"), ("..2026_2", "new")):
+        (server.store / generation).mkdir()
+        make_archive(server.store / generation, "mounted", _handler(word))
+    _swap(server.store / "..data", "..2026_1")
+    (server.store / "mounted.mar").symlink_to("..data/mounted-1.0.mar")
+    with zipfile.ZipFile(tmp_path / make_archive(tmp_path, "elsewhere", _handler("far"))) as files:
+        files.extractall(tmp_path / "folder")
+    (server.store / "elsewhere").symlink_to(tmp_path / "folder")
+
+    # When / Then
+    with server.model("mounted.mar", "mounted"), server.model("elsewhere", "elsewhere"):
+        assert (server.predict("mounted").text, server.predict("elsewhere").text) == ("old", "far")
+
+        # When the volume is updated, what was registered is served on
+        _swap(server.store / "..data", "..2026_2")
+        shutil.rmtree(server.store / "..2026_1")
+        assert server.manage("PUT", "models/mounted", min_worker=2, synchronous="true").ok
+        assert server.predict("mounted").text == "old"
+
+    # Then the next registration finds the new archive
+    with server.model("mounted.mar", "mounted"):
+        assert server.predict("mounted").text == "new"
+
+    # And a client's own words lead nowhere
+    for url in (f"{tmp_path}/folder", "../folder", "..data/mounted-1.0.mar", "elsewhere/../x"):
+        assert server.manage("POST", "models", url=url).status_code == 404

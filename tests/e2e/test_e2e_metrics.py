@@ -4,16 +4,16 @@ import socket
 
 import pytest
 
-from tests.e2e.archives import Ledger
 from tests.e2e.clients import TIME_TO_FILL_MS, Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
+pytestmark = pytest.mark.slow
+
 NAP_S = 0.2
 
 
-@pytest.mark.slow
 def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str) -> None:
     labels = {"model": "measured", "version": "1.0"}
     with (
@@ -61,43 +61,6 @@ def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str)
     assert scrape.value("ts_queue_latency_microseconds_total", **theirs) > 0
 
 
-@pytest.mark.slow
-def test_metrics_show_who_waits_and_who_is_served(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    labels = {"model": "queueing", "version": "1.0"}
-    with (
-        server.model(scripted, "queueing", batch_size=1, max_batch_delay=0),
-        Clients(server.inference, 4) as clients,
-    ):
-        # Given a busy worker and three requests that wait
-        clients.send("/predictions/queueing", ["hold|"] * 4)
-        eventually(lambda: server.describe("queueing")["jobQueueStatus"]["pendingRequests"] == 3, 5)
-
-        # When a scraper comes
-        scrape = Scrape(server)
-        ledger.let_go()
-        clients.receive(4)
-
-    # Then it sees them
-    assert scrape.value("ferry_queue_depth", **labels) == 3
-    assert scrape.value("ferry_open_requests") == 4
-
-
-def test_metrics_count_unknown_models_under_no_name(server: FerryServer) -> None:
-    # Given how often unknown models were asked
-    before = Scrape(server).value("ferry_requests_total", model="", code="404")
-
-    # When another one is asked
-    server.predict("made-up-by-a-client", b"")
-
-    # Then it is counted, but the client's invention is no label
-    scrape = Scrape(server)
-    assert scrape.value("ferry_requests_total", model="", code="404") == before + 1
-    assert not scrape.has("ferry_requests_total", model="made-up-by-a-client")
-
-
-@pytest.mark.slow
 def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
     server: FerryServer, innocent: str
 ) -> None:

@@ -8,7 +8,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import ferry_server
 
 pytestmark = pytest.mark.slow
 
@@ -28,15 +28,10 @@ def enveloped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("enveloped")
     config = folder / "config.properties"
     config.write_text("service_envelope=kservev2\n")
-    running = FerryServer(folder, "--ts-config", str(config))
-    try:
-        running.wait_started()
+    with ferry_server(folder, "--ts-config", str(config)) as running:
         name = make_archive(running.store, "doubling", {"handler.py": HANDLER})
         running.register(name, batch_size=4, max_batch_delay=20)
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 def client_of(server):

@@ -63,7 +63,7 @@ def output(request, tmp_path):
     fifo.close()
 
 
-@pytest.fixture(params=["up", "node", "torchserve"])
+@pytest.fixture(params=["up", "node"])
 def addresses(request, output, tmp_path):
     """Starts a server with that output; where predictions and management are, and metrics."""
     target, act = output
@@ -88,11 +88,8 @@ def addresses(request, output, tmp_path):
             if request.param == "node":
                 start("node")
                 start("ingress", "--models", archive)
-            elif request.param == "up":
-                start("up", "--models", archive)
             else:
-                flags = ["--foreground", "--disable-token-auth", "--enable-model-api"]
-                start("torchserve", *flags, "--models", archive)
+                start("up", "--models", archive)
             eventually(lambda: any(p.has_ended() for p in processes) or is_served(found[0]), 60)
             act()
             yield found

@@ -196,16 +196,6 @@ def test_text_is_tried(open_page, tmp_path):
     assert b'"letters":22' in run_command(card, tmp_path)
 
 
-def test_json_is_tried_from_the_example(open_page, tmp_path):
-    # Given
-    page = open_page()
-    card = page.card("price")
-    # When / Then
-    assert page.send(card).startswith("200 OK")
-    assert page.answer_text(card) == '{\n  "price": 300\n}'
-    assert run_command(card, tmp_path) == b'{"price":300}'
-
-
 def test_picture_is_tried(open_page, picture):
     # Given
     page = open_page()
@@ -247,11 +237,14 @@ def test_handler_of_torchserves_is_tried(open_page, tmp_path):
     assert b"hello" in run_command(card, tmp_path)
 
 
-def test_what_models_say_is_text(open_page):
+def test_json_is_tried_from_the_example_and_what_models_say_is_text(open_page, tmp_path):
     # Given
     page = open_page()
     summary, price = page.card("sentiment"), page.card("price")
     assert HOSTILE in summary.inner_text()
+    assert page.send(price).startswith("200 OK")
+    assert page.answer_text(price) == '{\n  "price": 300\n}'
+    assert run_command(price, tmp_path) == b'{"price":300}'
     # When
     price.get_by_label("JSON", exact=True).last.fill('{"rooms": 10, "note": ""}')
     # Then
@@ -291,15 +284,6 @@ def test_batches_appear_while_load_runs(open_page, models):
     assert page.tab.locator("#table tr").count() == 10
 
 
-def test_many_requests_are_sent_by_a_button(open_page):
-    page = open_page()
-    card = page.card("sentiment")
-    card.get_by_role("button", name="Send 100").click()
-    line = card.locator("output")
-    eventually(lambda: line.inner_text().startswith("100 answers in "), 30)
-    assert "failed" not in line.inner_text()
-
-
 def test_links_and_models_are_there_without_scripts(open_page, models):
     # Given
     page = open_page(java_script_enabled=False)
@@ -312,28 +296,18 @@ def test_links_and_models_are_there_without_scripts(open_page, models):
         assert models.http.get(link, timeout=20).status_code == 200
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_page_is_as_wide_as_the_window(open_page, width):
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
+def test_page_is_as_wide_as_the_window_and_axe_finds_nothing_serious(open_page, scheme, width):
     # Given
-    page = open_page(viewport={"width": width, "height": 800})
-    # When
+    page = open_page(color_scheme=scheme, viewport={"width": width, "height": 800})
     for name in (*MODELS, "innocent"):
         page.send(page.card(name))
-    # Then
     assert page.tab.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(open_page, scheme):
-    # Given
-    page = open_page(color_scheme=scheme)
-    for name in (*MODELS, "innocent"):
-        page.send(page.card(name))
     page.tab.get_by_text("The last ten as a table").click()
     # When
-    found = axe.Axe().run(page.tab).response["violations"]
+    violations = axe.Axe().run(page.tab).response["violations"]
     # Then
-    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    assert [one["id"] for one in violations if one["impact"] in ("serious", "critical")] == []
 
 
 def test_api_document_is_read_at_docs(open_page):

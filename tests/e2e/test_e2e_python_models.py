@@ -11,7 +11,7 @@ import pytest
 import requests
 from PIL import Image
 
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import ferry_server
 from tests.support import eventually
 from workers.machine import list_gpus
 
@@ -30,13 +30,8 @@ def zoo(tmp_path_factory):
     """A server that shows tracebacks, as `ferry serve` does, and registers models when asked."""
     folder = tmp_path_factory.mktemp("zoo")
     unloaded = {"UNLOADED": str(folder / "unloaded")}
-    running = FerryServer(folder, "--show-tracebacks", environment=unloaded)
-    try:
-        running.wait_started()
+    with ferry_server(folder, "--show-tracebacks", environment=unloaded) as running:
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 @pytest.fixture(scope="module")

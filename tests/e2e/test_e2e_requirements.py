@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
+
+pytestmark = pytest.mark.slow
 
 HANDLER = f"""
 import sys
@@ -26,13 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
     folder = tmp_path_factory.mktemp("requirements")
     write_wheel(folder / "wheels")
     environment = offline(folder / "wheels")
-    running = FerryServer(folder, "--install-py-dep-per-model", environment=environment)
-    running.wait_started()
-    try:
+    with ferry_server(folder, "--install-py-dep-per-model", environment=environment) as running:
         yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
 
 
 def archive_with(store: Path, name: str, requirements: str) -> str:
@@ -44,7 +41,6 @@ def failed_workers(server: FerryServer, name: str) -> list[dict[str, str]]:
     return [worker for worker in server.describe(name)["workers"] if worker.get("error")]
 
 
-@pytest.mark.slow
 def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
     # Given a handler that needs a package which the server does not have
     archive = archive_with(server.store, "needy", f"{PACKAGE}==1.0\n")
@@ -61,24 +57,6 @@ def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
         assert (refused.status_code, refused.json()["code"]) == (500, 500)
 
 
-@pytest.mark.slow
-def test_installation_that_fails_is_told_and_nothing_is_registered(server: FerryServer) -> None:
-    # Given a model that requires a package that does not exist
-    archive = archive_with(server.store, "hopeless", "no_such_package_anywhere\n")
-
-    # When it is registered
-    refused = server.manage("POST", "models", url=archive, initial_workers=1)
-
-    # Then the answer is TorchServe's, with pip's reason
-    assert refused.status_code == 400
-    assert refused.json()["type"] == "ModelException"
-    assert refused.json()["message"].startswith(
-        "Custom pip package installation failed for model hopeless: No matching distribution"
-    )
-    assert server.manage("GET", "models/hopeless").status_code == 404
-
-
-@pytest.mark.slow
 def test_installation_that_fails_is_in_the_description_and_is_not_repeated(
     server: FerryServer,
 ) -> None:

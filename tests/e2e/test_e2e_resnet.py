@@ -1,5 +1,6 @@
 """A real network, archived by TorchServe's own tool, answers as it does without a server."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.networks import make_network, pixels
-from tests.e2e.clients import TIME_TO_FILL_MS, Clients, needs_curl
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.e2e.photos import photos
@@ -27,7 +28,6 @@ TOLERANCES = {"prepare: false": 1e-4, "prepare: true": 1e-3}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    needs_curl,
     # TorchScript, which archives hold, is deprecated; some torch versions warn of it.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
@@ -90,14 +90,6 @@ def served(
     (server.store / file_name).unlink()
 
 
-def curl(server: FerryServer, served: Served, number: int) -> dict[str, float]:
-    url = f"{server.inference}/predictions/{served.model_name}"
-    command = ["curl", "-sS", "--fail-with-body", url, "-T", str(served.paths[number])]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-    answer: dict[str, float] = json.loads(done.stdout)
-    return answer
-
-
 def assert_is_direct_forward(
     answer: dict[str, float], expected: torch.Tensor, tolerance: float
 ) -> None:
@@ -108,43 +100,25 @@ def assert_is_direct_forward(
     )
 
 
-def test_resnet_152_photos_have_answers_that_can_be_told_apart(served: Served) -> None:
-    # Given the direct answers
-    # Then any two photos differ by far more than the tolerance, so a mix-up would be seen
-    for number, one in enumerate(served.expected):
-        for other in served.expected[number + 1 :]:
-            assert (one - other).abs().max() > 10 * max(TOLERANCES.values())
-
-
-def test_resnet_152_answers_one_photo_like_a_direct_forward(
-    server: FerryServer, served: Served
-) -> None:
-    # When a photo is sent alone
-    answer = curl(server, served, 0)
-
-    # Then it is answered with the five best classes of the direct forward
-    assert len(answer) == 5
-    assert_is_direct_forward(answer, served.expected[0], served.tolerance)
-
-
 def test_resnet_152_answers_eight_photos_of_one_batch_like_direct_forwards(
     server: FerryServer, served: Served
 ) -> None:
-    # Given how many batches there were
+    # Given answers of which any two differ by far more than the tolerance: a mix-up would be seen
+    for one, other in itertools.combinations(served.expected, 2):
+        assert (one - other).abs().max() > 10 * max(TOLERANCES.values())
     labels = {"model": "resnet-152", "version": "1.0"}
-    before = Scrape(server)
+    before = Scrape(server).value("ferry_batch_size_count", **labels)
 
-    # When eight different photos are sent at once
+    # When eight different photos are sent at once, and then one alone
+    contents = [path.read_bytes() for path in served.paths]
     with Clients(server.inference, PHOTOS) as clients:
-        contents = [path.read_bytes() for path in served.paths]
         exchange = clients.ask(f"/predictions/{served.model_name}", contents)
+    alone = server.predict(served.model_name, contents[0])
 
-    # Then they were one batch, and each got the answer to its own photo
-    after = Scrape(server)
-    batches = after.value("ferry_batch_size_count", **labels) - before.value(
-        "ferry_batch_size_count", **labels
-    )
-    assert batches == 1
+    # Then they were one batch, and each got the five best classes of its own photo
+    assert Scrape(server).value("ferry_batch_size_count", **labels) - before == 2
     assert exchange.statuses == [200] * PHOTOS
-    for body, expected in zip(exchange.bodies, served.expected, strict=True):
+    for body, expected in zip(
+        [*exchange.bodies, alone.text], [*served.expected, served.expected[0]], strict=True
+    ):
         assert_is_direct_forward(json.loads(body), expected, served.tolerance)

@@ -162,26 +162,6 @@ def test_options_choose_workers_device_and_model(tmp_path, serve):
     assert f"http://127.0.0.1:{serving.port} is in use" in second.output()
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("import nosuchmodule\ndef predict(b): ...\n", 'File "tag.py", line 1, in <module>'),
-        ("def predict(batch:\n", "tag.py:1: '(' was never closed"),
-    ],
-)
-def test_what_fails_at_start_ends_it_without_reload(tmp_path, serve, text, shown):
-    # Given
-    (tmp_path / "tag.py").write_text(text)
-    # When
-    serving = serve(tmp_path / "tag.py", "--no-reload")
-    assert eventually(serving.process.has_ended, 30)
-    # Then
-    assert serving.process.exit_code() == 1
-    assert shown in serving.output()
-    assert "/ferry/" not in serving.output()
-    assert serving.process.family() == []
-
-
 def test_terminal_has_reload_and_a_broken_start_waits_for_the_next_save(tmp_path):
     # Given a model that does not load, and a terminal
     path = tmp_path / "tag.py"

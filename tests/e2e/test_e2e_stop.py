@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,7 @@ import requests
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FERRY, STOP_TIMEOUT_S, FerryProcess, FerryServer
-from tests.ports import free_ports
+from tests.e2e.ferry_process import STOP_TIMEOUT_S, FerryProcess, FerryServer
 from tests.support import came_true, eventually
 from tests.timing import assert_within
 from tests.topology.whole_suite import own_redis
@@ -26,18 +23,6 @@ DRAIN_S = 30
 AT_ONCE_S = 5.0
 CTRL_C = b"\x03"
 DEMO_PORTS = (8080, 8081, 8082)
-# `ferry`, told to stop before it hears signals.
-STOPPED_EARLY = """
-import os, signal
-from ferry.process_tree.log_files import LogFiles
-from ferry.main import main
-enter = LogFiles.__enter__
-def told_to_stop(self):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return enter(self)
-LogFiles.__enter__ = told_to_stop
-main()
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -111,24 +96,6 @@ def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> Non
     assert came_true(lambda: not own_server.process.family(), 5), own_server.process.family()
 
 
-def test_server_that_is_stopped_before_it_listens_to_signals_leaves_no_folder() -> None:
-    # Given a short path: with a deep one the folder would be elsewhere
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        words = ["-c", STOPPED_EARLY, "up", "--port-base", str(free_ports(3))]
-        words += ["--model-store", name]
-        environment = {"FERRY_LOG_FILES": "true"}
-        # When
-        server = FerryProcess(folder, words, program=sys.executable, environment=environment)
-        try:
-            eventually(server.has_ended, 20)
-        finally:
-            server.kill()
-        # Then
-        assert server.log() == ""
-        assert list((folder / "tmp").iterdir()) == []
-
-
 @pytest.fixture
 def unpacking_node(tmp_path: Path) -> Iterator[FerryProcess]:
     """A node at work on an archive that never comes to its end."""
@@ -184,32 +151,6 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def test_server_without_standard_streams_serves_and_stops(tmp_path: Path) -> None:
-    # Given a server that was started as old ways of making a daemon do it
-    archive, _ = make_scripted(tmp_path, "loaded", config="minWorkers: 1\nmaxWorkers: 1\n")
-    port = free_ports(3)
-    words = ["up", "--port-base", str(port), "--model-store", str(tmp_path), "--models", archive]
-    closing = 'exec "$0" "$@" <&- >&- 2>&-'
-    server = FerryProcess(tmp_path, ["-c", closing, str(FERRY), *words], program="sh")
-    url = f"http://127.0.0.1:{port}"
-
-    def is_served() -> bool:
-        try:
-            return requests.get(f"{url}/readyz", timeout=5).status_code == 200
-        except requests.ConnectionError:
-            return False
-
-    try:
-        # When
-        eventually(lambda: server.has_ended() or is_served(), 60)
-        answer = requests.post(f"{url}/predictions/loaded", data=b"hello", timeout=5)
-        # Then
-        assert answer.text == "hello"
-        server.stop_cleanly()
-    finally:
-        server.kill()
 
 
 @pytest.mark.timeout(DEMO_TIMEOUT_S + 60)

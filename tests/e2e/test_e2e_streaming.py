@@ -1,7 +1,5 @@
 """Answers that come in pieces, from a real handler to a real client."""
 
-import contextlib
-import http.client
 import socket
 from pathlib import Path
 
@@ -35,9 +33,6 @@ class Streamer:
     def clear(self):
         self._ledger.write_text("")
         self._gate.unlink(missing_ok=True)
-
-    def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
 
     def ask(self, body, path="stream", **options):
         url = f"{self.server.inference}/predictions/{path}"
@@ -86,37 +81,6 @@ def test_pieces_arrive_while_the_handler_still_runs(streamer):
     assert answer.headers["content-type"] == "text/plain"
     assert answer.headers["x-request-id"]
     assert "content-length" not in answer.headers
-
-
-def test_connection_serves_the_next_request_after_a_stream(streamer):
-    # Given
-    with contextlib.closing(streamer.connect()) as client:
-        bodies = []
-        for body in ("send:a last:b", "last:plain", "send:c"):
-            # When
-            client.request("POST", "/predictions/stream", body)
-            bodies.append(client.getresponse().read())
-            port = client.sock.getsockname()[1]
-        # Then
-        assert bodies == [b"ab", b"plain", b"c"]
-        assert client.sock.getsockname()[1] == port
-
-
-def test_status_and_pieces_of_one_turn_arrive_together(streamer):
-    # When: so fast that the end is there before the first piece is read
-    answers = [streamer.ask("status:201 many:2000x40 last:end") for _ in range(5)]
-    # Then
-    for answer in answers:
-        assert answer.status_code == 201
-        expected = "".join(str(number).ljust(2000, ".") for number in range(40)) + "end"
-        assert answer.text == expected
-
-
-def test_large_pieces_arrive_whole(streamer):
-    # When
-    answer = streamer.ask("many:500000x20 last:end")
-    # Then
-    assert len(answer.content) == 500_000 * 20 + 3
 
 
 @pytest.mark.parametrize("end", ["fail:400", "die"])

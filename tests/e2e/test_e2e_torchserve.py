@@ -21,7 +21,7 @@ import torch
 from batching.settings.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.clients import needs_curl
-from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, FerryServer, processes_of
+from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, ferry_server, processes_of
 from tests.e2e.test_readme import MOVING, blocks
 from tests.ports import free_ports
 from tests.support import came_true, eventually
@@ -329,42 +329,11 @@ def test_torchserve_starts_as_sagemakers_inference_toolkit_starts_it(terminal):
     assert processes_of(terminal.mark) == []
 
 
-def test_torchserve_is_a_program_for_those_who_have_no_path(terminal):
-    # Given what systemd starts: a path, with little in the environment
-    program = terminal.folder / "bin" / "torchserve"
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    # When
-    done = subprocess.run(
-        [str(program), "--version"], env=environment, capture_output=True, text=True, check=False
-    )
-    # Then it does as in a shell, word for word
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == terminal.type("exec torchserve --version")
-    missing = terminal.type("torchserve --start --model-store 'no such; folder'", code=1)
-    assert "directory not found: no such; folder" in missing.replace("\n", " ")
-
-
-def test_torchserve_says_why_it_does_not_start(terminal):
-    terminal.environment["COLUMNS"] = "200"
-    missing = terminal.type("torchserve --start", code=1)
-    assert "Missing mandatory parameter --model-store" in missing
-    nowhere = terminal.type("torchserve --start --model-store nowhere", code=1)
-    assert "--model-store directory not found: nowhere" in nowhere
-    config = terminal.type("torchserve --start --ts-config nowhere.properties", code=1)
-    assert "--ts-config file not found: nowhere.properties" in config
-
-
 def test_model_log_has_all_that_a_handler_writes(tmp_path):
-    # Given
-    server = FerryServer(tmp_path, "--log-files")
-    try:
-        server.wait_started()
+    # When
+    with ferry_server(tmp_path, "--log-files") as server:
         server.register(make_archive(server.store, "talker", {"handler.py": TALKER}))
-        # When
         assert server.predict("talker").text == "done"
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
     # Then it is in one file, and was shown, too
     texts = [f"{verb} by it" for verb in ("printed", "written", "warned", "logged")]
     in_model_log, in_server_log, shown = (
@@ -379,68 +348,52 @@ def test_model_log_has_all_that_a_handler_writes(tmp_path):
     assert in_server_log == []
 
 
-def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
+def test_up_brings_back_what_was_registered_when_it_was_killed(start, tmp_path):
     # Given a server with a model that was scaled, and another one that was removed
-    server = FerryServer(tmp_path)
+    server = start()
     archive, _ = make_scripted(server.store, "kept")
-    second = None
-    try:
-        server.wait_started()
-        server.register(archive, batch_size=4)
-        server.register(archive, model_name="removed")
-        server.manage("DELETE", "models/removed")
-        server.manage("PUT", "models/kept", min_worker=2, synchronous="true")
-        eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
-        # When
-        server.process.kill()
-        second = FerryServer(tmp_path, port_base=server.port)
-        second.wait_started()
-        # Then
-        eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
-        assert second.describe("kept")["batchSize"] == 4
-        shown = [line.split() for line in second.process.log().splitlines()]
-        assert ["Models", "kept"] in shown
-        assert second.manage("GET", "models/removed").status_code == 404
-        second.process.stop_cleanly()
-    finally:
-        server.process.kill()
-        if second is not None:
-            second.process.kill()
+    server.register(archive, batch_size=4)
+    server.register(archive, model_name="removed")
+    server.manage("DELETE", "models/removed")
+    server.manage("PUT", "models/kept", min_worker=2, synchronous="true")
+    eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
+    # When
+    server.process.kill()
+    second = start()
+    # Then
+    eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
+    assert second.describe("kept")["batchSize"] == 4
+    shown = [line.split() for line in second.process.log().splitlines()]
+    assert ["Models", "kept"] in shown
+    assert second.manage("GET", "models/removed").status_code == 404
+    second.process.stop_cleanly()
 
 
-def test_ingress_that_died_brings_nothing_back(tmp_path):
+def test_ingress_that_died_brings_nothing_back(start, tmp_path):
     # Given a server that has restored version 1.0 and loaded a model, both of them replaced since
-    server = FerryServer(tmp_path)
+    server = start()
     first, _ = make_scripted(server.store, "kept")
     named, _ = make_scripted(server.store, "named")
     second, _ = make_scripted(server.store, "kept", version="2.0")
-    again = None
-    try:
-        server.wait_started()
-        server.register(first)
-        eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 1}, 10)
-        server.process.kill()
-        again = FerryServer(tmp_path, "--models", named, port_base=server.port)
-        again.wait_started()
-        assert again.manage("GET", "models/named").status_code == 200
-        again.register(second)
-        again.manage("PUT", "models/kept/2.0/set-default")
-        again.manage("DELETE", "models/kept/1.0")
-        again.manage("DELETE", "models/named")
-        # When
-        [ingress] = [line for line in again.process.family() if line.endswith("-m ingress")]
-        os.kill(int(ingress.split()[0]), signal.SIGKILL)
-        again.process.wait_for_line("ingress ended with exit code -9", 20)
-        eventually(lambda: _answers(f"{again.inference}/readyz"), 20)
-        # Then
-        expected = {"models": [{"modelName": "kept", "modelUrl": second}]}
-        assert not came_true(lambda: again.manage("GET", "models").json() != expected, 3)
-        assert again.describe("kept")["modelVersion"] == "2.0"
-        again.process.stop_cleanly()
-    finally:
-        server.process.kill()
-        if again is not None:
-            again.process.kill()
+    server.register(first)
+    eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 1}, 10)
+    server.process.kill()
+    again = start("--models", named)
+    assert again.manage("GET", "models/named").status_code == 200
+    again.register(second)
+    again.manage("PUT", "models/kept/2.0/set-default")
+    again.manage("DELETE", "models/kept/1.0")
+    again.manage("DELETE", "models/named")
+    # When
+    [ingress] = [line for line in again.process.family() if line.endswith("-m ingress")]
+    os.kill(int(ingress.split()[0]), signal.SIGKILL)
+    again.process.wait_for_line("ingress ended with exit code -9", 20)
+    eventually(lambda: _answers(f"{again.inference}/readyz"), 20)
+    # Then
+    expected = {"models": [{"modelName": "kept", "modelUrl": second}]}
+    assert not came_true(lambda: again.manage("GET", "models").json() != expected, 3)
+    assert again.describe("kept")["modelVersion"] == "2.0"
+    again.process.stop_cleanly()
 
 
 def _answers(url: str) -> bool:

@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ from standardwebhooks import Webhook
 from batching.models.spec import VersionKey
 from batching.store.keys import VersionKeys
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.e2e.page_blocks import only_block
 from tests.http_server import serving
 from tests.support import command_lines, eventually
@@ -89,17 +88,9 @@ def server(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "FERRY_WEBHOOK_ALLOWED_HOSTS": "localhost",
         "FERRY_WEBHOOK_CA_FILE": str(certificates / "authority.pem"),
     }
-    running = FerryServer(folder, environment=environment)
-    try:
-        running.wait_started()
-        archive = make_archive(running.store, "fine", {"handler.py": HANDLER})
-        answer = running.http.post(
-            f"{running.management}/models?url={archive}&initial_workers=1&synchronous=true"
-        )
-        assert answer.status_code == 200, answer.text
+    with ferry_server(folder, environment=environment) as running:
+        running.register(make_archive(running.store, "fine", {"handler.py": HANDLER}))
         yield running
-    finally:
-        running.process.stop_cleanly()
 
 
 def submit(server: FerryServer, receiver: QuietServer, path: str, **headers: str) -> dict[str, Any]:
@@ -135,15 +126,6 @@ def make_due(server: FerryServer) -> None:
             client.zadd(name, {event: 0})
 
 
-def due_in_s(server: FerryServer, job: dict[str, Any]) -> float:
-    """In how many seconds the job's receiver is tried again; 0 if it is not."""
-    name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
-    with closing(_redis(server)) as client:
-        seconds, micros = client.time()
-        due_ms = client.zscore(name, f"{job['id']} succeeded")
-    return 0.0 if due_ms is None else due_ms / 1000 - seconds - micros / 1e6
-
-
 def _redis(server: FerryServer) -> redis.Redis:
     lines = [" ".join(words) for words in command_lines(server.process.pid).values()]
     [path] = [
@@ -170,43 +152,6 @@ def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: Q
         receiver.told.get(timeout=2.5)
 
 
-def test_receiver_that_fails_is_told_again_with_the_same_id(
-    server: FerryServer, receiver: QuietServer
-) -> None:
-    receiver.statuses += [500, 302, 204]
-    job = submit(server, receiver, "next")
-    ids = set()
-    for tries in (1, 2, 3):
-        headers, body = receiver.told.get(timeout=20)
-        assert verified((headers, body))["type"] == "job.succeeded"
-        ids.add(headers["webhook-id"])
-        found = eventually(
-            lambda tries=tries: (one := webhook_of(server, job))["attempts"] == tries and one, 10
-        )
-        assert found["status"] == ("delivered" if tries == 3 else "pending")
-        # After the first try in about 5 s, after the second in about 5 min.
-        wait_s = [0, 5, 300, 0][tries]
-        assert 0.5 * wait_s - 3 < due_in_s(server, job) < 1.2 * wait_s + 0.1
-        make_due(server)
-    assert len(ids) == 1
-    assert "last_error" not in found
-
-
-def test_receiver_that_has_gone_is_left_alone(server: FerryServer, receiver: QuietServer) -> None:
-    job = submit(server, receiver, "410")
-    receiver.told.get(timeout=20)
-    eventually(lambda: webhook_of(server, job)["status"] == "gone", 10)
-    make_due(server)
-    with pytest.raises(queue.Empty):
-        receiver.told.get(timeout=2.5)
-    assert webhook_of(server, job) == {
-        "url": f"https://localhost:{receiver.server_port}/410",
-        "status": "gone",
-        "attempts": 1,
-        "last_error": "status 410",
-    }
-
-
 def test_node_that_dies_between_result_and_delivery_loses_nothing(
     server: FerryServer, receiver: QuietServer
 ) -> None:
@@ -225,44 +170,6 @@ def test_node_that_dies_between_result_and_delivery_loses_nothing(
     assert verified(second)["data"]["id"] == job["id"]
     eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
     receiver.held.put(None)
-
-
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
-        ({"Webhook-Url": "http://receiver.example/"}, "webhook_allow_http"),
-        ({"Webhook-Url": "https://169.254.169.254/"}, "public host"),
-        ({"Webhook-Url": "https://u:p@receiver.example/"}, "without a user"),
-        ({"Webhook-Url": ""}, "printable"),
-        ({"Webhook-Url": "https://receiver.example/", "Webhook-Events": "never"}, "Webhook-Events"),
-        ({"Webhook-Url": "https://receiver.example/", "Webhook-Include": "all"}, "Webhook-Include"),
-    ],
-)
-def test_bad_receiver_is_refused_and_nothing_is_kept(
-    server: FerryServer, headers: dict[str, str], words: str
-) -> None:
-    before = server.http.get(f"{server.management}/jobs").json()["jobs"]
-    answer = server.predict("fine", b"x", headers={"Prefer": "respond-async", **headers})
-    assert answer.status_code == 400
-    assert words in answer.json()["message"]
-    assert server.http.get(f"{server.management}/jobs").json()["jobs"] == before
-
-
-def test_sender_is_not_stopped_by_a_host_that_does_not_exist(
-    server: FerryServer, receiver: QuietServer
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    answer = server.predict(
-        "fine",
-        b"x",
-        headers={"Prefer": "respond-async", "Webhook-Url": f"https://localhost:{port}/"},
-    )
-    lost = answer.json()
-    job = submit(server, receiver, "200")
-    verified(receiver.told.get(timeout=20))
-    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
-    eventually(lambda: webhook_of(server, lost).get("last_error"), 20)
 
 
 def test_receiver_of_the_page_knows_ours_from_others(

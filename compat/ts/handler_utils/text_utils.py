@@ -33,11 +33,7 @@ def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
 
 
 def get_tokenizer(tokenizer: str | None, language: str = "en") -> Tokenizer:
-    """Returns a function that splits a text at white space; "basic_english" also at punctuation.
-
-    Raises:
-        ValueError: another tokenizer or language.
-    """
+    """Returns a function that splits a text at white space; "basic_english" also at punctuation."""
     if tokenizer is None:
         return str.split
     if (tokenizer, language) != (BASIC_ENGLISH, "en"):

@@ -80,7 +80,6 @@ class CachingMetric:
         self.add_or_update(value, [dimension.value for dimension in dimensions])
 
     def take(self) -> dict[Labels, Change]:
-        """Returns what was measured since the last call."""
         with self._lock:
             changes, self._changes = self._changes, {}
         return changes

@@ -2,8 +2,6 @@
 
 
 class Dimension:
-    """Name and value of a label."""
-
     def __init__(self, name: str, value: str) -> None:
         self.name = name
         self.value = value

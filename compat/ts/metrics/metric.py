@@ -7,8 +7,6 @@ from ts.metrics.unit import full_name
 
 
 class Metric:
-    """A measurement that handlers build when they report a value themselves."""
-
     def __init__(  # noqa: PLR0917 - TorchServe's order
         self,
         name: str,

@@ -119,7 +119,6 @@ class MetricsStore:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float = 1, dimensions: _Dimensions = None) -> None:
-        """Counts errors outside of a request."""
         self._record(name, value, "", dimensions, {"Level": "Error"}, MetricTypes.COUNTER)
 
     def _record(  # noqa: PLR0917

@@ -14,6 +14,5 @@ def get_cpu_usage(pid: str) -> int:
 
 
 def check_process_mem_usage(stdin: Iterable[str]) -> list[str]:
-    """Returns one `pid:bytes` for each line that holds a process id."""
     pids = [line.strip() for line in stdin]
     return [f"{pid}:{get_cpu_usage(pid)}" for pid in pids if pid]

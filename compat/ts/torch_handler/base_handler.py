@@ -168,7 +168,6 @@ class BaseHandler:
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Returns one plain Python value per row."""
         return data.tolist()  # type: ignore[no-any-return]
 
     def handle(self, data: Any, context: Any) -> list[Any]:
@@ -200,7 +199,6 @@ class BaseHandler:
         return output, profiler
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
-        """Explains the batch for the class number under `target` of row 0."""
         row = raw_data[0] if raw_data and isinstance(raw_data[0], dict) else {}
         inputs, target = row.get("data") or row.get("body"), row.get("target") or 0
         if isinstance(target, bytes | bytearray | str):
@@ -208,11 +206,7 @@ class BaseHandler:
         return self.get_insights(data_preprocess, inputs, target)  # type: ignore[no-any-return]
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
-        """Explains the model's decisions; handlers that can do so override it.
-
-        Raises:
-            NotImplementedError: this handler cannot.
-        """
+        """Explains the model's decisions; handlers that can do so override it."""
         raise NotImplementedError(f"{type(self).__name__} does not explain its predictions")
 
     def describe_handle(self) -> Any:

@@ -26,7 +26,6 @@ class ImageClassifier(VisionHandler):
     )
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Sets how many classes answers name, if the model has as many."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
@@ -34,7 +33,6 @@ class ImageClassifier(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Turns float [n, classes] into n times {label: probability}."""
         probabilities = torch.nn.functional.softmax(data, dim=1)
         count = min(self.topk, probabilities.shape[1])
         values, classes = torch.topk(probabilities, count, dim=1)

@@ -21,11 +21,7 @@ class TextClassifier(TextHandler):
     ngrams = 2
 
     def preprocess(self, data: Any) -> Any:
-        """Returns the token numbers of all rows one after the other, int64, and their words.
-
-        Raises:
-            PredictionException: status 400, a row without text.
-        """
+        """Returns the token numbers of all rows one after the other, int64, and their words."""
         rows = [self._words(row.get("data") or row.get("body")) for row in data]
         numbers = [self._token_numbers(words) for words in rows]
         words = Words(itertools.chain.from_iterable(rows))
@@ -41,15 +37,10 @@ class TextClassifier(TextHandler):
         return super().inference(tokens, offsets, *args, **kwargs)
 
     def postprocess(self, data: Any) -> list[Any]:
-        """Returns n times {label: probability}."""
         return map_class_to_label(torch.nn.functional.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:
-        """Attributes one class to the model's layer `embedding`, word by word.
-
-        Raises:
-            PredictionException: status 501, the package captum is not installed.
-        """
+        """Attributes one class to the model's layer `embedding`, word by word."""
         tokens, words = tensor_data
         attributions = self.lig.attribute(
             tokens,

@@ -66,7 +66,6 @@ class TextHandler(BaseHandler):
 
     @functools.cached_property
     def lig(self) -> Any:
-        """Captum's integrated gradients of the model's layer `embedding`."""
         gradients = captum_attributions().LayerIntegratedGradients
         return gradients(self.model, self.model.embedding)
 

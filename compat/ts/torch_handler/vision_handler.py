@@ -108,14 +108,9 @@ class VisionHandler(BaseHandler):
 
     @functools.cached_property
     def ig(self) -> Any:
-        """Captum's integrated gradients of the model."""
         return captum_attributions().IntegratedGradients(self.model)
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:
-        """Returns integrated gradients of the pixels for one class.
-
-        Raises:
-            PredictionException: status 501, the package captum is not installed.
-        """
+        """Returns integrated gradients of the pixels for one class."""
         result = self.ig.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]

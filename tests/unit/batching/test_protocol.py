@@ -148,14 +148,6 @@ def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
     assert not Trap.was_sprung
 
 
-@pytest.mark.parametrize("version", [0, 1, -1, "1", None, [1], True, 1.0])
-def test_decode_refuses_a_foreign_version(version):
-    with pytest.raises(ProtocolError):
-        Request.decode(msgpack.encode((version, {}, [])))
-    with pytest.raises(ProtocolError):
-        Reply.decode(msgpack.encode((version, 200, b"", {}, "", "", "", None, 0)))
-
-
 @pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
 @pytest.mark.parametrize(
     "wire",
@@ -217,3 +209,15 @@ def test_decode_refuses_bytes_that_are_no_message(kind, wire):
 def test_message_of_the_wrong_shape_is_refused(kind, fields):
     with pytest.raises(ProtocolError):
         kind.decode(msgpack.encode((WIRE_VERSION, *fields)))
+
+
+@pytest.mark.parametrize("version", [0, 1, -1, "1", None, [1], True, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [(Request, ({}, [])), (Reply, (200, b"", {}, "", "", "", None, 0))],
+    ids=["request", "reply"],
+)
+def test_message_of_a_foreign_version_is_refused(kind, fields, version):
+    kind.decode(msgpack.encode((WIRE_VERSION, *fields)))
+    with pytest.raises(ProtocolError):
+        kind.decode(msgpack.encode((version, *fields)))

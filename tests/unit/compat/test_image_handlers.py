@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.models import ResNet18_Weights
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg, open_image
 from ts.torch_handler.object_detector import ObjectDetector
@@ -37,28 +36,7 @@ def classify(load_handler):
         requests = [Request({}, [Part(name, content_type, content)]) for content in bodies]
         return runner.run(batch(*requests))
 
-    run.model = model
     return run
-
-
-@pytest.mark.parametrize("name", ["data", "body"])
-def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
-    # Given
-    content = picture(image_format="JPEG")
-    transform = ResNet18_Weights.DEFAULT.transforms(antialias=True)
-    pixels = transform(Image.open(io.BytesIO(content))).unsqueeze(0)
-    with torch.inference_mode():
-        logits = classify.model(pixels)
-    expected = torch.softmax(logits, 1)[0].sort(descending=True)
-
-    # When
-    (reply,) = classify(content, name=name)
-    answer = json.loads(reply.body)
-
-    # Then
-    assert reply.status == 200
-    assert list(answer) == [f"label{index}" for index in expected.indices[:5].tolist()]
-    assert list(answer.values()) == pytest.approx(expected.values[:5].tolist(), abs=1e-4)
 
 
 def test_batch_of_images_gives_each_its_own_answer(classify):

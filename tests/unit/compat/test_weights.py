@@ -203,16 +203,13 @@ def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pt2", ["eager", {"compile": {"enable": True, "backend": "eager"}}], ids=["name", "options"]
-)
-def test_model_is_compiled_as_the_config_says(pt2, load_compiled, caplog):
+def test_model_is_compiled_as_the_config_says(load_compiled, caplog):
     # Given
     model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
     caplog.set_level(logging.INFO)
 
     # When
-    loaded = load_compiled(pt2, model)
+    loaded = load_compiled("eager", model)
 
     # Then
     assert torch.allclose(answer_of_compiled(loaded, images), model(images), atol=1e-6)
@@ -241,25 +238,6 @@ def traces(tmp_path, monkeypatch):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
     monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
     return tmp_path / "traces"
-
-
-def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(traces, load_handler):
-    # Given
-    source = """
-from ts.torch_handler.base_handler import BaseHandler
-class Own(BaseHandler):
-    def initialize(self, context):
-        self.profiler_args = {"with_stack": False}
-    def preprocess(self, data): return data
-    def inference(self, data): return data
-    def postprocess(self, data): return data
-"""
-    # When
-    loaded = load_handler({"profiled.py": source}, handler="profiled", model_name="m")
-
-    # Then
-    assert answer(loaded, [1, 2]) == [1, 2]
-    assert list((traces / "m").iterdir())
 
 
 def with_engine(folder):

@@ -14,11 +14,7 @@ def is_on(config: Mapping[str, Any]) -> bool:
 
 
 def choice(config: Mapping[str, Any], key: str, names: Iterable[str]) -> str:
-    """Returns the name that model-config.yaml has under `key`, by default the first of `names`.
-
-    Raises:
-        ValueError: another name than these.
-    """
+    """Returns the name that model-config.yaml has under `key`, by default the first of `names`."""
     known = list(names)
     name = config.get(key, known[0])
     if name not in known:

@@ -60,11 +60,6 @@ class ImageBatches:
         return device is not None and torch.device(device).type == "cuda"
 
     def read(self, values: list[Any]) -> list[torch.Tensor]:
-        """Returns one tensor per value, in their order.
-
-        Raises:
-            PredictionException: status 400, a value is not a readable image.
-        """
         images = self.gpu_jpegs.decode(values) if self.gpu_jpegs else [None] * len(values)
         left = [value for value, image in zip(values, images, strict=True) if image is None]
         if len(left) == 1:
@@ -76,7 +71,6 @@ class ImageBatches:
         return [next(others) if image is None else image for image in images]
 
     def stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the batch on the device."""
         device = self._handler.device
         if not self._is_on_gpu or any(image.is_cuda for image in images):
             return torch.stack([image.to(device) for image in images])

@@ -256,11 +256,7 @@ class DataParallel:
         return max(1, min(self._threads, rows // LEAST_ROWS))
 
     def __call__(self, batch: torch.Tensor) -> Any:
-        """Returns the model's answer; without gradients, where there is more than one part.
-
-        Raises:
-            TypeError: an answer that has no rows.
-        """
+        """Returns the model's answer; without gradients, where there is more than one part."""
         count = self.part_count(len(batch))
         if count == 1:
             return self._model(batch)

@@ -6,8 +6,6 @@ from ts.torch_handler.request_envelope.base import BaseEnvelope, content_of
 
 
 class BodyEnvelope(BaseEnvelope):
-    """Gives the handler the rows' contents; its results are the answers."""
-
     def parse_input(self, data: Any) -> Any:
         return [content_of(row) for row in data]
 

@@ -1,10 +1,12 @@
 """An envelope in the form of KServe's second protocol, the Open Inference Protocol."""
 
+from dataclasses import replace
 from typing import Any
 
 from ts.torch_handler.request_envelope.base import InstancesEnvelope, document_of
 from ts.torch_handler.request_envelope.tensors import (
     BYTES,
+    Tensor,
     check_rows,
     read_tensor,
     tensor_of,
@@ -17,10 +19,7 @@ class KServev2Envelope(InstancesEnvelope):
     def open_row(self, row: Any) -> Any:
         descriptions = document_of(row)["inputs"]
         tensors = [
-            None
-            if given["datatype"] == BYTES
-            else read_tensor(given["datatype"], given["shape"], given["data"])
-            for given in descriptions
+            None if given["datatype"] == BYTES else _numbers(given) for given in descriptions
         ]
         check_rows(tensor.shape for tensor in tensors if tensor)
         return [
@@ -41,6 +40,13 @@ class KServev2Envelope(InstancesEnvelope):
                 for number, output in enumerate(outputs)
             ],
         }
+
+
+def _numbers(description: dict[str, Any]) -> Tensor:
+    tensor = read_tensor(description["datatype"], description["shape"], description["data"])
+    if any(isinstance(value, float) for value in tensor.values):  # then all are, as in an array
+        return replace(tensor, values=[float(value) for value in tensor.values])
+    return tensor
 
 
 def _closed_output(number: int, output: Any, instances: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import torch
 from ts.torch_handler.acceleration.preparation import (
     DataParallel,
     PreparedModel,
-    computed,
     divided,
     prepare,
 )
@@ -69,41 +68,6 @@ def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     # Then two calls were compared, and others run as before
     assert seen == [(False, False)] * 2 + [(True, True)]
     assert after == "high"
-
-
-def test_model_is_loaded_once_and_asked_twice_to_be_prepared():
-    # Given
-    asked = []
-
-    class Counting(Convolved):
-        def forward(self, images):
-            asked.append(len(images))
-            return super().forward(images)
-
-    def reload():
-        raise AssertionError("loaded again")
-
-    # When
-    model = trained(Counting)
-    asked.clear()
-    prepared = prepare(model, reload, rows()[:1], torch.float32, ROWS)
-
-    # Then
-    assert prepared is not None
-    assert asked == [1, 1]
-
-
-def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
-    # Given
-    seen = []
-
-    # When
-    answer = computed(lambda batch: seen.append(batch) or batch, torch.bfloat16, rows())
-
-    # Then
-    assert seen[0].is_contiguous(memory_format=torch.channels_last)
-    assert seen[0].dtype == torch.bfloat16
-    assert answer.dtype == torch.float32
 
 
 def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):

@@ -11,8 +11,6 @@ from ts.utils.util import get_yaml_config
 
 
 class MockContext:
-    """The part of a context that `initialize` and `handle` of a default handler use."""
-
     def __init__(  # noqa: PLR0917 - TorchServe's order
         self,
         model_pt_file: str | None = "model.pt",
@@ -40,5 +38,4 @@ class MockContext:
         self.metrics = MetricsStore(uuid.uuid4(), model_name)
 
     def get_request_header(self, idx: int, key: str) -> str | bool:
-        """Returns `explain`, the only header that may be set."""
         return key == "explain" and idx == 0 and self.explain
