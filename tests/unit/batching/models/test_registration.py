@@ -38,10 +38,7 @@ def register(parameters=None, defaults=None, **archive_changes) -> ModelSpec:
 
 
 def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
-    # Given an archive without model-config.yaml
-    # When
     spec = register()
-    # Then
     assert spec.key == VersionKey("m", "1.0")
     assert (spec.model_url, spec.handler, spec.runtime) == ("m.mar", "handler.py", "python")
     assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
@@ -83,19 +80,15 @@ SERVING = {"defaults": "serving"}
     ],
 )
 def test_serving_defaults_come_after_all_that_anybody_chose(parameters, config, defaults, expected):
-    # Given / When
     spec = register({**SERVING, **parameters}, ModelDefaults(parameters=defaults), config=config)
-    # Then
     assert (spec.min_worker, spec.batch_size, spec.batch_policy) == expected
 
 
 def test_registration_prefers_parameters_to_the_archives_names():
-    # Given
-    parameters = {"model_name": "other", "handler": "h.py:f", "runtime": "python3"}
-    # When
-    spec = register(parameters)
-    # Then
+    spec = register({"model_name": "other", "handler": "h.py:f", "runtime": "python3"})
     assert (spec.model_name, spec.handler, spec.runtime) == ("other", "h.py:f", "python3")
+    with pytest.raises(InvalidModel, match=r"Model name is not defined\."):
+        register(model_name="")
 
 
 def test_timeouts_prefer_config_to_parameter_to_default():
@@ -121,9 +114,7 @@ def test_timeouts_prefer_config_to_parameter_to_default():
     ],
 )
 def test_workers_come_from_config_only_when_it_makes_sense(config, expected):
-    # Given / When
     spec = register({"initial_workers": "3"}, config=config)
-    # Then
     assert (spec.min_worker, spec.max_worker) == expected
 
 
@@ -183,11 +174,6 @@ def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(nam
         register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
     with pytest.raises(BadRequest, match=r"^deviceIds must be"):
         register(config={"deviceIds": [0, number]})
-
-
-def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_model():
-    with pytest.raises(InvalidModel, match=r"Model name is not defined\."):
-        register(model_name="")
 
 
 @pytest.mark.parametrize(

@@ -34,37 +34,22 @@ def server():
         yield running
 
 
-def test_embedded_redis_listens_on_nothing_but_its_users_socket(server):
+def test_embedded_redis_is_private_never_evicts_and_never_writes_to_disk(server):
     connections = psutil.Process(server.pid).net_connections(kind="all")
     assert {connection.family for connection in connections} == {socket.AF_UNIX}
     assert server.folder.stat().st_mode & 0o077 == 0
+    for name, value in (
+        ("maxmemory-policy", b"noeviction"),
+        ("save", b""),
+        ("appendonly", b"no"),
+        ("maxmemory", str(5 * 1024 * 1024).encode()),
+    ):
+        assert value in ask(server.socket_path, "CONFIG", "GET", name).split(b"\r\n")[3:]
 
 
-def test_embedded_redis_never_evicts_and_never_writes_to_disk(server):
-    # Given a started server / When / Then
-    assert b"noeviction" in ask(server.socket_path, "CONFIG", "GET", "maxmemory-policy")
-    assert b"$0\r\n\r\n" in ask(server.socket_path, "CONFIG", "GET", "save")
-    assert b"no" in ask(server.socket_path, "CONFIG", "GET", "appendonly").split(b"\r\n")
-    limit = str(5 * 1024 * 1024).encode()
-    assert limit in ask(server.socket_path, "CONFIG", "GET", "maxmemory").split(b"\r\n")
-
-
-def test_embedded_redis_leaves_nothing_behind_when_closed():
+def test_embedded_redis_starts_again_at_the_same_url_and_leaves_nothing_behind(server):
     # Given
-    server = EmbeddedRedis(find_server())
-    server.start()
-    pid, folder = server.pid, server.folder
-    # When
-    server.close()
-    server.close()
-    # Then
-    assert not psutil.pid_exists(pid)
-    assert not folder.exists()
-
-
-def test_embedded_redis_listens_at_the_same_url_when_started_again_after_a_kill(server):
-    # Given
-    url = server.url
+    url, folder = server.url, server.folder
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: not server.answers(), timeout_s=5)
     # When
@@ -72,6 +57,13 @@ def test_embedded_redis_listens_at_the_same_url_when_started_again_after_a_kill(
     # Then
     assert server.url == url
     assert server.answers()
+    # When
+    pid = server.pid
+    server.close()
+    server.close()
+    # Then
+    assert not psutil.pid_exists(pid)
+    assert not folder.exists()
 
 
 def test_embedded_redis_finds_room_for_its_socket_when_tmpdir_is_deep(tmp_path, monkeypatch):

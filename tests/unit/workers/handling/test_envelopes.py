@@ -92,19 +92,6 @@ def test_request_that_is_no_envelope_fails_alone(name, bad):
     assert second.status == 200
 
 
-def test_json_envelope_decodes_base64_wherever_it_stands():
-    # When
-    calls, replies = ask(
-        "json",
-        lambda instances, _: [1 for _ in instances],
-        posted({"instances": [{"b64": "aGk="}, {"data": {"b64": "aGk="}, "n": {"b": 1}}]}),
-    )
-
-    # Then
-    assert calls == [[b"hi", {"data": b"hi", "n": {"b": 1}}]]
-    assert replies[0].body == b'{"predictions": [1, 1]}'
-
-
 def test_kserve_envelope_names_explanations():
     # When
     _, replies = ask(
@@ -120,32 +107,6 @@ def test_kserve_envelope_names_explanations():
 
 def tensor(name, data, datatype="FP32", shape=None):
     return {"name": name, "shape": shape or [len(data)], "datatype": datatype, "data": data}
-
-
-def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
-    # Given
-    def answer(inputs, _context):
-        assert inputs[0]["data"] == [[1, 2], [3, 4]]
-        assert inputs[1]["data"] == "text"
-        return [[[0.5], [1.5]], "label"]
-
-    document = {
-        "inputs": [tensor("a", [1, 2, 3, 4], "INT32", [2, 2]), tensor("b", ["text"], "BYTES")]
-    }
-
-    # When
-    _, (reply,) = ask("kservev2", answer, posted(document))
-
-    # Then
-    assert json.loads(reply.body) == {
-        "id": "id-0",
-        "model_name": "echo",
-        "model_version": "1.0",
-        "outputs": [
-            {"name": "a", "datatype": "FP64", "data": [0.5, 1.5], "shape": [2]},
-            {"name": "b", "datatype": "BYTES", "data": ["label"], "shape": [1]},
-        ],
-    }
 
 
 @pytest.mark.parametrize(

@@ -60,18 +60,6 @@ class Parts:
         self.starts += 1
         return Prepared(Path(), self.python)
 
-    async def give_up(self):
-        """The slot has given up, as Redis says, and is stopped."""
-        await join(self.queue, NODE)
-        living = asyncio.create_task(self.slot.run())
-        await eventually_async(lambda: self.states() == [WorkerState.FAILED])
-        assert self.slot.record.state is WorkerState.FAILED
-        await eventually_async(lambda: not self.client.exists(VersionKeys.of(KEY).queue))
-        assert not living.done()
-        self.slot.stop()
-        await living
-        assert self.states() == []
-
     def states(self):
         return [worker.state for worker in self.registry.workers(KEY)]
 
@@ -89,20 +77,6 @@ class Parts:
 
     def beats(self):
         return self.client.zcard(VersionKeys.of(KEY).worker_beats)
-
-
-class Uninstallable(Parts):
-    """What its model requires cannot be installed; a client asks while that is tried."""
-
-    async def _prepare(self, _spec, *, is_exact):
-        self.starts += 1
-        record = rest_of_record("ingress-a", 60_000, 0, wire_of("a").head)
-        submit_keys = loader.ordered_keys("submit", VersionKeys.of(KEY))
-        # As an ingress does, whose connection fakeredis has not.
-        submit = loader.script(self.client, "submit")
-        asked = submit(submit_keys, ["ingress-a", 3000, 60_000, "a", record])
-        assert asked == [SubmitCode.QUEUED]
-        raise DependenciesFailed("no such package")
 
 
 def script(folder, text):
@@ -188,7 +162,7 @@ async def test_worker_that_fails_at_its_start_is_tried_again_later_and_not_count
 
 async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_path):
     # Given a worker that loads, and writes down when it is past its time
-    report = '{"state": "READY"}'
+    report = '{"state": "READY", "interface": {"summary": "Doubles."}}'
     text = f"echo '{report}' > /dev/fd/{REPORTS}\nsleep 2\ntouch {tmp_path}/late\nexec sleep 60"
 
     async def prepare(_spec, *, is_exact):
@@ -197,7 +171,7 @@ async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_p
         return Prepared(Path(), script(tmp_path, text))
 
     parts = Parts(None, make_spec(startup_timeout_s=1), prepare=prepare)
-
+    await join(parts.queue, NODE)
     living = asyncio.create_task(parts.slot.run())
     await eventually_async((tmp_path / "late").exists, 10)
     parts.server.connected = True
@@ -205,6 +179,8 @@ async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_p
     await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
     assert parts.slot.record.worker_id == "node-a-0"
     assert parts.slot.record.status.load_ms < 1000
+    await eventually_async(lambda: parts.states() == [WorkerState.READY])
+    assert parts.registry.workers(KEY)[0].interface == {"summary": "Doubles."}
     parts.slot.stop()
     await living
 
@@ -266,31 +242,30 @@ async def test_standard_error_of_a_worker_goes_with_its_output_into_files(
 
 
 async def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_waits(caplog):
-    # Given
-    spec = make_spec()
-    parts = Uninstallable(Path("/nowhere/python"), spec)
-    parts.registry.create(spec)
+    # Given a client that asks while that is tried
+    async def prepare(_spec, *, is_exact):
+        parts.starts += 1
+        record = rest_of_record("ingress-a", 60_000, 0, wire_of("a").head)
+        submit_keys = loader.ordered_keys("submit", VersionKeys.of(KEY))
+        # As an ingress does, whose connection fakeredis has not.
+        submit = loader.script(parts.client, "submit")
+        asked = submit(submit_keys, ["ingress-a", 3000, 60_000, "a", record])
+        assert asked == [SubmitCode.QUEUED]
+        raise DependenciesFailed("no such package")
+
+    parts = Parts(None, prepare=prepare)
+    parts.registry.create(make_spec())
+    await join(parts.queue, NODE)
     # When
-    await parts.give_up()
+    living = asyncio.create_task(parts.slot.run())
+    await eventually_async(lambda: parts.states() == [WorkerState.FAILED])
+    await eventually_async(lambda: not parts.client.exists(VersionKeys.of(KEY).queue))
     # Then
+    assert not living.done()
     assert parts.starts == 1
     reply = VersionKeys.of(KEY).reply_prefix + "a"
     assert parts.client.get(reply) == b"a!no_worker"
     assert "refused model=digits version=1.0 requests=1" in caplog.text
-
-
-async def test_what_a_worker_says_of_its_model_is_published_with_ready(tmp_path):
-    # Given a worker that reports an interface
-    report = '{"state": "READY", "interface": {"summary": "Doubles.", "input": {"kind": "json"}}}'
-    parts = Parts(script(tmp_path, f"echo '{report}' > /dev/fd/{REPORTS}\nexec sleep 60"))
-    await join(parts.queue, NODE)
-
-    # When
-    living = asyncio.create_task(parts.slot.run())
-    await eventually_async(lambda: parts.states() == [WorkerState.READY])
-
-    # Then
-    [status] = parts.registry.workers(KEY)
-    assert status.interface == {"summary": "Doubles.", "input": {"kind": "json"}}
     parts.slot.stop()
     await living
+    assert parts.states() == []
