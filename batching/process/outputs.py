@@ -155,12 +155,12 @@ def read_lines(stream: IO[bytes], take: Callable[[bytes], object]) -> "Future[No
 
 
 @functools.cache
-def reader() -> "_Reader":
+def reader() -> "_OutputReader":
     """Returns what `read_lines` reads with; its thread is started by the first call."""
-    return _Reader()
+    return _OutputReader()
 
 
-class _Reader:
+class _OutputReader:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         threading.Thread(target=self._read, name="output of children", daemon=True).start()

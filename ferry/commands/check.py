@@ -61,7 +61,7 @@ _NEEDS_STORE = "starts, given --model-store FOLDER, as TorchServe: the file name
 _TORCHSERVE, _UP = "ferry torchserve --ts-config", "ferry up --config"
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One part, what becomes of it, and a sentence; of what must change, it says how."""
 
     part: str
@@ -88,11 +88,11 @@ def check(config: Path | None, container: str | None) -> None:
     click.echo(json.dumps({"rows": [row._asdict() for row in rows], "flags": flags}))
 
 
-def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> Iterator[Row]:
+def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> Iterator[CheckRow]:
     properties = read_properties(config) if config is not None else {}
     yield from map(key_row, properties)
     for key, text in switches_read_as_false(properties).items():
-        yield Row(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
+        yield CheckRow(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
     for variable in variables or ():
         if variable.startswith("TS_"):
             yield _variable_row(variable, properties)
@@ -113,38 +113,40 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
     yield from _start_rows(config, environment, is_here=variables is None)
 
 
-def key_row(key: str) -> Row:
+def key_row(key: str) -> CheckRow:
     """Returns what becomes of one key of config.properties."""
     if key in BETTER:
-        return Row(key, BETTER_HERE, BETTER[key].replace("`", ""))
+        return CheckRow(key, BETTER_HERE, BETTER[key].replace("`", ""))
     if key in UNDERSTOOD:
-        return Row(key, SAME, BY_KEY[key].doc if key in BY_KEY else "")
+        return CheckRow(key, SAME, BY_KEY[key].doc if key in BY_KEY else "")
     if key in REPLACED:
-        return Row(key, CHANGE, IGNORED[key])
-    return Row(key, NOTE, why_without_effect(key))
+        return CheckRow(key, CHANGE, IGNORED[key])
+    return CheckRow(key, NOTE, why_without_effect(key))
 
 
-def _variable_row(variable: str, properties: Mapping[str, str]) -> Row:
+def _variable_row(variable: str, properties: Mapping[str, str]) -> CheckRow:
     keys = {f"TS_{key.upper()}": key for key in IGNORED if key not in WITHOUT_VARIABLE}
     keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
     if variable not in keys:
-        return Row(variable, NOTE, "is no variable of TorchServe's, and has no effect")
+        return CheckRow(variable, NOTE, "is no variable of TorchServe's, and has no effect")
     if properties.get(ENABLE_ENVIRONMENT, "").strip().lower() != "true":
         text = f"counts only if the file says {ENABLE_ENVIRONMENT}=true, as in TorchServe"
-        return Row(variable, NOTE, text)
+        return CheckRow(variable, NOTE, text)
     return key_row(keys[variable])._replace(part=variable)
 
 
-def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[Row]:
+def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[CheckRow]:
     """Yields a row for an archive of another machine that this one would not fetch."""
     is_allowed = any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(","))
     if url.startswith(("http://", "https://")) and not is_allowed:
         name = url.partition("?")[0]  # a query may be a secret
         text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
-        yield Row(part, CHANGE, text)
+        yield CheckRow(part, CHANGE, text)
 
 
-def _model_rows(config: Path, properties: Mapping[str, str], allowed_urls: str) -> Iterator[Row]:
+def _model_rows(
+    config: Path, properties: Mapping[str, str], allowed_urls: str
+) -> Iterator[CheckRow]:
     with contextlib.suppress(ValueError):  # as above
         for name, versions in model_settings(properties.get("models", "")).items():
             for version, words in versions.items():
@@ -155,33 +157,37 @@ def _model_rows(config: Path, properties: Mapping[str, str], allowed_urls: str) 
             yield from _version_rows(name, version, saved.record, allowed_urls)
     except SettingsError as error:
         # The server starts all the same, without these models.
-        yield Row(SNAPSHOT, CHANGE, str(error))
+        yield CheckRow(SNAPSHOT, CHANGE, str(error))
 
 
 def _version_rows(
     model_name: str, version: str, words: Mapping[str, Any], allowed_urls: str
-) -> Iterator[Row]:
+) -> Iterator[CheckRow]:
     """Yields the rows of a version that is described in the words of model-config.yaml."""
     part = f"model {model_name} {version}"
     for word, value in words.items():
         if reason := why_not_here(word, value):
-            yield Row(part, CHANGE, reason)
+            yield CheckRow(part, CHANGE, reason)
         elif word in WITHOUT_EFFECT and value:
-            yield Row(part, NOTE, f"{word} has no effect: {WITHOUT_EFFECT[word]}")
+            yield CheckRow(part, NOTE, f"{word} has no effect: {WITHOUT_EFFECT[word]}")
     url = str(words.get("modelUrl") or words.get("marName") or "")
     runtime = {"runtime": str(words["runtime"])} if words.get("runtime") else {}
     archive = ArchiveInfo(url, "", model_name, version, "", "python", None, words)
     try:
         spec_from_registration(runtime, archive, ModelDefaults())
     except ServeError as error:
-        yield Row(part, CHANGE, error.message)
+        yield CheckRow(part, CHANGE, error.message)
         return
     named = [it.word for it in PARAMETERS if words.get(it.word) not in (None, "", ())]
-    yield Row(part, SAME, ", ".join(f"{word} {words[word]}" for word in named) or "the defaults")
+    yield CheckRow(
+        part, SAME, ", ".join(f"{word} {words[word]}" for word in named) or "the defaults"
+    )
     yield from _url_rows(part, url, allowed_urls)
 
 
-def _start_rows(config: Path, environment: Mapping[str, str], *, is_here: bool) -> Iterator[Row]:
+def _start_rows(
+    config: Path, environment: Mapping[str, str], *, is_here: bool
+) -> Iterator[CheckRow]:
     """Yields what each command says to the file; what all say has one row."""
     commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
     findings = {
@@ -193,7 +199,7 @@ def _start_rows(config: Path, environment: Mapping[str, str], *, is_here: bool) 
         finding: "start" if all((it, *finding[1:]) in findings for it in commands) else finding[0]
         for finding in findings
     }
-    yield from dict.fromkeys(Row(part, *finding[1:]) for finding, part in parts.items())
+    yield from dict.fromkeys(CheckRow(part, *finding[1:]) for finding, part in parts.items())
 
 
 def _findings(

@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ferry.api import Api, token_hint
-from ferry.commands.predict import Prediction, answer_value, print_predictions
+from ferry.commands.predict import FileAnswer, answer_value, print_predictions
 from ferry.console import age_text, ending_at_interrupt, err, out
 from ferry.options import (
     check_header_value,
@@ -361,7 +361,7 @@ def _print_sent(
         return
     if waits and folder is None:
         print_predictions(
-            [Prediction(it.file, it.status, it.error or it.answer, is_ok=it.is_ok) for it in sent]
+            [FileAnswer(it.file, it.status, it.error or it.answer, is_ok=it.is_ok) for it in sent]
         )
         return
     for file in filter(lambda file: file.error, sent):

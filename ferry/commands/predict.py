@@ -19,7 +19,7 @@ from ferry_client.calls import guessed_type
 MAX_CONCURRENT = 64
 
 
-class Prediction(NamedTuple):
+class FileAnswer(NamedTuple):
     """A file's answer; with an error, `status` is the server's, or None without an answer."""
 
     file: str
@@ -80,7 +80,7 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
 
 def _sent(
     bodies: list[tuple[str, bytes]], inference_url: str, path: list[str], content_type: str
-) -> list[Prediction]:
+) -> list[FileAnswer]:
     answered: list[str] = []
 
     def what_goes_on() -> str:
@@ -89,18 +89,18 @@ def _sent(
             "batches that it has begun, and drops the other files."
         )
 
-    def send(body: tuple[str, bytes]) -> Prediction:
+    def send(body: tuple[str, bytes]) -> FileAnswer:
         name, content = body
         kind = content_type or guessed_type(name)
         try:
             response = api.answer("POST", *path, content=content, content_type=kind)
         except click.ClickException as error:
-            return Prediction(name, None, error.message)
+            return FileAnswer(name, None, error.message)
         answered.append(name)
         if response.is_error:
-            return Prediction(name, response.status_code, error_text(response))
+            return FileAnswer(name, response.status_code, error_text(response))
         answer = answer_value(response.content, response.headers.get("content-type", ""))
-        return Prediction(name, response.status_code, answer, is_ok=True)
+        return FileAnswer(name, response.status_code, answer, is_ok=True)
 
     threads = min(len(bodies), MAX_CONCURRENT)
     with (
@@ -121,12 +121,12 @@ def answer_value(content: bytes, content_type: str) -> Any:
         return f"{len(content)} bytes of {content_type or 'data'}"
 
 
-def prediction_record(prediction: Prediction) -> dict[str, Any]:
+def prediction_record(prediction: FileAnswer) -> dict[str, Any]:
     key = "answer" if prediction.is_ok else "error"
     return {"file": prediction.file, "status": prediction.status, key: prediction.answer}
 
 
-def print_predictions(predictions: list[Prediction]) -> None:
+def print_predictions(predictions: list[FileAnswer]) -> None:
     table = Table("file", "class", Column("probability", justify="right"), box=None)
     for prediction in predictions:
         for label, number in prediction.classes.items():

@@ -80,7 +80,7 @@ class ReadyPipe:
 
 
 @dataclass(slots=True)
-class Part:
+class ProcessPart:
     """One supervised process. `stop_share` is its part of the time for a clean stop.
 
     Parts of one `group` follow one another, stop together and share that time.
@@ -118,7 +118,7 @@ class Supervisor:
     """Owns the parts from `start` to `stop`. Use as a context manager, in the main thread."""
 
     def __init__(
-        self, parts: Sequence[Part], *, stop_timeout_s: float, report: Callable[[str], None]
+        self, parts: Sequence[ProcessPart], *, stop_timeout_s: float, report: Callable[[str], None]
     ) -> None:
         self.stop_reason = ""  # the signal
         self._parts = parts
@@ -159,11 +159,11 @@ class Supervisor:
         if self._stop_signals.is_new_request():
             self.stop_reason = self.stop_reason or signal.Signals(number).name
 
-    def start(self, *parts: Part) -> None:
+    def start(self, *parts: ProcessPart) -> None:
         for part in parts:
             part.start()
 
-    def wait_until_ready(self, *parts: Part) -> None:
+    def wait_until_ready(self, *parts: ProcessPart) -> None:
         """Waits until each part has said that it is; raises what `wait_until` does."""
         for ready in filter(None, (part.ready for part in parts)):
             self.wait_until(ready.poll, ready.read_fd)
@@ -222,7 +222,7 @@ class Supervisor:
                     self._report(f"{part.name} did not stop in time and was killed")
                 part.bury()
 
-    def _revive(self, part: Part) -> None:
+    def _revive(self, part: ProcessPart) -> None:
         now_s = time.monotonic()
         if part.restart_at_s is None:
             if part.is_running:

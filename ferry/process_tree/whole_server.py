@@ -45,7 +45,13 @@ from ferry.process_tree.start_checks import (
     require_redis,
     require_store,
 )
-from ferry.process_tree.supervisor import Interrupted, Part, ReadyPipe, StartFailed, Supervisor
+from ferry.process_tree.supervisor import (
+    Interrupted,
+    ProcessPart,
+    ReadyPipe,
+    StartFailed,
+    Supervisor,
+)
 from ingress.role import has_page
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -124,7 +130,7 @@ def run_server(
             if saved := _saved_models(settings):
                 models, file = ", ".join(saved), settings.snapshot_file
                 report(f"Restoring {models} from {file} (--no-config-snapshots: without)")
-        server = _Server(settings, redis, report, occupant, PartMaker(Launch.AWAITED, logs))
+        server = _WholeServer(settings, redis, report, occupant, PartMaker(Launch.AWAITED, logs))
         parts = server.parts(common_folder)
         _serve(parts, settings.drain_timeout_s, report, server.start)
 
@@ -163,7 +169,10 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
 
 
 def _serve(
-    parts: list[Part], stop_timeout_s: float, report: Report, start: Callable[[Supervisor], None]
+    parts: list[ProcessPart],
+    stop_timeout_s: float,
+    report: Report,
+    start: Callable[[Supervisor], None],
 ) -> None:
     """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them."""
     with Supervisor(parts, stop_timeout_s=stop_timeout_s, report=report) as supervisor:
@@ -198,7 +207,7 @@ class PartMaker:
         settings: Settings,
         stop_share: float,
         siblings: Siblings | None = None,
-    ) -> Part:
+    ) -> ProcessPart:
         ready, logs = ReadyPipe(), self.logs
         variables: Mapping[str, str] = siblings.to_environment() if siblings else {}
 
@@ -219,11 +228,11 @@ class PartMaker:
             ready.hand_over()
             return process
 
-        return Part(name, start, stop_share, package, ready)
+        return ProcessPart(name, start, stop_share, package, ready)
 
     def ingresses(
         self, settings: Settings, count: int, folder: Path, stop_share: float
-    ) -> list[Part]:
+    ) -> list[ProcessPart]:
         names = ["ingress", *(f"ingress {number}" for number in range(2, count + 1))]
         return [
             self.part(name, "ingress", settings, stop_share, Siblings(number, count, folder))
@@ -238,7 +247,7 @@ def count_by_cores(settings: Settings) -> int:
     return max(1, min(_MOST_INGRESSES, usable_cores() // _CORES_EACH))
 
 
-def _start_ingresses(supervisor: Supervisor, ingresses: list[Part]) -> None:
+def _start_ingresses(supervisor: Supervisor, ingresses: list[ProcessPart]) -> None:
     """Starts them and waits until all are ready.
 
     The first one is alone until it has loaded the startup models, as no client must hear from
@@ -250,7 +259,7 @@ def _start_ingresses(supervisor: Supervisor, ingresses: list[Part]) -> None:
 
 
 @dataclass
-class _Server:
+class _WholeServer:
     """Starts the parts of one server in their order, and says when it is ready."""
 
     settings: Settings
@@ -259,7 +268,7 @@ class _Server:
     occupant: Occupant | None
     maker: PartMaker
 
-    def parts(self, common_folder: Path) -> list[Part]:
+    def parts(self, common_folder: Path) -> list[ProcessPart]:
         """Makes what the supervisor starts, in this order."""
         settings = self.settings
         of_ingress, of_node = (
@@ -269,7 +278,7 @@ class _Server:
         count = count_by_cores(settings)
         self._node = self.maker.part("node", "workers", of_node, NODE_SHARE)
         self._ingresses = self.maker.ingresses(of_ingress, count, common_folder, INGRESS_SHARE)
-        self._redis = [Part("redis", self.redis.launch, REDIS_SHARE)] if self.redis else []
+        self._redis = [ProcessPart("redis", self.redis.launch, REDIS_SHARE)] if self.redis else []
         return [*self._redis, self._node, *self._ingresses]
 
     def start(self, supervisor: Supervisor) -> None:

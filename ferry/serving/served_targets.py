@@ -195,7 +195,7 @@ def _as_name(text: str) -> str:
 
 def _in_python(path: Path, label: str) -> list[ServedTarget]:
     """Returns what the file serves, or the one of that name in the code."""
-    served = list(_Reader(path).served())
+    served = list(_FileReader(path).served())
     if not served:
         raise TargetError(
             f"{_shown(path)} serves nothing: it needs a function {_FUNCTION}(batch), a function "
@@ -222,7 +222,7 @@ def _sources_of(file: Path) -> dict[str, Path]:
     return sources
 
 
-class _Reader:
+class _FileReader:
     """Goes through a parsed file in the order in which Python would run it."""
 
     def __init__(self, path: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from batching.errors import MethodNotAllowed, ServeError
 from ingress.http1.exchange import (
-    Answer,
     Body,
     ConnectionEnded,
     Content,
     Exchange,
     Header,
+    HttpAnswer,
 )
 from ingress.http1.heads import (
     CHUNKED,
@@ -186,7 +186,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             elif not self._asked[-1].is_received:
                 self._asked[-1].break_off()
 
-    def _refuse(self, answer: Answer) -> None:
+    def _refuse(self, answer: HttpAnswer) -> None:
         """Answers bytes that no application can be shown, and closes the connection."""
         if self._transport.is_closing():
             return

@@ -20,7 +20,7 @@ _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_PAUSE_S = 0.25
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """One HTTP answer without its `connection` header."""
 
     status: int

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.http1.exchange import Answer, Exchange, Header
+from ingress.http1.exchange import Exchange, Header, HttpAnswer
 
 # As which a shorter header counts, or a head of little ones would be ten thousands.
 LEAST_HEADER_BYTES = 64
@@ -44,7 +44,7 @@ class Unreadable(Exception):
     def __init__(self, status: int, explanation: str = "") -> None:
         super().__init__(status)
         headers = [("content-type", "text/plain")] if explanation else []
-        self.answer = Answer(status, headers, explanation.encode())
+        self.answer = HttpAnswer(status, headers, explanation.encode())
 
 
 class RequestParser:

@@ -17,7 +17,7 @@ from batching.errors import BadRequest, ServeError
 from batching.process.retries import Reminder
 from batching.settings.settings import Settings, UnusableNow
 from ingress.http1.connection import HttpConnection
-from ingress.http1.exchange import Answer, Application, Exchange, Header
+from ingress.http1.exchange import Application, Exchange, Header, HttpAnswer
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Listener:
         self,
         address: Address,
         app: Application,
-        error_answer: Callable[[ServeError], Answer],
+        error_answer: Callable[[ServeError], HttpAnswer],
         *,
         note_answer: NoteAnswer = lambda status, client, exchange: None,
         added_headers: Sequence[Header] = (),

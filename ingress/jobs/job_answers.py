@@ -9,7 +9,7 @@ from batching.errors import MethodNotAllowed, ServeError
 from batching.models.spec import ModelSpec
 from batching.protocol import Request
 from batching.store.jobs.job_records import Job, JobStatus, job_document
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.jobs.job_service import JobService, Preferences, no_job, read_preferences
 from ingress.torchserve.answers import (
     error_answer,
@@ -32,7 +32,7 @@ class JobAnswers:
 
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Returns the answer to a request for `/jobs/...`, a path that is percent-decoded.
 
         Names of headers are in lower case; `base_url` is of the server as this client sees it,
@@ -67,7 +67,7 @@ class JobAnswers:
         timeout_s: float | None,
         base_url: str,
         is_open_inference: bool,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Has a prediction become a job; returns that, or the ordinary answer if it comes in time.
 
         The request is let go before the wait. `timeout_s` is from now to its deadline, None: the
@@ -98,20 +98,20 @@ class JobAnswers:
                 answer.headers.append(("idempotency-replayed", "true"))
         return answer
 
-    async def _ended(self, job: Job) -> Answer:
+    async def _ended(self, job: Job) -> HttpAnswer:
         """Returns what the synchronous prediction would have been answered with."""
         reply = await self.service.result(job)
         answer = reply_answer(reply, job.job_id)
         return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
 
 
-def _accepted(job: Job, base_url: str) -> Answer:
+def _accepted(job: Job, base_url: str) -> HttpAnswer:
     answer = json_answer(job_document(job, base_url), 202)
     answer.headers.append(_retry_after(job))
     return answer
 
 
-def _look(job: Job, headers: Mapping[str, str], base_url: str) -> Answer:
+def _look(job: Job, headers: Mapping[str, str], base_url: str) -> HttpAnswer:
     answer = json_answer(job_document(job, base_url))
     tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
     answer.headers.append(("etag", tag))

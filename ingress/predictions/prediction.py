@@ -18,7 +18,14 @@ from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.access.tokens import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.exchange import Answer, Application, ConnectionEnded, Content, Exchange, Header
+from ingress.http1.exchange import (
+    Application,
+    ConnectionEnded,
+    Content,
+    Exchange,
+    Header,
+    HttpAnswer,
+)
 from ingress.http1.heads import WITHOUT_BODY
 from ingress.jobs.job_answers import JOB_PATH, JobAnswers
 from ingress.jobs.job_service import Preferences, preferences_of
@@ -40,7 +47,7 @@ from ingress.torchserve.payload import (
     read_timeout_s,
     speaks_of_binary,
 )
-from ingress.torchserve.routes import LIVE_PATH, Target, parse_prediction_path
+from ingress.torchserve.routes import LIVE_PATH, PredictionTarget, parse_prediction_path
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +86,7 @@ class HttpPredictions:
         scheme = exchange.connection.scheme
         return self._proxies.base_url(exchange.fields, scheme=scheme, peer=peer)
 
-    async def answer_job(self, exchange: Exchange) -> Answer:
+    async def answer_job(self, exchange: Exchange) -> HttpAnswer:
         """Returns the answer to a request about one job."""
         url = self.base_url(exchange)
         return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
@@ -95,7 +102,9 @@ class Prediction(PendingRequest):
     metrics: VersionMetrics | None = None
     _is_tensors = False
 
-    def __init__(self, shared: HttpPredictions, target: Target, exchange: Exchange) -> None:
+    def __init__(
+        self, shared: HttpPredictions, target: PredictionTarget, exchange: Exchange
+    ) -> None:
         super().__init__(fresh_request_id())
         self.started_s = time.perf_counter()
         self.exchange = exchange

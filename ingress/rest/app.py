@@ -19,7 +19,7 @@ from batching.errors import (
     StoreUnavailable,
 )
 from ingress.access.tokens import Authorizer
-from ingress.http1.exchange import Answer, refuse_encoded
+from ingress.http1.exchange import HttpAnswer, refuse_encoded
 from ingress.predictions.prediction_service import LOWEST_STATUS
 from ingress.rest.inference_api import InferenceView
 from ingress.rest.management_api import ManagementView
@@ -92,7 +92,7 @@ class _App(Flask):
         return super().wsgi_app(environ, start_response)
 
     def make_response(self, rv: Any) -> Response:
-        if isinstance(rv, Answer):
+        if isinstance(rv, HttpAnswer):
             return PlainResponse(bytes(rv.body), status=rv.status, headers=rv.headers)
         return super().make_response(rv)
 
@@ -129,7 +129,7 @@ class _App(Flask):
                 self.add_url_rule(rule, endpoint, function, methods=methods)
                 self._routes[endpoint] = route
 
-    def _answer_job(self, **_: str) -> Answer:
+    def _answer_job(self, **_: str) -> HttpAnswer:
         return self._services.on_loop(self._services.http_predictions.answer_job(flask_exchange()))
 
     def _admit(self) -> None:

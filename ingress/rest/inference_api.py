@@ -13,7 +13,7 @@ from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.predictions.prediction import Prediction, StreamedAnswer
 from ingress.rest.page_api import interface_of
 from ingress.rest.wsgi_bridge import AwaitedExchange, PlainResponse, flask_exchange
@@ -49,7 +49,7 @@ class InferenceView:
         self._services = services
         self._health = services.health
 
-    def predict(self) -> Answer | Response | None:
+    def predict(self) -> HttpAnswer | Response | None:
         """Returns the answer to a prediction; None to any other request."""
         # The path as it was sent: Flask makes one slash of several at the beginning.
         is_plain = not request.environ["PATH_INFO"].startswith("//")
@@ -86,22 +86,22 @@ class InferenceView:
         response.call_on_close(lambda: on_loop(close()))
         return response
 
-    def predict_workflow(self, tail: str) -> Answer:
+    def predict_workflow(self, tail: str) -> HttpAnswer:
         raise WorkflowNotFound(f"Workflow not found: {tail}")
 
-    def document(self, model_name: str, tail: str = "") -> Answer:
+    def document(self, model_name: str, tail: str = "") -> HttpAnswer:
         check_names(model_name)
         existing(self._services.registry.get(model_name), model_name)
         return json_answer(model_prediction_document(model_name))
 
-    def ping(self) -> Answer:
+    def ping(self) -> HttpAnswer:
         is_healthy = self._health.is_healthy()
         return status_answer("Healthy") if is_healthy else status_answer("Unhealthy", 500)
 
-    def livez(self) -> Answer:
+    def livez(self) -> HttpAnswer:
         return status_answer(LIVE_TEXT)
 
-    def readyz(self) -> Answer:
+    def readyz(self) -> HttpAnswer:
         reason = self._health.why_not_ready()
         if self._services.keys is not None:
             # A probe has no key, so its answer names no models.
@@ -110,19 +110,19 @@ class InferenceView:
 
     # --- what clients of the Open Inference Protocol, and of KServe's v1, ask first
 
-    def server(self) -> Answer:
+    def server(self) -> HttpAnswer:
         # The first key has TorchServe's spelling, the second the right one.
         names = {"extenstion": _EXTENSIONS[:2], "extensions": _EXTENSIONS}
         return json_answer({"name": "torchferry", "version": VERSION, **names})
 
-    def live(self) -> Answer:
+    def live(self) -> HttpAnswer:
         return json_answer({"live": True})
 
-    def ready(self) -> Answer:
+    def ready(self) -> HttpAnswer:
         is_ready = not self._health.why_not_ready()
         return json_answer({"ready": is_ready}, 200 if is_ready else _NOT_READY)
 
-    def model(self, model_name: str, model_version: str | None = None) -> Answer:
+    def model(self, model_name: str, model_version: str | None = None) -> HttpAnswer:
         spec = self._resolve(model_name, model_version)
         registry = self._services.registry
         entry = registry.get(model_name)
@@ -138,7 +138,7 @@ class InferenceView:
             }
         )
 
-    def model_ready(self, model_name: str, model_version: str | None = None) -> Answer:
+    def model_ready(self, model_name: str, model_version: str | None = None) -> HttpAnswer:
         spec = self._resolve(model_name, model_version)
         is_ready = self._health.is_ready(spec)
         document = {"name": model_name, "ready": is_ready}

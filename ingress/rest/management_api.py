@@ -18,7 +18,7 @@ from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.protocol import Reply
 from batching.store.jobs.job_records import Job, JobStatus, job_document
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.jobs.job_service import NEWEST_US, JobPage
 from ingress.models.registrar import Registrar
 from ingress.rest.wsgi_bridge import flask_exchange
@@ -51,23 +51,23 @@ class ManagementView:
         self._registry = services.registry
         self._registrar = Registrar(services)
 
-    def register(self) -> Answer:
+    def register(self) -> HttpAnswer:
         self._require_model_api()
         status, text = self._registrar.register(_registration_parameters())
         return status_answer(text, status)
 
-    def scale(self, model_name: str, model_version: str | None = None) -> Answer:
+    def scale(self, model_name: str, model_version: str | None = None) -> HttpAnswer:
         status, text = self._registrar.scale(model_name, model_version, request.args)
         return status_answer(text, status)
 
-    def set_default(self, model_name: str, model_version: str) -> Answer:
+    def set_default(self, model_name: str, model_version: str) -> HttpAnswer:
         return status_answer(self._registrar.set_default(model_name, model_version))
 
-    def unregister(self, model_name: str, model_version: str | None = None) -> Answer:
+    def unregister(self, model_name: str, model_version: str | None = None) -> HttpAnswer:
         self._require_model_api()
         return status_answer(self._registrar.unregister(model_name, model_version))
 
-    def describe(self, model_name: str, model_version: str | None = None) -> Answer:
+    def describe(self, model_name: str, model_version: str | None = None) -> HttpAnswer:
         check_names(model_name, model_version)
         entry = existing(self._registry.get(model_name), model_name)
         spec = pick_version(entry, model_name, model_version)
@@ -79,28 +79,28 @@ class ManagementView:
             document["customizedMetadata"] = _metadata(reply)
         return json_answer([document])
 
-    def describe_all(self, model_name: str) -> Answer:
+    def describe_all(self, model_name: str) -> HttpAnswer:
         check_names(model_name)
         entry = existing(self._registry.get(model_name), model_name)
         return json_answer(self._describe(entry.versions.values(), entry))
 
-    def list_models(self) -> Answer:
+    def list_models(self) -> HttpAnswer:
         entries = self._registry.snapshot()
         urls = {
             name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
         }
         return json_answer(list_page(urls, request.args))
 
-    def document(self, model_name: str) -> Answer:
+    def document(self, model_name: str) -> HttpAnswer:
         self._registrar.resolve(model_name, None)
         return json_answer(model_management_document(model_name))
 
-    def kserve_ready(self, model_name: str) -> Answer:
+    def kserve_ready(self, model_name: str) -> HttpAnswer:
         spec = self._registrar.resolve(model_name, None)
         is_ready = self._services.health.is_ready(spec)
         return json_answer({"name": model_name, "ready": is_ready})
 
-    def list_nodes(self) -> Answer:
+    def list_nodes(self) -> HttpAnswer:
         nodes = self._registry.nodes()
         if not nodes:
             self._registry.require_writable()  # else no node can report that it runs
@@ -117,7 +117,7 @@ class ManagementView:
             ]
         )
 
-    def list_jobs(self) -> Answer:
+    def list_jobs(self) -> HttpAnswer:
         count = _read_limit(request.args)
         cursor = request.args.get("cursor", "")
         if cursor and not _CURSOR.fullmatch(cursor):
@@ -128,19 +128,19 @@ class ManagementView:
             document["next_cursor"] = str(page.next_us)
         return json_answer(document)
 
-    def cancel_jobs(self) -> Answer:
+    def cancel_jobs(self) -> HttpAnswer:
         if not (request.args.get("model") or request.args.get("status")):
             raise BadRequest("Name a model or a status, of which all jobs are to be deleted.")
         return self._each_job(self._services.jobs.service.cancel)
 
-    def retry_jobs(self) -> Answer:
+    def retry_jobs(self) -> HttpAnswer:
         return self._each_job(self._services.jobs.service.retry_if_possible)
 
-    def retry_job(self, job_id: str) -> Answer:
+    def retry_job(self, job_id: str) -> HttpAnswer:
         job = self._services.on_loop(self._services.jobs.service.retry(job_id))
         return json_answer(self._job(job), 202)
 
-    def renew_key(self) -> Answer:
+    def renew_key(self) -> HttpAnswer:
         """Gives new keys to clients that have the API key. Source: `TokenAuthorization`."""
         kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
         assert self._services.keys is not None
@@ -157,7 +157,7 @@ class ManagementView:
     def _job(self, job: Job) -> dict[str, Any]:
         return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
-    def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> Answer:
+    def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> HttpAnswer:
         """Does this to all jobs of the asked model and status; answers with their number."""
         cursor: int | None = NEWEST_US
         done = 0

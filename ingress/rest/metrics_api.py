@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from batching.metrics import read_metrics_config
 from batching.store.registry.registry import read_metrics
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.metrics.ingress_metrics import LEGACY
 from ingress.metrics.queue_metrics import handler_families, node_families, queue_families
 from ingress.services import Services
@@ -30,7 +30,7 @@ class MetricsView:
         self._services = services
         self._declared = read_metrics_config(services.settings.metrics_config)
 
-    def metrics(self) -> Answer:
+    def metrics(self) -> HttpAnswer:
         body = write_text(self._shown(), request.args.getlist("name[]"))
         return typed_answer(body, _CONTENT_TYPE)
 

@@ -21,7 +21,7 @@ from batching.errors import StoreUnavailable
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
 from batching.store.registry.registry import Registry
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, not_found, typed_answer
 from ingress.torchserve.openapi import VERSION
@@ -64,7 +64,7 @@ class Side(msgspec.Struct, omit_defaults=True):
     schema: dict[str, Any] = {}
 
 
-class Tensor(msgspec.Struct):
+class ProtocolTensor(msgspec.Struct):
     """A tensor of the Open Inference Protocol."""
 
     name: str
@@ -79,8 +79,8 @@ class Interface(msgspec.Struct, omit_defaults=True):
     input: Side | None = None
     output: Side | None = None
     example: Any = msgspec.UNSET
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
+    inputs: list[ProtocolTensor] = []
+    outputs: list[ProtocolTensor] = []
 
 
 def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
@@ -169,7 +169,7 @@ class PageView:
         self._batches = services.metrics.recent_batches
         self._processes = services.siblings.count
 
-    def index(self) -> Answer:
+    def index(self) -> HttpAnswer:
         wanted = request.accept_mimetypes.best_match(["application/json", "text/html"])
         if wanted != "text/html":
             return json_answer({"name": "torchferry", "version": VERSION, "links": _LINKS})
@@ -180,10 +180,10 @@ class PageView:
         page = (_FILES / "index.html").read_bytes()
         return _for_browsers(page.replace(b"<!--models-->", rows.encode()), _HTML)
 
-    def models(self) -> Answer:
+    def models(self) -> HttpAnswer:
         return json_answer([model.to_document() for model in self._models.all()])
 
-    def batches(self) -> Answer:
+    def batches(self) -> HttpAnswer:
         # The clock is the machine's: processes that share the port may answer in turns.
         after_s = request.args.get("after", 0.0, float)
         batches = [
@@ -202,7 +202,7 @@ class PageView:
         now_s = time.monotonic()
         return json_answer({"now_s": now_s, "processes": self._processes, "batches": batches})
 
-    def openapi(self) -> Answer:
+    def openapi(self) -> HttpAnswer:
         """Answers with the API document, and a path for each model in front of the others."""
         document = self._document
         paths = {
@@ -213,12 +213,12 @@ class PageView:
         info = document["info"] | {"title": "torchferry"}
         return json_answer({**document, "info": info, "tags": [{"name": "models"}], "paths": paths})
 
-    def docs(self) -> Answer:
+    def docs(self) -> HttpAnswer:
         # Swagger UI, if it is there, styles some elements by themselves.
         page = (_FILES / "docs.html").read_bytes()
         return _for_browsers(page, _HTML, " 'unsafe-inline'")
 
-    def file(self) -> Answer:
+    def file(self) -> HttpAnswer:
         # Only paths of the table come here.
         name, folder = request.path.rpartition("/")[2], _FILES
         if name.startswith("swagger-"):
@@ -230,7 +230,7 @@ class PageView:
         return _for_browsers((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
 
 
-def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> Answer:
+def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> HttpAnswer:
     answer = typed_answer(body, content_type)
     answer.headers.append(("Content-Security-Policy", _POLICY.format(more_styles)))
     answer.headers.append(("Referrer-Policy", "no-referrer"))

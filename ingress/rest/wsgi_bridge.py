@@ -15,7 +15,7 @@ from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.tokens import Authorizer
-from ingress.http1.exchange import Answer, Body, Exchange, Header
+from ingress.http1.exchange import Body, Exchange, Header, HttpAnswer
 from ingress.predictions.prediction import StreamedAnswer
 from ingress.torchserve.answers import error_answer
 
@@ -42,12 +42,12 @@ class AwaitedExchange(Exchange):
     ) -> None:
         headers = list(fields.items())
         super().__init__(peer, method, path, query, "1.1", headers, fields, keeps_alive=False)
-        self.answered: Future[Answer | StreamedAnswer] = Future()
+        self.answered: Future[HttpAnswer | StreamedAnswer] = Future()
 
     def respond(self, status: int, headers: list[Header], body: Body) -> None:  # type: ignore[override]
-        self.take(Answer(status, headers, body))
+        self.take(HttpAnswer(status, headers, body))
 
-    def take(self, answer: Answer | StreamedAnswer) -> None:
+    def take(self, answer: HttpAnswer | StreamedAnswer) -> None:
         """Answers the request, unless it has an answer."""
         if not self.answered.done():
             self.answered.set_result(answer)
@@ -131,12 +131,12 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
     return environ
 
 
-def _answer(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
+def _answer(app: WSGIApplication, environ: dict[str, Any]) -> HttpAnswer:
     """Returns the application's whole answer, header names in lower case."""
     response = PlainResponse.from_app(app, environ, buffered=True)
     headers = [(name.lower(), value) for name, value in response.headers]
     kept = [header for header in headers if header[0] not in _SERVER_OWNED]
-    return Answer(response.status_code, kept, response.get_data())
+    return HttpAnswer(response.status_code, kept, response.get_data())
 
 
 def _as_latin1(text: str) -> str:

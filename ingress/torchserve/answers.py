@@ -21,7 +21,7 @@ from batching.errors import (
 )
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply, ReplyChunk, fresh_request_id
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 
 _NO_CACHE_HEADERS = (
     ("Pragma", "no-cache"),
@@ -57,23 +57,25 @@ def json_bytes(document: Any) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def typed_answer(body: bytes, content_type: str, status: int = 200, request_id: str = "") -> Answer:
+def typed_answer(
+    body: bytes, content_type: str, status: int = 200, request_id: str = ""
+) -> HttpAnswer:
     own = [("x-request-id", request_id or fresh_request_id()), ("content-type", content_type)]
-    return Answer(status, [*own, *_NO_CACHE_HEADERS], body)
+    return HttpAnswer(status, [*own, *_NO_CACHE_HEADERS], body)
 
 
-def json_answer(document: Any, status: int = 200, request_id: str = "") -> Answer:
+def json_answer(document: Any, status: int = 200, request_id: str = "") -> HttpAnswer:
     return typed_answer(json_bytes(document), JSON_CONTENT_TYPE, status, request_id)
 
 
-def status_answer(text: str, status: int = 200) -> Answer:
+def status_answer(text: str, status: int = 200) -> HttpAnswer:
     return json_answer({"status": text}, status)
 
 
-def error_answer(error: ServeError, request_id: str = "") -> Answer:
+def error_answer(error: ServeError, request_id: str = "") -> HttpAnswer:
     """Returns the answer to a request that failed so; TorchServe's own 413 is bare."""
     if type(error) is PayloadTooLarge:
-        return Answer(error.status, [("x-ferry-reason", error.reason)], b"")
+        return HttpAnswer(error.status, [("x-ferry-reason", error.reason)], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
     if error.retry_after_s is not None:
         # Whole seconds, rounded up: "0" would invite an immediate retry.
@@ -96,7 +98,7 @@ def how_to_get_a_worker(
     return f"Start one: ferry models scale {spec.model_name} --min-worker 1{version}"
 
 
-def reply_answer(reply: Reply, request_id: str = "") -> Answer:
+def reply_answer(reply: Reply, request_id: str = "") -> HttpAnswer:
     """Returns a worker's reply as an answer, with the handler's headers cleaned.
 
     A prediction has no content type unless the handler sets one.
@@ -109,7 +111,7 @@ def reply_answer(reply: Reply, request_id: str = "") -> Answer:
     headers = [("x-request-id", request_id or fresh_request_id()), *_NO_CACHE_HEADERS]
     if reply.headers:
         headers += clean_headers(reply.headers)
-    return Answer(reply.status, headers, reply.body)
+    return HttpAnswer(reply.status, headers, reply.body)
 
 
 def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str, str]]]:
@@ -124,7 +126,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
     return first.status, headers + clean_headers(first.headers)
 
 
-def with_error_key(answer: Answer) -> Answer:
+def with_error_key(answer: HttpAnswer) -> HttpAnswer:
     """Returns an error for clients of the Open Inference Protocol, who look for `error`."""
     if not answer.body:
         return answer
@@ -150,7 +152,7 @@ def wrong_method() -> MethodNotAllowed:
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
 
 
-def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> Answer:
+def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> HttpAnswer:
     answer = json_answer({"code": status, "type": kind, "message": message}, status, request_id)
     if reason:
         # The JSON keeps TorchServe's three keys, so the stable word for machines is a header.

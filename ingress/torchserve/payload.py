@@ -15,7 +15,7 @@ from batching.models.spec import URL_QUERY
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Content
-from ingress.torchserve.routes import Target
+from ingress.torchserve.routes import PredictionTarget
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
@@ -43,7 +43,7 @@ _URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_request(
-    target: Target,
+    target: PredictionTarget,
     headers: dict[str, str],
     body: Content,
     query: str = "",

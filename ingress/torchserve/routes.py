@@ -33,7 +33,7 @@ class Key(Enum):
     NONE = "nothing, or the route asks for a key by itself"
 
 
-class Target(NamedTuple):
+class PredictionTarget(NamedTuple):
     """Says what a prediction's path names and asks for."""
 
     model_name: str = ""
@@ -54,22 +54,28 @@ class Route(NamedTuple):
     view: str  # and its method, which answers; empty for a prediction
     operation: str = ""  # its `operationId` in openapi.yaml; empty if no document has it
     key: Key = Key.ADDRESS
-    target: Target | None = None  # what a prediction's route asks for, of any model
+    target: PredictionTarget | None = None  # what a prediction's route asks for, of any model
 
     def port_on(self, roles: Collection[Role]) -> Role | None:
         """Returns the port whose route it is on an address with these roles."""
         return next((role for role in self.ports if role in roles), None)
 
 
-def _prediction(path: str, target: Target, operation: str = "") -> Route:
+def _prediction(path: str, target: PredictionTarget, operation: str = "") -> Route:
     return Route(ANY, path, _INFERENCE, "", operation, Key.INFERENCE, target)
 
 
 # Capitals as Python prints booleans.
-_NATIVE, _NATIVE_EXPLAIN = Target(explain="False", url_path=""), Target(explain="True", url_path="")
-_V1, _V1_EXPLAIN = Target(explain="False"), Target(explain="True")
-_V2, _V2_EXPLAIN = Target(explain="False", is_v2=True), Target(explain="True", is_v2=True)
-_QUERY = Target(takes_query=True)
+_NATIVE, _NATIVE_EXPLAIN = (
+    PredictionTarget(explain="False", url_path=""),
+    PredictionTarget(explain="True", url_path=""),
+)
+_V1, _V1_EXPLAIN = PredictionTarget(explain="False"), PredictionTarget(explain="True")
+_V2, _V2_EXPLAIN = (
+    PredictionTarget(explain="False", is_v2=True),
+    PredictionTarget(explain="True", is_v2=True),
+)
+_QUERY = PredictionTarget(takes_query=True)
 
 _MODEL = "/models/{model_name}"
 _VERSION = "/models/{model_name}/{model_version}"
@@ -154,7 +160,7 @@ ROUTES = (
 
 # Clients ask for a few paths again and again; of long ones, so many may fill the memory.
 @lru_cache(maxsize=256)
-def parse_prediction_path(path: str) -> Target | None:
+def parse_prediction_path(path: str) -> PredictionTarget | None:
     """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
     path = path.rstrip("/")
     for route, pattern in _PATTERNS:

@@ -26,7 +26,7 @@ from batching.store.redis_errors import AWAY, OutageLog
 from workers.archives.model_files import Prepared
 from workers.machine import Device
 from workers.slots.assignment import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, Assignment, ExitStatus
-from workers.slots.worker_process import Report, WorkerProcess, worker_environment
+from workers.slots.worker_process import WorkerProcess, WorkerReport, worker_environment
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Slot:
         self._process: WorkerProcess | None = None
         self._ready_at: float | None = None
         self._why_not_loaded: dict[str, Any] = {}
-        self._unpublished: asyncio.Queue[Report] = asyncio.Queue()
+        self._unpublished: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._is_hopeless = False
         self._should_stop = asyncio.Event()
 
@@ -210,7 +210,7 @@ class Slot:
             log.error("model=%s version=%s did not load within %s", *self.spec.key, limit)
             process.kill(f"did not load within {limit}")
 
-    def _on_report(self, report: Report) -> None:
+    def _on_report(self, report: WorkerReport) -> None:
         """Acts on the report before it is published: Redis may be away."""
         if report.state is WorkerState.READY:
             self._ready_at = time.monotonic()
@@ -232,7 +232,7 @@ class Slot:
             elif report.state is not WorkerState.FAILED:  # what that means, `_judge` decides
                 await self.record.set_state(report.state)
 
-    async def _note_success(self, process: WorkerProcess, report: Report) -> None:
+    async def _note_success(self, process: WorkerProcess, report: WorkerReport) -> None:
         assert self._ready_at is not None
         worker_id = str(self.record.worker_id)
         load_ms = int((self._ready_at - process.started_at) * 1000)

@@ -57,7 +57,7 @@ ALLOCATOR = {
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Report(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """What a worker says of itself: FAILED when it could not load; READY with its interface."""
 
     state: WorkerState
@@ -137,7 +137,7 @@ class WorkerProcess:
             self._ended_for = why
             self._send(signal.SIGKILL)
 
-    async def watch(self, on_report: Callable[[Report], None]) -> ExitStatus:
+    async def watch(self, on_report: Callable[[WorkerReport], None]) -> ExitStatus:
         """Returns how it ended, once it has; kills it on an error."""
         try:
             return await self._watch(on_report)
@@ -151,7 +151,7 @@ class WorkerProcess:
             kill_group(self._child)
             raise
 
-    async def _watch(self, on_report: Callable[[Report], None]) -> ExitStatus:
+    async def _watch(self, on_report: Callable[[WorkerReport], None]) -> ExitStatus:
         reader = asyncio.StreamReader(MOST_REPORT_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
@@ -202,12 +202,12 @@ class WorkerProcess:
                     await asyncio.sleep(ORPHANS_POLL_S)
 
 
-async def _hear(reader: asyncio.StreamReader, on_report: Callable[[Report], None]) -> None:
+async def _hear(reader: asyncio.StreamReader, on_report: Callable[[WorkerReport], None]) -> None:
     while True:
         try:
             if not (line := await reader.readline()):
                 return
-            on_report(msgspec.json.decode(line, type=Report))
+            on_report(msgspec.json.decode(line, type=WorkerReport))
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             # Model code has the descriptor, too, and may write anything. Reading goes on: a process
             # that cannot write does not end.

@@ -92,7 +92,7 @@ class _Answer(NamedTuple):
     before: int = 0
 
 
-class _Server(NamedTuple):
+class _RedisState(NamedTuple):
     """Tells how a Redis was at a moment of the monotonic clock."""
 
     looked_s: float
@@ -131,7 +131,7 @@ class JobStore:
         self._connection = AsyncHeldConnection(client)
         self._pending: dict[VersionKey, list[tuple[JobRequest, asyncio.Future[_Answer]]]] = {}
         self._writing: asyncio.Task[None] | None = None
-        self._servers: dict[str, _Server] = {}  # by hash tag
+        self._servers: dict[str, _RedisState] = {}  # by hash tag
         self._looking = asyncio.Lock()
         self._file: asyncio.Task[None] | None = None
         self._write_file_at_s = 0.0
@@ -381,7 +381,7 @@ class JobStore:
 
     # --- their servers
 
-    async def _server(self, tag: str) -> _Server:
+    async def _server(self, tag: str) -> _RedisState:
         """Returns how the server of this tag is, as of the last second."""
         # Not each of the many that come at the same time asks.
         async with self._looking:
@@ -390,7 +390,7 @@ class JobStore:
                 return server
             info = await at(self._client, tag).info("memory", "persistence")
             limit_bytes = info.get("maxmemory", 0) * self._memory_share
-            server = self._servers[tag] = _Server(
+            server = self._servers[tag] = _RedisState(
                 looked_s=time.monotonic(),
                 has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
                 # While the file is begun, it does not have all jobs.

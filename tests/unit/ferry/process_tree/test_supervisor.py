@@ -21,7 +21,7 @@ from batching.process.part import (
 )
 from ferry.process_tree.supervisor import (
     Interrupted,
-    Part,
+    ProcessPart,
     ReadyPipe,
     StartFailed,
     Supervisor,
@@ -55,12 +55,14 @@ class Scene:
         self.log.touch()
         self.reports: list[str] = []
 
-    def part(self, name: str, *, stubborn: bool = False, leaves_after_s: float = 0.0) -> Part:
+    def part(
+        self, name: str, *, stubborn: bool = False, leaves_after_s: float = 0.0
+    ) -> ProcessPart:
         words = (name, str(self.log), "yes" if stubborn else "no", str(leaves_after_s))
         argv = [sys.executable, "-S", "-c", CHILD, *words]
-        return Part(name, lambda: spawn(argv, dict(os.environ)), 0.3)
+        return ProcessPart(name, lambda: spawn(argv, dict(os.environ)), 0.3)
 
-    def supervisor(self, *parts: Part, stop_timeout_s: float = 10.0) -> Supervisor:
+    def supervisor(self, *parts: ProcessPart, stop_timeout_s: float = 10.0) -> Supervisor:
         return Supervisor(parts, stop_timeout_s=stop_timeout_s, report=self.reports.append)
 
     def lines(self) -> list[str]:
@@ -164,7 +166,7 @@ def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
 
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
     # Given
-    good, bad = scene.part("node"), Part("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
+    good, bad = scene.part("node"), ProcessPart("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
     with scene.supervisor(good, bad) as supervisor:
         supervisor.start(good, bad)
         # When / Then

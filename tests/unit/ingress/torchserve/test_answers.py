@@ -4,7 +4,7 @@ import pytest
 
 from batching.errors import PayloadTooLarge, QueueFull
 from batching.protocol import Reply
-from ingress.http1.exchange import Answer
+from ingress.http1.exchange import HttpAnswer
 from ingress.torchserve.answers import (
     clean_headers,
     error_answer,
@@ -59,4 +59,4 @@ def test_handler_headers_cannot_break_the_answer():
 
 def test_body_over_the_limit_is_answered_as_by_torchserve():
     answer = error_answer(PayloadTooLarge("More than 9 bytes."))
-    assert answer == Answer(413, [("x-ferry-reason", "payload_too_large")], b"")
+    assert answer == HttpAnswer(413, [("x-ferry-reason", "payload_too_large")], b"")

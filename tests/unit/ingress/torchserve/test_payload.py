@@ -6,7 +6,7 @@ from batching.errors import BadRequest
 from batching.protocol import Part
 from ingress.torchserve import payload
 from ingress.torchserve.payload import read_parts, read_request, read_timeout_s
-from ingress.torchserve.routes import Target
+from ingress.torchserve.routes import PredictionTarget
 from tests.support import processor_time
 
 BOUNDARY = "multipart/form-data; boundary=BB"
@@ -147,7 +147,7 @@ def test_form_has_as_many_parts_as_the_setting_says():
     # Given
     forms = {BOUNDARY: multipart(field("a", b"1"), field("b", b"2")), FORM: b"a=1&b=2"}
     for content_type, body in forms.items():
-        asked = Target("m", None, "False", ""), {"content-type": content_type}, body
+        asked = PredictionTarget("m", None, "False", ""), {"content-type": content_type}, body
         # When / Then
         assert len(read_request(*asked, max_parts=2).parts) == 2
         with pytest.raises(BadRequest, match="at most 1 parts; raise max_form_parts"):
@@ -205,14 +205,14 @@ def test_urlencoded_takes_a_file_for_a_name():
     [part] = read_parts(FORM, b"\xff\xd8\xff\xe0")
     # Then
     assert (part.name, part.content) == ("\ufffd" * 4, b"")
-    read_request(Target("m", None, "False", ""), {"content-type": FORM}, b"\xff").encode()
+    read_request(PredictionTarget("m", None, "False", ""), {"content-type": FORM}, b"\xff").encode()
 
 
 def test_request_headers_say_what_the_path_asked():
     # Given
     headers = {"explain": "forged", "url_path": "forged", "x-a": "1"}
     # When
-    request = read_request(Target("m", "1.0", "True", "v1/chat"), headers, b"")
+    request = read_request(PredictionTarget("m", "1.0", "True", "v1/chat"), headers, b"")
     # Then
     assert request.headers == {"explain": "True", "url_path": "v1/chat", "x-a": "1"}
 

@@ -1,25 +1,25 @@
 import pytest
 
-from ingress.torchserve.routes import Target, parse_prediction_path
+from ingress.torchserve.routes import PredictionTarget, parse_prediction_path
 
 
 @pytest.mark.parametrize(
     ("path", "target"),
     [
-        ("/predictions/m", Target("m", None, "False", "")),
-        ("/predictions/m/", Target("m", None, "False", "")),
-        ("/predictions/m/1.0", Target("m", "1.0", "False", "")),
-        ("/predictions/m/1.0/v1/chat/", Target("m", "1.0", "False", "v1/chat")),
-        ("/explanations/m/2", Target("m", "2", "True", "")),
-        ("/v1/models/m:predict", Target("m", None, "False", None)),
-        ("/v1/models/m:explain/", Target("m", None, "True", None)),
-        ("/v2/models/m/infer", Target("m", None, "False", None, is_v2=True)),
-        ("/v2/models/m/explain", Target("m", None, "True", None, is_v2=True)),
-        ("/v2/models/m/versions/1/infer/", Target("m", "1", "False", None, is_v2=True)),
-        ("/invocations", Target("", None, None, None, takes_query=True)),
-        ("/models/m/invoke/", Target("m", None, None, None, takes_query=True)),
-        ("/m/predict", Target("m", None, None, None, takes_query=True)),
-        ("/m/2.0/predict", Target("m", "2.0", None, None, takes_query=True)),
+        ("/predictions/m", PredictionTarget("m", None, "False", "")),
+        ("/predictions/m/", PredictionTarget("m", None, "False", "")),
+        ("/predictions/m/1.0", PredictionTarget("m", "1.0", "False", "")),
+        ("/predictions/m/1.0/v1/chat/", PredictionTarget("m", "1.0", "False", "v1/chat")),
+        ("/explanations/m/2", PredictionTarget("m", "2", "True", "")),
+        ("/v1/models/m:predict", PredictionTarget("m", None, "False", None)),
+        ("/v1/models/m:explain/", PredictionTarget("m", None, "True", None)),
+        ("/v2/models/m/infer", PredictionTarget("m", None, "False", None, is_v2=True)),
+        ("/v2/models/m/explain", PredictionTarget("m", None, "True", None, is_v2=True)),
+        ("/v2/models/m/versions/1/infer/", PredictionTarget("m", "1", "False", None, is_v2=True)),
+        ("/invocations", PredictionTarget("", None, None, None, takes_query=True)),
+        ("/models/m/invoke/", PredictionTarget("m", None, None, None, takes_query=True)),
+        ("/m/predict", PredictionTarget("m", None, None, None, takes_query=True)),
+        ("/m/2.0/predict", PredictionTarget("m", "2.0", None, None, takes_query=True)),
     ],
 )
 def test_path_names_a_target(path, target):
