@@ -138,7 +138,7 @@ def _told() -> Iterator[None]:
 
 
 def error_text(response: httpx.Response) -> str:
-    """Returns the server's complaint, and where a token that it did not take came from."""
+    """Returns the server's error text, and where a token that it refused came from."""
     try:
         record = response.json()
     except ValueError:

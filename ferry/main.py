@@ -15,9 +15,9 @@ _SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up"})
 
 
 class LazyCommand(NamedTuple):
-    """One command: `module` has it under its own name. Without a `section` no help lists it.
+    """Names a command and the module that has it, which is imported when the command is called.
 
-    Without a `module` another distribution, MOVING, brings it.
+    No help lists it without a `section`. Without a `module` the distribution MOVING brings it.
     """
 
     name: str

@@ -109,7 +109,7 @@ class Services:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def start(self) -> None:
-        """Begins to listen for changes of the registry, and for siblings."""
+        """Starts to listen for changes of the registry, and for siblings."""
         await self.catalog.start()
         await self.numbers.start()
 

@@ -98,7 +98,7 @@ class Outlet(io.RawIOBase):
         return len(piece)
 
     def write_line(self, line: bytes) -> None:
-        """Takes a line, for whose room it waits a moment, but not time and again."""
+        """Takes a line; the first one that finds no room waits a moment for it."""
         self.write(line + b"\n", _PATIENCE_S)
 
     def drain(self) -> None:

@@ -72,10 +72,10 @@ class Occupant(Protocol):
     """Brings the models of a server: `ferry serve` is one."""
 
     def begin(self, settings: Settings) -> None:
-        """Is called once Redis answers, while the others start."""
+        """Does what needs Redis only. Called once it answers, while the other parts start."""
 
     def announce(self, supervisor: Supervisor) -> None:
-        """Is called once all parts are ready, in the place of the server's own announcement."""
+        """Tells people that all parts are ready, in place of the server's own words."""
 
 
 def run_server(

@@ -119,7 +119,7 @@ class Exchange:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> Content:
-        """Returns what `received` does, once it can."""
+        """Waits for the whole body, and returns it as `received` does."""
         is_over = asyncio.Event()
         self.when_received(is_over.set, limit_bytes, timeout_s)
         await is_over.wait()

@@ -161,10 +161,10 @@ class WorkerWait:
         *,
         is_patient: bool = True,
     ) -> bool:
-        """Returns whether it is so, or becomes so in time and before this server stops.
+        """Waits until `is_so()` is true; returns False when time is over or this server stops.
 
-        If `is_patient`, also while Redis is away: the caller has changed the registry already, and
-        an error would make its client repeat that.
+        If `is_patient`, it also waits while Redis is away: the caller has changed the registry
+        already, and an error would make its client repeat that.
         """
         while True:
             try:

@@ -118,7 +118,7 @@ def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) 
 
 
 def is_form(content_type: str) -> bool:
-    """Returns whether a body is split, which may take long."""
+    """Returns whether a body of this type is a form, which is split; that may take long."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 

@@ -26,7 +26,7 @@ STOP_S = 2.0
 
 
 class ControlProcesses:
-    """Keeps no process while no job waits, and two at most."""
+    """Starts processes for control jobs when one waits, two at most at a time."""
 
     def __init__(
         self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog

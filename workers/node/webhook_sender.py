@@ -113,7 +113,7 @@ class ReceiverAnswer(NamedTuple):
         return "" if self.status < 300 else f"status {self.status}"  # noqa: PLR2004 - 2xx is good
 
     def outcome(self, tries: int) -> tuple[WebhookOutcome, float]:
-        """Returns how this try ended, after so many others, and in how many seconds the next is."""
+        """Returns how this try ended, the seconds until the next; `tries` were made before it."""
         if 200 <= self.status < 300:  # noqa: PLR2004 - the range is its own name
             return WebhookOutcome.DELIVERED, 0.0
         if self.status == _GONE:

@@ -326,7 +326,7 @@ def _name_of(annotation: Any) -> str:
 
 
 def _inlined(schema: Any) -> Any:
-    """Returns a JSON schema without references, as it will stand inside of another document."""
+    """Returns a JSON schema without references, so that another document can hold it."""
     definitions = schema.get("$defs", {})
 
     def inline(value: Any, levels: int) -> Any:

@@ -136,7 +136,7 @@ class BatchRun:
             threads.submit(self._ask, line).add_done_callback(self._outcomes.put)
 
     def _ask(self, line: InputLine) -> LineOutcome:
-        """Returns what comes of a line; in a thread of its own."""
+        """Returns the outcome of a line; runs in a thread of its own."""
         started_s = time.monotonic()
         kept_s = min(_LONGEST_KEPT_S, int(_SHORTEST_KEPT_S + _KEPT_S_PER_S * self._took_s))
         headers = {

@@ -60,7 +60,7 @@ class AnswerError(FerryError):
 
 
 class BadRequest(AnswerError):
-    """Says that the request is not one that this server takes."""
+    """The server does not accept this request."""
 
 
 class Unauthorized(AnswerError):
