@@ -165,7 +165,7 @@ class JobService:
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
-        """Accepts the job unless one was accepted under this key; that submit may have broken off."""
+        """Accepts the job unless one was under this key; that submit may have broken off."""
         digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
         own = json.dumps([job.job_id, fingerprint])
         before = await self._store.take_key(digest, own)
