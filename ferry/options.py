@@ -4,8 +4,10 @@ Every setting is an option of `ferry up`, `ferry ingress` and `ferry node`. Its 
 and help are written in its field of `Settings`, and only there.
 """
 
+import difflib
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
 from batching.settings.loading import load_settings, switches_read_as_false
 from batching.settings.setting import Setting
-from batching.settings.settings import SETTINGS, Settings, SettingsError
+from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
 from batching.settings.torchserve_keys import why_without_effect
 from ferry.console import warn
 
@@ -88,7 +90,7 @@ def settings_options(command: Command) -> Command:
 def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Returns the settings from file, environment and flags; warns of keys without effect."""
+    """Returns the settings from file, environment and flags; warns of what has no effect."""
     try:
         settings, without_effect = load_settings(config, flags=flags, defaults=defaults)
     except SettingsError as error:
@@ -98,6 +100,12 @@ def settings_from_flags(
     if config is not None:
         for key, text in switches_read_as_false(read_properties(config)).items():
             warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
+    known = {ENV_PREFIX + name.upper() for it in SETTINGS for name in (it.key, it.name)}
+    for variable in sorted(os.environ.keys() - known):
+        # Only names that are close to a setting's: clients and Kubernetes set other variables.
+        alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+        if alike and variable.startswith(ENV_PREFIX):
+            warn(f"{variable} is no setting; did you mean {alike[0]}?")
     return settings
 
 

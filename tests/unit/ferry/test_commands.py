@@ -575,6 +575,20 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
     ]
 
 
+def test_variable_that_is_nearly_a_settings_is_named(monkeypatch):
+    # Given
+    monkeypatch.setenv("FERRY_QUEUE_TIMOUT_S", "5")
+    for name in ("FERRY_INFERENCE_TOKEN", "FERRY_METRICS_URL", "FERRY_PORT_8080_TCP"):
+        monkeypatch.setenv(name, "of a client's, or of Kubernetes")
+    # When
+    result = CliRunner().invoke(main, ["up", "--model-store", "/missing"])
+    # Then
+    assert result.stderr.splitlines() == [
+        "warning: FERRY_QUEUE_TIMOUT_S is no setting; did you mean FERRY_QUEUE_TIMEOUT_S?",
+        "Error: the model store is not a folder: /missing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
