@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import signal
 from time import monotonic  # itself: a test may step the clock
 
 import hypothesis
@@ -18,6 +19,10 @@ from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 # Times have bars where they are promised; its own would be 200 ms for each example of any test.
 hypothesis.settings.register_profile("ferry", deadline=None)
 hypothesis.settings.load_profile("ferry")
+
+# As a job in the background, this run would have its servers ignore Ctrl-C, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Servers in parts that are killed, hosts whose links are cut, failovers, containers.
 ALONE = {"compose", "network", "topology"}
