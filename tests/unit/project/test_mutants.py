@@ -1,4 +1,4 @@
-"""Each row of the table of mutants changes one place of the code, and names a living test."""
+"""Each mutant changes one place of the code into other code, and names a living test."""
 
 import pytest
 
@@ -13,4 +13,6 @@ def test_mutant_names_living_code_and_a_test(mutant: Mutant) -> None:
     tests = (ROOT / file).read_text(encoding="utf-8")
     # Then
     assert code.count(mutant.line) == 1
+    if mutant.path.endswith(".py"):
+        compile(code.replace(mutant.line, mutant.instead), mutant.path, "exec")
     assert f"def {name.partition('[')[0]}(" in tests
