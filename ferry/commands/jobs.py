@@ -5,6 +5,7 @@ import hashlib
 import json
 import mimetypes
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,7 @@ STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 # What Python's table lacks, or has several of.
 _SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}
 _UNFINISHED = ".ferry-"
+_WRITING, _WRITE_S = threading.Lock(), 5.0
 
 id_argument = click.argument("job_id", metavar="ID")
 
@@ -109,6 +111,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
     ended: list[Path] = []
 
     def what_goes_on() -> str:
+        _WRITING.acquire(timeout=_WRITE_S)  # to leave no part of a file
         done = f"{len(ended)} of {len(missing)}"
         return f"interrupted when {done} were done; the same command goes on there"
 
@@ -278,8 +281,9 @@ def write_result(path: Path, content: bytes) -> None:
     # In the same folder, because a rename cannot leave a file system.
     unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        with _WRITING:
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
