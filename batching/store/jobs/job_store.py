@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
-from batching.store.background_tasks import end_tasks
+from batching.store.background_tasks import BackgroundTasks, end_tasks
 from batching.store.clients import at, is_cluster
 from batching.store.held_connections import AsyncClient, AsyncHeldConnection, Command, packed
 from batching.store.ingress_queue import SubmitCode
@@ -44,6 +44,7 @@ SLACK_MS = 60_000
 LOOK_S = 1.0  # between two questions how a server is
 REFUSED_S = 60.0  # between two tries to have it write a file
 FILE_S = 2.0  # for a file that has been begun, at the end
+TOGETHER_S = 0.005  # for other looks that come meanwhile
 _POLL_S = 0.02
 
 _CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
@@ -131,6 +132,8 @@ class JobStore:
         self._connection = AsyncHeldConnection(client)
         self._pending: dict[VersionKey, list[tuple[JobRequest, asyncio.Future[_Answer]]]] = {}
         self._writing: asyncio.Task[None] | None = None
+        self._looks: dict[VersionKey, dict[str, asyncio.Future[Job | None]]] = {}
+        self._background = BackgroundTasks()
         self._servers: dict[str, _RedisState] = {}  # by hash tag
         self._looking = asyncio.Lock()
         self._file: asyncio.Task[None] | None = None
@@ -144,6 +147,7 @@ class JobStore:
             # Redis may be stopped next, and what is in the file then is what remains.
             await asyncio.wait({self._file}, timeout=FILE_S)
             await end_tasks([self._file])
+        await self._background.close()
         await self._connection.close()
 
     # --- submit
@@ -298,8 +302,29 @@ class JobStore:
         return None if key is None else (await self._read(key, [job_id]))[0]
 
     async def look_again(self, job: Job) -> Job | None:
-        """Returns the job as it is now, which is one round trip; None if it has gone."""
-        return (await self._read(job.key, [job.job_id]))[0]
+        """Returns the job as it is in a moment; None if it has gone.
+
+        Looks at many jobs of a version share one round trip.
+        """
+        looks = self._looks.setdefault(job.key, {})
+        if not looks:
+            self._background.start(self._look(job.key))
+        if job.job_id not in looks:
+            looks[job.job_id] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(looks[job.job_id])  # others may wait for it, too
+
+    async def _look(self, key: VersionKey) -> None:
+        await asyncio.sleep(TOGETHER_S)
+        looks = self._looks.pop(key)
+        try:
+            jobs = await self._read(key, [*looks])
+        except Exception as error:
+            for future in looks.values():
+                future.set_exception(error)
+                future.exception()  # which nobody may wait for any more
+        else:
+            for future, job in zip(looks.values(), jobs, strict=True):
+                future.set_result(job)
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
         """Returns the result that has a key of its own; None if it has gone."""
