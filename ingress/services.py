@@ -49,7 +49,7 @@ class TimeLimits:
 
 
 class Services:
-    """The parts of one ingress, built without connecting; `start` and `close` run on `loop`.
+    """Builds the parts of one ingress without connecting; `start` and `close` run on `loop`.
 
     Broker, catalog and predictions live there. The connections of `probe_client` and
     `probe_registry` give up soon. `keys` is None where no tokens are asked for.

@@ -35,7 +35,7 @@ class RedisUrlError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """The parts of a Redis URL, percent-decoded; `service` is the sentinels' name for a server."""
+    """Has the parts of a Redis URL, percent-decoded; `service`: a server's name at sentinels."""
 
     scheme: str
     addresses: tuple[Address, ...]

@@ -54,7 +54,7 @@ def tag_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VersionKeys:
-    """The keys of one model version: the tag, and each default after it.
+    """Names the keys of one model version: the tag, and each default after it.
 
     Prefixes end in ':' and are completed with an id.
     """

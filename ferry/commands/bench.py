@@ -40,7 +40,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 
 
 class Run(NamedTuple):
-    """What one combination was answered; its percentiles are of successes."""
+    """Says how one combination was answered; its percentiles are of successes."""
 
     batch_size: int
     clients: int

@@ -29,7 +29,7 @@ class FileAnswer(NamedTuple):
 
     @property
     def classes(self) -> dict[str, float]:
-        """The answer as label -> probability; empty if it is something else."""
+        """Returns the answer as label -> probability; empty if it is something else."""
         answer = self.answer if self.is_ok and isinstance(self.answer, dict) else {}
         return answer if all(map(_is_probability, answer.values())) else {}
 

@@ -33,7 +33,7 @@ class ConnectionEnded(Exception):
 
 
 class UnsupportedEncoding(ServeError):
-    """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
+    """Refuses a compressed body; 10 MB of gzip can be 10 GB of zeros."""
 
     status = 415
     type = "UnsupportedMediaTypeException"

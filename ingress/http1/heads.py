@@ -39,7 +39,7 @@ _USUAL_HEADERS = 3
 
 
 class Unreadable(Exception):
-    """The bytes are not HTTP, or too many; 405: they are, with a method that HTTP does not know."""
+    """Says that bytes are not HTTP, or too many; 405: with a method that HTTP does not know."""
 
     def __init__(self, status: int, explanation: str = "") -> None:
         super().__init__(status)

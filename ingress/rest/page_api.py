@@ -92,7 +92,7 @@ def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
 
 
 class ServedModel(NamedTuple):
-    """The default version of a model, the names of all versions, and its workers."""
+    """Has the default version of a model, the names of all versions, and its workers."""
 
     spec: ModelSpec
     versions: list[str]

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.serving import Serving, running
+from tests.e2e.ferry_process import running
+from tests.e2e.serving import Serving
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # a whole server

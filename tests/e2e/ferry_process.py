@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import psutil
@@ -240,16 +240,30 @@ class FerryServer:
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]
 
 
+class Startable(Protocol):
+    process: FerryProcess
+
+    def wait_started(self) -> None: ...
+
+
+Server = TypeVar("Server", bound=Startable)
+
+
 @contextlib.contextmanager
-def ferry_server(folder: Path, *arguments: str, **options: Any) -> Iterator[FerryServer]:
-    """Runs a server; asserts that Ctrl-C ends it cleanly, with nothing left behind."""
-    server = FerryServer(folder, *arguments, **options)
+def running(server: Server) -> Iterator[Server]:
+    """Waits for the start, and asserts that Ctrl-C ends it cleanly, with nothing left behind."""
     try:
         server.wait_started()
         yield server
         server.process.stop_cleanly()
     finally:
         server.process.kill()
+
+
+def ferry_server(
+    folder: Path, *arguments: str, **options: Any
+) -> contextlib.AbstractContextManager[FerryServer]:
+    return running(FerryServer(folder, *arguments, **options))
 
 
 # Starts a server of one store, and another one later.

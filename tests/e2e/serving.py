@@ -48,17 +48,6 @@ class Serving:
         return self.http.get(url, timeout=30).json()
 
 
-@contextlib.contextmanager
-def running(serving: Serving) -> Iterator[Serving]:
-    """Waits for the start, and asserts that Ctrl-C ends it with nothing left behind."""
-    try:
-        serving.wait_started()
-        yield serving
-        serving.process.stop_cleanly()
-    finally:
-        serving.process.kill()
-
-
 def save(path: Path, text: str, *, by_rename: bool = False) -> None:
     """Saves as editors do: in place, or with another file that takes the place."""
     if by_rename:

@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.e2e.ferry_process import running
 from tests.e2e.serving import (
     TAGGING,
     Load,
     Serving,
-    running,
     save,
     save_and_hear,
     wait_for_lines,

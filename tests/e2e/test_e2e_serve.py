@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from PIL import Image
 
-from tests.e2e.ferry_process import FERRY
-from tests.e2e.serving import TAGGING, Serving, running, save
+from tests.e2e.ferry_process import FERRY, running
+from tests.e2e.serving import TAGGING, Serving, save
 from tests.ports import free_ports
 from tests.support import eventually
 

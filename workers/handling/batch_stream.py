@@ -188,7 +188,6 @@ class JobReporter:
     def __post_init__(self) -> None:
         self._has_news = threading.Condition()
         self._pid = os.getpid()
-        self.call.context.keep_progress = self.note
 
     def note(self, share: float, text: str, request_ids: Collection[str]) -> None:
         """Notes how far these requests are, if they are jobs of the batch."""

@@ -240,7 +240,7 @@ def _serve(
     send = partial(queue.send, patience_s=spec.response_timeout_s)
     stall_s = settings.unread_timeout_s + STALL_MARGIN_S
     stream = BatchStream(call, send, deadline, outage, stall_s)
-    JobReporter(call, queue.note_progress, outage)
+    model.context.keep_progress = JobReporter(call, queue.note_progress, outage).note
     runner = Runner(
         call,
         stream,

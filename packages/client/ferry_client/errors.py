@@ -60,7 +60,7 @@ class AnswerError(FerryError):
 
 
 class BadRequest(AnswerError):
-    """The server does not accept this request."""
+    """Says that the server does not accept this request."""
 
 
 class Unauthorized(AnswerError):

@@ -182,7 +182,7 @@ class ScriptedServer:
                         return
 
     async def lose(self, client_writer, *, is_gone=False):
-        """The client's connection ends with an error, as if its host had died."""
+        """Ends the client's connection with an error, as if its host had died."""
         if is_gone:
             self._server.close()
         for writer in self._writers:

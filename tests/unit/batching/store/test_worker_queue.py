@@ -56,7 +56,7 @@ def is_blocked(backend):
 
 
 def asked(backend):
-    """How many blocking pops the server has begun and ended."""
+    """Counts the blocking pops that the server has begun and ended."""
     statistics = backend.client.info("commandstats").get("cmdstat_blpop", {})
     return statistics.get("calls", 0) + is_blocked(backend)
 

@@ -90,7 +90,7 @@ def test_flags_without_effect_are_taken_and_a_missing_log_config_is_named(tmp_pa
 
 
 def settings_of(folder, **given):
-    """What the server gets of these flags, and a model store."""
+    """Returns the settings that the server gets of these flags and a model store."""
     flags = dict.fromkeys(("ts_config", "log_config", "disable_token_auth", "enable_model_api"))
     return chosen_settings({**flags, "models": (), "model_store": folder, **given}, ncs=True)
 

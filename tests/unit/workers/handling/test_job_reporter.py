@@ -55,7 +55,8 @@ def store():
 @pytest.fixture
 def call(store):
     call = Call()
-    JobReporter(call, store.write, make_outage(), pause_s=0.001)
+    reporter = JobReporter(call, store.write, make_outage(), pause_s=0.001)
+    call.context.keep_progress = reporter.note
     return call
 
 
