@@ -133,6 +133,7 @@ class JobStore:
         self._pending: dict[VersionKey, list[tuple[JobRequest, asyncio.Future[_Answer]]]] = {}
         self._writing: asyncio.Task[None] | None = None
         self._looks: dict[VersionKey, dict[str, asyncio.Future[Job | None]]] = {}
+        self._looked_for: set[asyncio.Future[Job | None]] = set()
         self._background = BackgroundTasks()
         self._servers: dict[str, _RedisState] = {}  # by hash tag
         self._looking = asyncio.Lock()
@@ -148,6 +149,8 @@ class JobStore:
             await asyncio.wait({self._file}, timeout=FILE_S)
             await end_tasks([self._file])
         await self._background.close()
+        for future in [*self._looked_for]:
+            future.cancel()
         await self._connection.close()
 
     # --- submit
@@ -310,13 +313,16 @@ class JobStore:
         if not looks:
             self._background.start(self._look(job.key))
         if job.job_id not in looks:
-            looks[job.job_id] = asyncio.get_running_loop().create_future()
+            future = looks[job.job_id] = asyncio.get_running_loop().create_future()
+            self._looked_for.add(future)
+            future.add_done_callback(self._looked_for.discard)
         return await asyncio.shield(looks[job.job_id])  # others may wait for it, too
 
     async def _look(self, key: VersionKey) -> None:
-        await asyncio.sleep(TOGETHER_S)
-        looks = self._looks.pop(key)
+        looks = self._looks[key]
         try:
+            await asyncio.sleep(TOGETHER_S)
+            del self._looks[key]  # later ones are of another moment
             jobs = await self._read(key, [*looks])
         except Exception as error:
             for future in looks.values():

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.clients import at, connect_async
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_store import KEY_MS, JobRequest, JobStore
 from batching.store.keys import VersionKeys, job_version
@@ -95,3 +97,56 @@ def test_job_is_found_as_long_as_it_is_there(harness, submit_together):
         assert not harness.has_body(name)
     assert 0 < harness.client.pttl(job_version("b")) <= KEY_MS
     assert not harness.client.exists(job_version("c"))
+
+
+# --- looks of the same moment
+
+
+def test_looks_of_one_moment_share_a_round_trip_and_its_error(harness):
+    # Given two jobs, and one that has gone
+    for job_id in ("a", "b", "gone"):
+        harness.submit_job(job_id)
+    jobs = [harness.jobs().find(job_id) for job_id in ("a", "b", "b", "gone")]
+    harness.client.delete(harness.keys.job_prefix + "gone")
+
+    async def look(client):
+        store = JobStore(client, 1000)
+        looks = [store.look_again(job) for job in jobs]
+        answers = await asyncio.gather(*looks, return_exceptions=True)
+        await store.close()
+        return answers
+
+    # When
+    before = reads(harness)
+    answers = harness._runner.run(look(harness._async_client))
+    # Then
+    assert answers == [*jobs[:3], None]
+    assert reads(harness) == before + 1
+    # And when Redis is away
+    away = harness._runner.run(look(connect_async("redis://localhost:1")))
+    assert [type(answer) for answer in away] == [RedisConnectionError] * len(jobs)
+
+
+def test_closing_ends_a_look(harness):
+    # Given
+    harness.submit_job("a")
+    job = harness.jobs().find("a")
+
+    async def close_while_looking():
+        store = JobStore(harness._async_client, 1000)
+        look = asyncio.ensure_future(store.look_again(job))
+        await asyncio.sleep(0)
+        # When
+        await store.close()
+        # Then
+        await asyncio.wait([look], timeout=5)
+        return look.cancelled()
+
+    assert harness._runner.run(close_while_looking())
+
+
+def reads(harness):
+    """Counts the questions what time it is, one for each read of jobs."""
+    client = at(harness._async_client, harness.keys.tag)
+    statistics = harness._runner.run(client.info("commandstats"))
+    return statistics["cmdstat_time"]["calls"]
