@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from batching.errors import InternalError, InvalidModel
 
@@ -65,14 +65,30 @@ def unpack_entries(
         else:
             with path.open("rb") as stream:
                 is_gzip = stream.read(2) == b"\x1f\x8b"
-            with tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
-                _write_all(_tar_entries(tar), path.name, folder, max_unpacked_bytes)
+                stream.seek(0)
+                content: Any = _InPieces(gzip.GzipFile(fileobj=stream) if is_gzip else stream)
+                with tarfile.open(fileobj=content, mode="r:") as tar:
+                    _write_all(_tar_entries(tar), path.name, folder, max_unpacked_bytes)
     except _BROKEN as error:
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
         why = str(error).partition("\n")[0]
         raise InvalidModel(
             f"{path.name} is not {kind} archive, or it is damaged or encrypted: {why}."
         ) from error
+
+
+class _InPieces:
+    """Reads a file by pieces: tarfile reads a header at once, which may claim gigabytes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.seek, self.tell = stream.seek, stream.tell
+
+    def read(self, size_bytes: int) -> bytes:
+        if size_bytes > _CHUNK_BYTES:
+            raise tarfile.ReadError(f"a header of {size_bytes} bytes")
+        content: bytes = self._stream.read(size_bytes)
+        return content
 
 
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Entry]:

@@ -143,6 +143,15 @@ def write_digits_tar(path):
     return path
 
 
+def write_huge_header(path):
+    """A tar.gz that claims an extended header of a GiB, which gzip could pack to a few MB."""
+    entry = tarfile.TarInfo("header")
+    entry.type = tarfile.XHDTYPE
+    entry.size = 1024**3
+    path.write_bytes(gzip.compress(entry.tobuf(tarfile.USTAR_FORMAT) + bytes(1024)))
+    return path
+
+
 def write_sparse_tar(path):
     with tarfile.open(path, "w:gz") as bundle:
         entry = tarfile.TarInfo("sparse")
@@ -165,6 +174,7 @@ BAD_ARCHIVES = {
     "zip lzma": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_LZMA), "than deflate"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
+    "header": (lambda f: write_huge_header(f / "x.tgz"), "a header of 1073741824 bytes"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "clashes"),
     "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
     "folder is file": (lambda f: write_zip(f / "x.mar", {"a/b/c": b"", "a": b""}), "clashes"),
