@@ -1,4 +1,4 @@
-"""Which requests may pass: TorchServe's `key_file.json`, of which this process remembers digests.
+"""Decides which requests may pass, by TorchServe's `key_file.json`, of which it keeps digests.
 
 Several ingresses may share one file: the first one makes it, and each notices when another one has
 renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
