@@ -50,7 +50,7 @@ class Findings:
         try:
             with self._path.open("rb") as stream:
                 return msgspec.json.decode(stream.read(MOST_BYTES), type=dict[str, bool])
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        except (OSError, ValueError, msgspec.DecodeError):
             return {}
 
     def _keep(self, key: str, answer: bool) -> None:

@@ -70,6 +70,7 @@ def test_failure_is_measured_again(tmp_path):
     # Then
     assert answers == [None, None]
     assert measured.times == 2
+    assert not (tmp_path / FILE).exists()
 
 
 def altered(known, value):
@@ -81,6 +82,7 @@ def altered(known, value):
     [
         lambda _: b"",
         lambda _: b"\xff\x00{",
+        lambda _: b'{"\xff": true}',
         lambda _: b"[" * 100_000,
         lambda known: b"[true]" + json.dumps(known).encode(),
         lambda known: altered(known, 1),
@@ -88,7 +90,7 @@ def altered(known, value):
         lambda known: altered(known, None),
         lambda known: json.dumps(known).encode().rjust(MOST_BYTES + 100),
     ],
-    ids=["empty", "bytes", "deep", "list", "number", "text", "null", "large"],
+    ids=["empty", "bytes", "not UTF-8", "deep", "list", "number", "text", "null", "large"],
 )
 def test_file_with_anything_else_is_measured_again_and_replaced(tmp_path, damage):
     # Given
