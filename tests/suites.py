@@ -58,6 +58,11 @@ LONG_FILES = frozenset(
 CLUSTER_FOLDER = "scripts"
 
 
+def is_long_file(path):
+    """Returns whether `make test` leaves out all tests of this file, or folder."""
+    return not LONG_FOLDERS.isdisjoint((path.name, path.parent.name)) or path.name in LONG_FILES
+
+
 def is_long(path, parameters):
     """Returns whether `make test` leaves this test out.
 
@@ -65,7 +70,7 @@ def is_long(path, parameters):
         path: the test's file.
         parameters: the values that it is parametrized with, by name.
     """
-    if path.parent.name in LONG_FOLDERS or path.name in LONG_FILES:
+    if is_long_file(path):
         return True
     return parameters.get("store_backend") == "cluster" and path.parent.name != CLUSTER_FOLDER
 
