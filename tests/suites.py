@@ -20,6 +20,7 @@ LONG_FILES = frozenset(
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",
+        "test_e2e_client_page.py",
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_files_without_code.py",
@@ -46,10 +47,12 @@ LONG_FILES = frozenset(
         "test_bulk_wheel.py",
         "test_client_wheel.py",
         "test_control_queue.py",
+        "test_deferred_compiler.py",
         "test_digits_example.py",
         "test_doctor_of_torchserve.py",
         "test_installer.py",
         "test_openapi_fuzz.py",
+        "test_user_types.py",
         "test_weights.py",
     }
 )
