@@ -182,7 +182,7 @@ def _requested(parameter: Parameter, parameters: Mapping[str, Any], default: Any
 
 
 def _configured(parameter: Parameter, config: Mapping[str, Any], default: Any) -> Any:
-    """Returns the value in model-config.yaml; as in TorchServe, the default if its type is wrong."""
+    """Returns model-config.yaml's value; as in TorchServe, the default if its type is wrong."""
     value: Any = config.get(parameter.word)
     if not has_type(value, parameter.kind):
         return default

@@ -98,7 +98,7 @@ class Outlet(io.RawIOBase):
         return len(piece)
 
     def write_line(self, line: bytes) -> None:
-        """Takes a line; without room, waits up to _PATIENCE_S, unless one has just waited in vain."""
+        """Takes a line; without room, waits up to _PATIENCE_S, unless one just waited in vain."""
         self.write(line + b"\n", _PATIENCE_S)
 
     def drain(self) -> None:
