@@ -129,6 +129,8 @@ class Context:
         self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
         # In a worker, keeps the progress of these requests.
         self.keep_progress: Callable[[float, str, Collection[str]], None] | None = None
+        # Answers what takes long to measure by what an earlier load has measured, in a worker.
+        self.recall: Callable[[str, Callable[[], bool | None]], bool | None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"

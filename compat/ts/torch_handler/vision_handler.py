@@ -10,7 +10,7 @@ from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import config_of
 from ts.torch_handler import acceleration
 from ts.torch_handler.acceleration.image_batches import DECODERS, ImageBatches
-from ts.torch_handler.acceleration.preparation import DTYPES, prepare
+from ts.torch_handler.acceleration.preparation import DTYPES, measured_now, prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.image_steps import keeps_grey, short_side_after
 from ts.torch_handler.images import open_image
@@ -68,7 +68,9 @@ class VisionHandler(BaseHandler):
         image = Image.new("L", (256, 256), 128)
         grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
         example = grey.unsqueeze(0).to(self.device)
-        prepared = prepare(self.model, reload, example, dtype, properties.get("batch_size", 1))
+        batch_size = properties.get("batch_size", 1)
+        recall = getattr(context, "recall", None) or measured_now
+        prepared = prepare(self.model, reload, example, dtype, batch_size, recall=recall)
         self.model = prepared or reload()
         give_back_memory()
 

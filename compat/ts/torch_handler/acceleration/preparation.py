@@ -5,6 +5,7 @@ A model that cannot be prepared runs unchanged, and the log says why.
 
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 import warnings
@@ -19,6 +20,10 @@ from ts.handler_utils.thread_state import with_own_state
 logger = logging.getLogger(__name__)
 
 Model = Callable[[torch.Tensor], Any]
+# Measures, and returns None where that failed.
+Measure = Callable[[], bool | None]
+# Answers a question by what an earlier load has measured, or measures now.
+Recall = Callable[[str, Measure], bool | None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -63,6 +68,8 @@ def prepare(
     example: torch.Tensor,
     dtype: torch.dtype,
     batch_size: int,
+    *,
+    recall: Recall,
 ) -> Model | None:
     """Returns the prepared model, or None if it cannot be prepared.
 
@@ -73,11 +80,12 @@ def prepare(
         dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
             of the largest; half precision is used only if the archive asks for it.
         batch_size: the largest batch.
+        recall: knows what was measured at earlier loads, or `measured_now`.
     """
     started_s = time.perf_counter()
     try:
         with torch.inference_mode():
-            compute = _accelerated(model, example, dtype, batch_size)
+            compute = _accelerated(model, example, dtype, batch_size, recall)
             if compute is None:
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
@@ -91,8 +99,13 @@ def prepare(
     return PreparedModel(compute, reload)
 
 
+def measured_now(_question: str, measure: Measure) -> bool | None:
+    """Knows nothing from earlier loads."""
+    return measure()
+
+
 def _accelerated(
-    model: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int
+    model: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int, recall: Recall
 ) -> Model | None:
     """Returns the fastest form of the model with equal answers; None if there is none.
 
@@ -119,9 +132,24 @@ def _accelerated(
         itself, *_ = model.graph.inputs()
         if not itself.uses():  # it has no state
             tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
-            compute = divided(compute, example, batch_size, tolerance)
+            known = functools.partial(recall, _question(model, example, dtype, batch_size))
+            compute = divided(compute, example, batch_size, tolerance, known)
     with _all_digits():
         return compute if not is_exact or _are_close(compute(example), expected) else None
+
+
+def _question(frozen: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int) -> str:
+    """Asks whether to divide batches, with all that this depends on but archive and processor.
+
+    Another way to divide them needs another first word.
+    """
+    # A handler may have loaded another model than its archive's.
+    graph = hashlib.sha256(str(frozen.graph).encode()).hexdigest()
+    return (
+        f"divide batch_size={batch_size} row={tuple(example.shape[1:])} dtype={dtype}"
+        f" threads={torch.get_num_threads()} torch={torch.__version__}"
+        f" instructions={torch.backends.cpu.get_cpu_capability()} graph={graph}"
+    )
 
 
 def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
@@ -179,7 +207,13 @@ def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
-def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
+def divided(
+    model: Model,
+    example: torch.Tensor,
+    batch_size: int,
+    tolerance: float,
+    recall: Callable[[Measure], bool | None],
+) -> Model:
     """Returns the model in a form that runs parts of a batch in parallel.
 
     Returns it unchanged if parallel parts are slower, or if a row's answer depends on other rows.
@@ -189,12 +223,21 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
         example: an input of one row.
         batch_size: the largest batch.
         tolerance: how far answers may differ, relative to the largest.
+        recall: tells whether to divide, as an earlier load has measured; else measures.
     """
     parallel = DataParallel(model, torch.get_num_threads())
     if parallel.part_count(batch_size) == 1:
         return model
     factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
-    batch = example * factors
+    measure = functools.partial(_are_parts_better, model, parallel, example * factors, tolerance)
+    return parallel if recall(measure) else model
+
+
+def _are_parts_better(
+    model: Model, parallel: Model, batch: torch.Tensor, tolerance: float
+) -> bool | None:
+    """Times the batch whole and in parts, and compares the answers; None if a call fails."""
+    logger.info("timing %d batches of %d, whole and in parts", 2 * ROUNDS, len(batch))
     whole_s, parts_s = [], []
     try:
         for _ in range(ROUNDS):
@@ -206,11 +249,11 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
         is_close = _are_close(answer, expected, tolerance)
     except Exception:  # whatever torch raises, the model runs without
         logger.warning("batches cannot be divided", exc_info=True)
-        return model
+        return None
+    logger.info("timed whole_s=%.2f in_parts_s=%.2f", min(whole_s), min(parts_s))
     if not is_close:
         logger.warning("rows depend on their neighbours; batches are not divided")
-        return model
-    return parallel if min(parts_s) <= MOST_FOR_PARTS * min(whole_s) else model
+    return is_close and min(parts_s) <= MOST_FOR_PARTS * min(whole_s)
 
 
 def _as_float32(output: Any) -> Any:
