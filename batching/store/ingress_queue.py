@@ -267,10 +267,11 @@ class IngressQueue:
         """Takes these requests out of the queue, unless they have been answered already."""
         return [CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)]
 
-    async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
-        """Tells Redis that this ingress is alive; returns where these requests are."""
-        codes = await self._audit(self._audit_keys, [*self._audit_limits, *request_ids])
-        return [AuditCode(code) for code in codes]
+    async def audit(self, request_ids: Sequence[str]) -> tuple[list[AuditCode], list[bytes]]:
+        """Tells Redis that this ingress lives; returns where these requests are, and who works."""
+        arguments = [*self._audit_limits, *request_ids]
+        codes, worker_ids = await self._audit(self._audit_keys, arguments)
+        return [AuditCode(code) for code in codes], worker_ids
 
     def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
         prefix = self._large_reply_prefix

@@ -14,7 +14,9 @@ The fields, which scripts find by their places:
     age_us     how long it had been at the ingress by then; `-` where Redis had lost it before
     ttl_ms     from the submit to the deadline
     ingress id of the one that waits for the reply; `job` where nobody does, and the reply is kept
-    wire       the request's bytes; empty if they have a key of their own
+    wire       the request's bytes; empty if they have a key of their own; or, if the body is in
+               memory that the workers share (arena.py), a line `@<ingress id> <first unit> <size in
+               bytes> <generation>`, then the request's bytes without it
 
 The value of a reply key is the request id, then one of three things:
 
@@ -44,6 +46,8 @@ T = TypeVar("T")
 # Parsing raises these at text that is not ours, or of a later version.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
+BODY_ELSEWHERE = "body_elsewhere"
+
 # Reason -> the error, and its text.
 _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
     "deadline_exceeded": (
@@ -58,6 +62,8 @@ _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
         "workers.",
     ),
     "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
+    # Taken by the ingress, which submits the request again with its body.
+    BODY_ELSEWHERE: (errors.InternalError, "The worker cannot reach the request's body."),
 }
 _OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
 
