@@ -17,7 +17,7 @@ from msgspec.structs import replace
 # Ingresses and nodes that share a queue must agree on the bytes here, and on the keys, scripts and
 # records of batching/store/. Releases that do not agree have queues of their own
 # (docs/adr/0016-releases.md).
-WIRE_VERSION = 3
+WIRE_VERSION = 2
 
 # A body of up to this many bytes travels inside the request's record; a larger one has its own key,
 # written by SET and read by MGET, because Lua copies every argument (docs/adr/0001).
