@@ -95,7 +95,8 @@ class Channel:
         self._patience = patience
         self._queue = queue
         self._arena = arena
-        self._shares_memory = False  # with all workers, as far as is known
+        self._has_large_bodies = False  # since the last look at the workers
+        self._shares_memory = False  # with all of them, as far as is known
         self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingRequest] = {}
@@ -251,6 +252,7 @@ class Channel:
         """Returns what Redis gets of the request: all, or where on this host its body is."""
         wire = carried = request.wire
         if wire.body:
+            self._has_large_bodies = True
             if self._shares_memory:
                 request.wire, carried = self._arena.carry(wire)
             self._arena.carried["redis" if carried.body else "arena"] += 1
@@ -513,8 +515,10 @@ class Channel:
                 if not request.is_over and request.request_id == request_id
             ]
             with contextlib.suppress(*AWAY):
-                codes, worker_ids = await self._queue.audit(due)
-                self._shares_memory = self._arena.is_shared_by(worker_ids)
+                codes = await self._queue.audit(due)
+                if self._has_large_bodies:
+                    self._has_large_bodies = False
+                    self._shares_memory = self._arena.is_shared_by(await self._queue.worker_ids())
                 await self._heal(dict(zip(due, codes, strict=True)))
 
     async def _heal(self, codes: dict[str, AuditCode]) -> None:

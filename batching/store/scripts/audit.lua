@@ -2,7 +2,7 @@
 --
 -- KEYS  1 ingress beats  2 open  3 reply prefix  4 chunk prefix  5 config  6 worker beats
 -- ARGV  1 ingress id  2 ttl_ms  3 dead_after_ms  4.. request ids
--- Returns an array of codes, one per request, and one of the ids of living workers. A code is
+-- Returns an array, one code per request:
 --        1 open   2 replied   0 lost (Redis was emptied)   3 pieces of its answer wait
 --        4 abandoned: open, but the version is unregistered and no worker of it lives
 --
@@ -15,8 +15,8 @@ local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-local workers = redis.call('ZRANGE', KEYS[6], now_ms - ARGV[3], '+inf', 'BYSCORE')
-local is_abandoned = #workers == 0 and redis.call('EXISTS', KEYS[5]) == 0
+local is_abandoned = redis.call('EXISTS', KEYS[5]) == 0
+  and redis.call('ZCOUNT', KEYS[6], now_ms - ARGV[3], '+inf') == 0
 local codes = {}
 for i = 4, #ARGV do
   if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then
@@ -29,4 +29,4 @@ for i = 4, #ARGV do
     codes[i - 3] = 0
   end
 end
-return {codes, workers}
+return codes
