@@ -170,6 +170,9 @@ class Arena:
         return True
 
 
+NO_ARENA = Arena(Path(), 0, "")
+
+
 @cache
 def _slot_type(count: int) -> Any:
     """Returns a type of buffers of so many units, which are given back when nothing needs them.

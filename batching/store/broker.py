@@ -109,7 +109,7 @@ class Broker:
         queue = IngressQueue(
             self.client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
         )
-        channel = self._channels[key] = Channel(key, queue, self.arena, self._outage, patience)
+        channel = self._channels[key] = Channel(key, queue, self._outage, patience, self.arena)
         channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())

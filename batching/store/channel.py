@@ -22,7 +22,7 @@ from batching import errors
 from batching.models.spec import VersionKey
 from batching.policy import DrainRate
 from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire, fresh_request_id
-from batching.store.arena import Arena
+from batching.store.arena import NO_ARENA, Arena
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
     USUAL_PATIENCE,
@@ -86,9 +86,9 @@ class Channel:
         self,
         key: VersionKey,
         queue: IngressQueue,
-        arena: Arena,
         outage: OutageLog,
         patience: Patience = USUAL_PATIENCE,
+        arena: Arena = NO_ARENA,
     ) -> None:
         self.resubmitted = 0
         self._key = key

@@ -275,7 +275,8 @@ class IngressQueue:
 
     async def worker_ids(self) -> list[bytes]:
         """Returns the version's workers, and those whose death nobody has noticed yet."""
-        return await self._client.zrange(self._worker_beats, 0, -1)  # type: ignore[no-any-return]
+        worker_ids: Any = await self._client.zrange(self._worker_beats, 0, -1)
+        return worker_ids  # type: ignore[no-any-return]
 
     def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
         prefix = self._large_reply_prefix
