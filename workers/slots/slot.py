@@ -39,12 +39,12 @@ _NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": F
 @dataclass(frozen=True, slots=True)
 class SlotContext:
     node_id: str
-    memory_mark: str  # of the memory that workers share with ingresses
     settings: Settings
     queue: NodeQueue
     sequence: "itertools.count[int]"
     prepare: Callable[..., Awaitable[Prepared]]
     outage: OutageLog
+    memory_mark: str = ""  # of the memory that workers share with ingresses
 
 
 class Slot:
