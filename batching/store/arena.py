@@ -213,7 +213,7 @@ class ArenaReader:
             if not mapped.is_held():
                 del self._mapped[known]
         try:
-            mapped = _Mapped(self._folder / f"{_PREFIX}{ingress_id.decode()}")
+            mapped = _Mapped(_open(self._folder / f"{_PREFIX}{ingress_id.decode()}"))
         except (OSError, ValueError) as error:
             raise Elsewhere from error
         self._mapped[ingress_id] = mapped
@@ -221,8 +221,8 @@ class ArenaReader:
 
 
 class _Mapped:
-    def __init__(self, path: Path) -> None:
-        self._descriptor = _open(path)
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         memory = memoryview(mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ))
         self._units = len(memory) // (UNIT_BYTES + GENERATION_BYTES)
         self._memory = memory[: self._units * UNIT_BYTES]

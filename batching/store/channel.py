@@ -36,7 +36,7 @@ from batching.store.ingress_queue import (
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from batching.store.records import (
-    BODY_ELSEWHERE,
+    BodyElsewhere,
     LargeReply,
     decode_reply,
     error_reply,
@@ -366,7 +366,7 @@ class Channel:
         return delivered
 
     def _resolve(self, request: PendingRequest, reply: Reply) -> None:
-        if reply.reason == BODY_ELSEWHERE and not request.is_stream:
+        if reply.reason == BodyElsewhere.reason and not request.is_stream:
             self._shares_memory = False  # until the next look, as that worker is new
             self._resubmit(request)
             return

@@ -46,7 +46,12 @@ T = TypeVar("T")
 # Parsing raises these at text that is not ours, or of a later version.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
-BODY_ELSEWHERE = "body_elsewhere"
+
+class BodyElsewhere(errors.InternalError):
+    """The worker cannot reach the request's body, and the ingress submits the request again."""
+
+    reason = "body_elsewhere"
+
 
 # Reason -> the error, and its text.
 _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
@@ -62,8 +67,7 @@ _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
         "workers.",
     ),
     "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
-    # Taken by the ingress, which submits the request again with its body.
-    BODY_ELSEWHERE: (errors.InternalError, "The worker cannot reach the request's body."),
+    BodyElsewhere.reason: (BodyElsewhere, "The worker cannot reach the request's body."),
 }
 _OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
 
