@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 UNIT_BYTES = INLINE_LIMIT_BYTES
 GENERATION_BYTES = 8
-# A larger body would leave too little for the others.
-LARGEST_SHARE = 8
+# A larger body would leave too little for the others, and a larger arena for other programs: a
+# container's /dev/shm has 64 MB, unless told otherwise.
+LARGEST_SHARE, FOLDER_SHARE = 8, 4
 # How soon a worker notices that the ingress has died.
 LOOK_S = 0.1
 
@@ -87,6 +88,9 @@ class Arena:
         self._id = ingress_id
         self._path = folder / (_PREFIX + ingress_id)
         self._generation = 0
+        if self.mark:
+            system = os.statvfs(folder)
+            size_bytes = min(size_bytes, system.f_blocks * system.f_frsize // FOLDER_SHARE)
         units = size_bytes // (UNIT_BYTES + GENERATION_BYTES)
         self._largest_bytes = units // LARGEST_SHARE * UNIT_BYTES
         self._taken, self._backed = bytearray(units), bytearray(units)
