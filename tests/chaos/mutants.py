@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "a node introduces itself again",
         "workers/node/heartbeat.py",
-        "        self._unsure |= told  # until the answer comes\n",
+        "        self._unsure |= beaten  # until the answer comes\n",
         "",
         f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
     ),
