@@ -38,7 +38,7 @@ from batching.store.held_connections import (
 )
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys
-from batching.store.records import BodyElsewhere, read_record
+from batching.store.records import BODY_ELSEWHERE, read_record
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import command, ordered_keys, script, source
 
@@ -173,7 +173,7 @@ class WorkerQueue:
             # Their ingress has the bodies, and submits them again.
             arguments: list[str | int | bytes] = []
             for owned in elsewhere:
-                value = f"{owned.request_id}!{BodyElsewhere.reason}"
+                value = owned.request_id.encode() + BODY_ELSEWHERE
                 arguments += (owned.request_id, owned.attempt, owned.ingress_id, value)
             self._connection.call((*self._reply, *arguments))
         return Batch(items) if items else Nothing.EMPTY

@@ -164,7 +164,7 @@ class Node:
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     async def _sweep_forever(self) -> None:
-        """Removes what nobody needs: files of models that are not registered any more, and arenas."""
+        """Removes files of models that are not registered any more, and arenas that were left."""
         await self._has_reconciled.wait()
         while True:
             remove_abandoned(self._settings.shared_memory_dir)
