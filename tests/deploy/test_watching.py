@@ -165,3 +165,40 @@ def test_rules_are_valid_and_fire_only_when_they_should(words):
 
 
 # --- the guide
+
+
+def test_guide_says_where_to_read_on_for_each_error_of_the_server():
+    # Given the table of words, and the errors that clients cannot mend
+    table = OPERATIONS.partition("## A client complains")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    named = {pair for row in rows for pair in codes_and_words(row)}
+    errors = {(str(kind.status), kind.reason) for kind in subclasses(ServeError)}
+    # Then
+    assert {pair for pair in errors if pair[0] >= "500"} <= named
+    # And it names no alert that does not exist
+    headings = set(re.findall(r"^### (Ferry\w+)$", OPERATIONS, re.MULTILINE))
+    assert set(re.findall(r"Ferry\w+", table)) <= headings
+
+
+def codes_and_words(row):
+    """Yields (status, word) of each in the first cell; a status counts for the words behind it."""
+    status = ""
+    for number, word in re.findall(r"(\d{3})|`(\w+)`", row.split("|")[1]):
+        status = number or status
+        if word:
+            yield status, word
+
+
+def test_log_lines_that_the_guide_names_are_written():
+    # Given the table of log lines
+    table = OPERATIONS.partition("## Log lines to know")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    sources = [
+        path.read_text()
+        for package in ("batching", "ingress", "workers", "compat")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    # Then
+    assert len(lines) > 10
+    for line in lines:
+        assert any(line in source for source in sources), line
