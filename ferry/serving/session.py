@@ -150,8 +150,8 @@ class Session:
             more = {"device": self.device} if self.device == "mps" else {}
             target.write_folder(self._settings.model_store / name, version, more)
         self._known.add(target.name)
-        place = self._settings.model_store / name
-        archive = inspect_archive(place, name, work_dir_of(self._settings))
+        path = self._settings.model_store / name
+        archive = inspect_archive(path, name, work_dir_of(self._settings))
         batching = {rest: DEFAULTS[word] for rest, word in _BATCHING if word not in archive.config}
         parameters = {"initial_workers": 1, **batching}
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())

@@ -33,7 +33,7 @@ from batching.webhooks import ReceiverRules
 # The intervals at which a job is read for a waiting client.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 LONGEST_S = 30 * 86_400  # from the submit to the deadline
-_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
+_MOST_LOOKS = 20  # pages that are read for one page of matching jobs
 NEWEST_US = 2**53  # later than any job
 
 MOST_WAIT_S = 60.0
@@ -247,8 +247,8 @@ class JobService:
             code = await self._store.retry(job)
         if code is SubmitCode.NO_RETRY:
             raise NotRetryable(
-                f"Job {job.job_id} is {job.status}: only one that failed, expired or was cancelled "
-                "can be tried again, while its input is kept."
+                f"Job {job.job_id} is {job.status}: only a job that failed, expired or was "
+                "cancelled can be tried again, while its input is kept."
             )
         _raise_refusal(job.key, code)
         return await self.find(job_id)
@@ -362,13 +362,13 @@ def read_idempotency_key(headers: Mapping[str, str]) -> str:
 
 def read_keep_s(headers: Mapping[str, str]) -> int | None:
     """Returns for how many seconds to keep the result; None if the client does not say."""
-    text = headers.get("x-result-ttl-s")
-    if text is None:
+    ttl = headers.get("x-result-ttl-s")
+    if ttl is None:
         return None
     least, most = KEEP_RANGE_S
-    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+    if not _NUMBER.fullmatch(ttl) or not least <= int(ttl) <= most:
         raise BadRequest(f"X-Result-Ttl-S must be a whole number of seconds, {least} to {most}.")
-    return int(text)
+    return int(ttl)
 
 
 def read_urgency(headers: Mapping[str, str]) -> bool:

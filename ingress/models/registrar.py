@@ -109,8 +109,8 @@ class Registrar:
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
         self._remove_stand_ins(spec)
-        for text in ignored_values(archive.config):
-            log.warning("ignored setting model=%s version=%s: %s", *spec.key, text)
+        for complaint in ignored_values(archive.config):
+            log.warning("ignored setting model=%s version=%s: %s", *spec.key, complaint)
         self._forget(spec.model_name)
         self._take_on(spec)
         return spec

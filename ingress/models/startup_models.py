@@ -183,11 +183,11 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
     Unlike TorchServe, 0 default workers mean one here, not one per CPU core.
     """
     workers = settings.default_workers_per_model or 1
-    text = settings.load_models.strip()
-    if text.lower() == "all":
+    named = settings.load_models.strip()
+    if named.lower() == "all":
         return [{"url": name, "initial_workers": workers} for name in _archives_of(settings)]
     models: list[dict[str, Any]] = []
-    for entry in filter(None, map(str.strip, text.split(","))):
+    for entry in filter(None, map(str.strip, named.split(","))):
         name, equals, url = (part.strip() for part in entry.partition("="))
         # A URL may contain an equals sign, too, but only after characters that no name has.
         if equals and NAME_PATTERN.fullmatch(name):

@@ -41,8 +41,8 @@ def configuration_rows(
     Raises:
         CannotExamine: the file cannot be read.
     """
-    words = [] if variables is None else ["--container", json.dumps(variables)]
-    for row in _check(*([str(config)] if config else []), *words)["rows"]:
+    options = [] if variables is None else ["--container", json.dumps(variables)]
+    for row in _check(*([str(config)] if config else []), *options)["rows"]:
         yield Row(**row)
 
 
@@ -52,10 +52,10 @@ def torchserve_flags() -> dict[str, str]:
     return flags
 
 
-def _check(*words: str) -> dict[str, Any]:
+def _check(*arguments: str) -> dict[str, Any]:
     # As a command, because this package must not import the server.
-    done = subprocess.run(  # noqa: S603 - no word of it is a program
-        [sys.executable, "-P", "-m", "ferry.main", "check", *words],
+    done = subprocess.run(  # noqa: S603 - no argument is a program
+        [sys.executable, "-P", "-m", "ferry.main", "check", *arguments],
         capture_output=True,
         text=True,
         check=False,
