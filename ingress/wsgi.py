@@ -1,4 +1,4 @@
-"""Runs the ingress under a WSGI server: `gunicorn ingress.wsgi:app`, `flask --app ingress.wsgi run`.
+"""Runs the ingress in a WSGI server: `gunicorn ingress.wsgi:app`, `flask --app ingress.wsgi run`.
 
 Settings come from `FERRY_...` variables and `REDIS_URL`; the server decides where it listens. One
 address serves predictions and, unless `enable_metrics_api` is off, metrics. It serves management
