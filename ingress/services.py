@@ -76,7 +76,8 @@ class Services:
         self.control = ControlQueue(self.client)
         self.outage = OutageLog(log, settings.redis_url)
         self.catalog = Catalog(self.registry, url, self.outage)
-        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s)
+        memory = settings.shared_memory_dir, settings.shared_memory_bytes
+        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s, shared_memory=memory)
         # The log gets what /metrics does not show.
         unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
         logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()

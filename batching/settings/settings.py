@@ -177,6 +177,14 @@ class Settings:
     open_inference_rows: bool = setting(
         False, "take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are"
     )
+    shared_memory_dir: Path = setting(
+        Path("/dev/shm"),  # noqa: S108
+        "folder in memory, by which ingresses give workers of the same host large bodies",
+        is_saved=False,
+    )
+    shared_memory_bytes: int = setting(
+        134_217_728, "how much of it an ingress process may take; 0: Redis carries all bodies"
+    )
     max_image_pixels: int = setting(64_000_000, "larger images are refused; 0: no limit")
     acceleration: str = setting(
         "on",

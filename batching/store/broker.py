@@ -2,11 +2,13 @@
 
 import asyncio
 import uuid
+from pathlib import Path
 
 from batching import errors
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Wire
 from batching.store import keys
+from batching.store.arena import Arena
 from batching.store.background_tasks import end_tasks
 from batching.store.channel import Channel
 from batching.store.clients import at, close_unused, connect_async
@@ -31,11 +33,13 @@ class Broker:
         *,
         dead_after_s: float = 3.0,
         patience: Patience = USUAL_PATIENCE,
+        shared_memory: tuple[Path, int] = (Path(), 0),  # a folder in it, and how many bytes
     ) -> None:
         self._outage = outage
         self._patience = patience
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
+        self.arena = Arena(*shared_memory, self._ingress_id)
         self.client = connect_async(redis_url)
         self._channels: dict[VersionKey, Channel] = {}
         self._resubmitted: dict[VersionKey, int] = {}  # by channels that were closed; most: none
@@ -59,6 +63,7 @@ class Broker:
             await end_tasks([self._closing])
         for channel in self._channels.values():
             await channel.close()
+        self.arena.close()
         await self.client.aclose()
 
     def submit(self, spec: ModelSpec, request: PendingRequest) -> None:
@@ -104,7 +109,7 @@ class Broker:
         queue = IngressQueue(
             self.client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
         )
-        channel = self._channels[key] = Channel(key, queue, self._outage, patience)
+        channel = self._channels[key] = Channel(key, queue, self._outage, patience, self.arena)
         channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
+from batching.store.arena import ArenaReader, Elsewhere
 from batching.store.clients import BLOCK_S, at
 from batching.store.held_connections import (
     Buffer,
@@ -36,7 +38,7 @@ from batching.store.held_connections import (
 )
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys
-from batching.store.records import read_record
+from batching.store.records import BODY_ELSEWHERE, read_record
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import command, ordered_keys, script, source
 
@@ -68,6 +70,9 @@ class ReplyCode(IntEnum):
 
 _REPLY_CODES = tuple(ReplyCode)
 
+# Stands for a request whose body this worker cannot reach.
+ELSEWHERE = Request({}, [])
+
 
 class ChunkCode(IntEnum):
     """Names what `chunk.lua` answers for one piece."""
@@ -85,8 +90,16 @@ class WorkerQueue:
     Raises redis' own errors; every call may be repeated after one.
     """
 
-    def __init__(self, client: Client, key: VersionKey, worker_id: str, dead_after_ms: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        key: VersionKey,
+        worker_id: str,
+        dead_after_ms: int,
+        shared_memory_dir: Path = Path(),
+    ) -> None:
         self._worker_id = worker_id
+        self._arenas = ArenaReader(shared_memory_dir)
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         lease = keys.lease_prefix + worker_id
@@ -137,11 +150,13 @@ class WorkerQueue:
         ids = [name.decode() for name in fields[0::2]]
         records = [read_record(record) for record in fields[1::2]]
         requests = self._requests(ids, [record.wire for record in records])
-        items, unreadable = [], []
+        items, unreadable, elsewhere = [], [], []
         for request_id, record, request in zip(ids, records, requests, strict=True):
             owned = Owned(request_id, record.attempts + 1, record.ingress_id)
             if request is None:
                 unreadable.append(owned)
+            elif request is ELSEWHERE:
+                elsewhere.append(owned)
             else:
                 # Not below zero, where Redis' clock has stepped back meanwhile.
                 waited_us = max(0, now_us - record.queued_us + record.age_us)
@@ -154,6 +169,13 @@ class WorkerQueue:
                 reason="unreadable_request",
             )
             self.reply(unreadable, [reply] * len(unreadable))
+        if elsewhere:
+            # Their ingress has the bodies, and submits them again.
+            arguments: list[str | int | bytes] = []
+            for owned in elsewhere:
+                value = owned.request_id.encode() + BODY_ELSEWHERE
+                arguments += (owned.request_id, owned.attempt, owned.ingress_id, value)
+            self._connection.call((*self._reply, *arguments))
         return Batch(items) if items else Nothing.EMPTY
 
     def read_again(self, items: Sequence[Claimed]) -> list[Claimed]:
@@ -172,15 +194,34 @@ class WorkerQueue:
     def _requests(self, ids: Sequence[str], wires: Iterable[bytes | None]) -> list[Request | None]:
         """Returns the requests of these bytes; None for one that is gone or cannot be read.
 
-        Those whose bytes are empty have keys of their own.
+        Those whose bytes are empty have keys of their own; bodies in memory are copied.
         """
         pairs = list(zip(ids, wires, strict=True))
         names = [self._keys.body_prefix + request_id for request_id, wire in pairs if wire == b""]
         bodies = iter(self._connection.fetch(names) if names else ())
         return [
-            _request(request_id, next(bodies) if wire == b"" else wire)
+            self._request(request_id, next(bodies) if wire == b"" else wire)
             for request_id, wire in pairs
         ]
+
+    def _request(self, request_id: str, wire: bytes | bytearray | None) -> Request | None:
+        try:
+            if wire is None:
+                request = None
+            elif isinstance(wire, bytearray):
+                request = Request.received(wire)
+            elif wire.startswith(b"@"):
+                request = self._arenas.read(wire)
+            else:
+                request = Request.decode(wire)
+        except Elsewhere:
+            return ELSEWHERE
+        except ProtocolError as error:
+            log.error("unreadable request=%s: %s", request_id, error)
+            return None
+        if request is None:  # its client has left, or Redis was emptied
+            log.info("request=%s has no body any more", request_id)
+        return request
 
     def recover(self) -> int:
         """Gives back the requests of a claim whose answer was lost; returns how many.
@@ -408,16 +449,3 @@ class ParkedPop:
             drop_if_lost(self._connection)
         self._connection.send_command("BLPOP", self._name, self._block_s)
         self._is_parked = True
-
-
-def _request(request_id: str, wire: bytes | bytearray | None) -> Request | None:
-    if wire is None:  # its client has left, or Redis was emptied
-        log.info("request=%s has no body any more", request_id)
-        return None
-    try:
-        if isinstance(wire, bytearray):
-            return Request.received(wire)
-        return Request.decode(wire)
-    except ProtocolError as error:
-        log.error("unreadable request=%s: %s", request_id, error)
-        return None

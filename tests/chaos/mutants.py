@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/channel.py",
-        "                lost.append((request_id, request))\n",
+        "                lost.append(request)\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),

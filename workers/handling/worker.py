@@ -226,7 +226,13 @@ def _serve(
 ) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
-    queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    queue = WorkerQueue(
+        client,
+        spec.key,
+        assignment.worker_id,
+        int(settings.dead_after_s * 1000),
+        settings.shared_memory_dir,
+    )
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
         model.context.own_metrics,

@@ -33,6 +33,7 @@ from batching.process.part import StopEvents, notify_ready
 from batching.process.retries import Reminder
 from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings
+from batching.store.arena import mark_of, remove_abandoned
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.node_queue import NodeQueue
@@ -90,6 +91,7 @@ class Node:
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
+            memory_mark=mark_of(settings.shared_memory_dir, settings.shared_memory_bytes),
             settings=settings,
             queue=self._queue,
             sequence=itertools.count(1),
@@ -149,6 +151,7 @@ class Node:
         await self._client.aclose()
         self._thread.end()
         self._blocking_client.close()
+        remove_abandoned(settings.shared_memory_dir)
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
                 raise error
@@ -161,9 +164,10 @@ class Node:
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     async def _sweep_forever(self) -> None:
-        """Removes files of models that are not registered any more."""
+        """Removes files of models that are not registered any more, and arenas that were left."""
         await self._has_reconciled.wait()
         while True:
+            remove_abandoned(self._settings.shared_memory_dir)
             try:
                 await in_daemon_thread(partial(self._files.sweep, self._specs()))
             except OSError as error:

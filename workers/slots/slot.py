@@ -44,6 +44,7 @@ class SlotContext:
     sequence: "itertools.count[int]"
     prepare: Callable[..., Awaitable[Prepared]]
     outage: OutageLog
+    memory_mark: str = ""  # of the memory that workers share with ingresses
 
 
 class Slot:
@@ -104,7 +105,9 @@ class Slot:
             log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
 
     def _new_id(self) -> str:
-        return f"{self._context.node_id}-{next(self._context.sequence)}"
+        """Returns a worker's id, from which ingresses see whose memory it can read."""
+        context = self._context
+        return f"{context.node_id}-{next(context.sequence)}{context.memory_mark}"
 
     async def _live_once(self) -> None:
         worker_id = self.record.successor_id or self._new_id()
