@@ -47,8 +47,8 @@ class HostNumbers:
         families = self._write()
         for number in self._siblings.others:
             families += self._read(number, is_alive=number in answered)
-        text = "Ingress processes of this host; the last numbers of silent ones may be old."
-        processes = GaugeMetricFamily("ferry_ingress_processes", text, labels=("state",))
+        meaning = "Ingress processes of this host; the last numbers of silent ones may be old."
+        processes = GaugeMetricFamily("ferry_ingress_processes", meaning, labels=("state",))
         processes.add_metric(("answering",), 1 + len(answered))
         processes.add_metric(("silent",), len(self._siblings.others) - len(answered))
         return [*_added_up(families), processes]

@@ -51,7 +51,7 @@ _LOOK_S = 300.0
 # runs alone and counts as late.
 FULL, LATE = "full", "late"
 
-# Counters of a version: name, text, further label, attribute of `VersionSeries`.
+# Counters of a version: name, meaning, further label, attribute of `VersionSeries`.
 _COUNTERS = (
     ("ferry_requests", "Predictions answered, by HTTP status.", ("code",), "codes"),
     (
@@ -228,14 +228,14 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yields the families of all numbers."""
         all_series = list(self.series.items())
-        for name, text, labels, attribute in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=(*VERSION_LABELS, *labels))
+        for name, meaning, labels, attribute in _COUNTERS:
+            counter = CounterMetricFamily(name, meaning, labels=(*VERSION_LABELS, *labels))
             for key, series in all_series:
                 for label, count in list(getattr(series, attribute).items()):
                     counter.add_metric((*key, str(label))[: 2 + len(labels)], count)
             yield counter
-        for name, text, attribute in _HISTOGRAMS:
-            histogram = HistogramMetricFamily(name, text, labels=VERSION_LABELS)
+        for name, meaning, attribute in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, meaning, labels=VERSION_LABELS)
             for key, series in all_series[1:]:
                 values = getattr(series, attribute)
                 bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
@@ -300,20 +300,20 @@ class Metrics:
 
 def broker_families(broker: Broker) -> Iterator[Metric]:
     """Yields the families that are only read at a scrape, of this process."""
-    text = "Predictions that this ingress has accepted and not answered."
-    yield GaugeMetricFamily("ferry_open_requests", text, value=broker.waiting)
-    text = "Requests that Redis had lost and that this ingress submitted again."
-    resubmitted = CounterMetricFamily("ferry_resubmitted_requests", text, labels=VERSION_LABELS)
+    meaning = "Predictions that this ingress has accepted and not answered."
+    yield GaugeMetricFamily("ferry_open_requests", meaning, value=broker.waiting)
+    meaning = "Requests that Redis had lost and that this ingress submitted again."
+    resubmitted = CounterMetricFamily("ferry_resubmitted_requests", meaning, labels=VERSION_LABELS)
     for key, count in broker.resubmitted().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
-    text = "Request bodies over 16 KiB, by what took them to a worker: arena (memory) or redis."
-    bodies = CounterMetricFamily("ferry_request_bodies", text, labels=["way"])
+    meaning = "Request bodies over 16 KiB, by what took them to a worker: arena (memory) or redis."
+    bodies = CounterMetricFamily("ferry_request_bodies", meaning, labels=["way"])
     for way, count in broker.arena.carried.items():
         bodies.add_metric([way], count)
     yield bodies
-    text = "Lines of log that standard output and error of an ingress did not take."
-    yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())
+    meaning = "Lines of log that standard output and error of an ingress did not take."
+    yield CounterMetricFamily("ferry_ingress_lines_dropped", meaning, value=dropped_lines())
 
 
 def torchserve_family(name: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Metric:

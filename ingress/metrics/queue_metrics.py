@@ -40,7 +40,7 @@ EVENTS = (
 # How tries to send webhooks ended; each is a counter `webhooks_...` of the version.
 WEBHOOK_OUTCOMES = ("delivered", "retried", "failed", "gone")
 
-# Name, text, attribute of a queue's status.
+# Name, meaning, attribute of a queue's status.
 _QUEUE_GAUGES = (
     ("ferry_queue_depth", "Requests waiting for a worker.", "waiting"),
     (
@@ -61,7 +61,7 @@ _QUEUE_GAUGES = (
         "oldest_job_age_s",
     ),
 )
-# Name, text, attribute of the status of Redis.
+# Name, meaning, attribute of the status of Redis.
 _REDIS_GAUGES = (
     ("ferry_redis_round_trip_seconds", "A PING and its answer.", "round_trip_s"),
     ("ferry_redis_memory_used_bytes", "Memory that Redis uses.", "memory_used_bytes"),
@@ -88,7 +88,9 @@ def queue_families(registry: Registry) -> list[Metric]:
             (GaugeMetricFamily, _REDIS_GAUGES),
             (CounterMetricFamily, _REDIS_COUNTERS),
         ):
-            families += [kind(name, text, value=getattr(store, of)) for name, text, of in table]
+            families += [
+                kind(name, meaning, value=getattr(store, of)) for name, meaning, of in table
+            ]
         return [*families, *_worker_families(registry), *_version_families(registry)]
     except StoreUnavailable:
         return [GaugeMetricFamily(*up, value=0)]
@@ -97,12 +99,12 @@ def queue_families(registry: Registry) -> list[Metric]:
 def _worker_families(registry: Registry) -> Iterator[Metric]:
     nodes = registry.nodes()
     yield GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=len(nodes))
-    text = "Lines of log and of workers that standard output and error of a node did not take."
-    dropped = CounterMetricFamily("ferry_node_lines_dropped", text, labels=("node", "hostname"))
+    meaning = "Lines of log and of workers that standard output and error of a node did not take."
+    dropped = CounterMetricFamily("ferry_node_lines_dropped", meaning, labels=("node", "hostname"))
     for node in nodes:
         dropped.add_metric((node.node_id, node.hostname), node.lines_dropped)
-    text = "Workers that the live nodes should run (min_worker x nodes)."
-    wanted = GaugeMetricFamily("ferry_workers_wanted", text, labels=VERSION_LABELS)
+    meaning = "Workers that the live nodes should run (min_worker x nodes)."
+    wanted = GaugeMetricFamily("ferry_workers_wanted", meaning, labels=VERSION_LABELS)
     workers = GaugeMetricFamily(
         "ferry_workers", "Worker processes of live nodes.", labels=(*VERSION_LABELS, "state")
     )
@@ -118,15 +120,15 @@ def _worker_families(registry: Registry) -> Iterator[Metric]:
 
 def _version_families(registry: Registry) -> Iterator[Metric]:
     queues = {spec.key: registry.queue(spec) for spec in registry.specs()}
-    for name, text, attribute in _QUEUE_GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=VERSION_LABELS)
+    for name, meaning, attribute in _QUEUE_GAUGES:
+        gauge = GaugeMetricFamily(name, meaning, labels=VERSION_LABELS)
         for key, queue in queues.items():
             gauge.add_metric(key, getattr(queue, attribute))
         yield gauge
-    text = "What has become of requests since the version was registered, of all ingresses."
-    events = CounterMetricFamily("ferry_queue_events", text, labels=(*VERSION_LABELS, "event"))
-    text = "Tries to tell receivers of jobs, by how they ended."
-    webhooks = CounterMetricFamily("ferry_webhooks", text, labels=(*VERSION_LABELS, "outcome"))
+    meaning = "What has become of requests since the version was registered, of all ingresses."
+    events = CounterMetricFamily("ferry_queue_events", meaning, labels=(*VERSION_LABELS, "event"))
+    meaning = "Tries to tell receivers of jobs, by how they ended."
+    webhooks = CounterMetricFamily("ferry_webhooks", meaning, labels=(*VERSION_LABELS, "outcome"))
     for key, queue in queues.items():
         for event in EVENTS:
             events.add_metric((*key, event), queue.counters.get(event, 0))

@@ -108,14 +108,14 @@ class Registrar:
             raise InvalidModel("It names no handler, and default_service_handler is not set.")
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
-        self._remove_stand_ins(spec)
+        self._remove_unloaded(spec)
         for complaint in ignored_values(archive.config):
             log.warning("ignored setting model=%s version=%s: %s", *spec.key, complaint)
         self._forget(spec.model_name)
         self._take_on(spec)
         return spec
 
-    def stand_in(
+    def register_unloaded(
         self, parameters: Mapping[str, Any], error: str, saved: SavedVersion | None = None
     ) -> None:
         """Registers a version without workers for an archive that could not be loaded at start.
@@ -193,8 +193,8 @@ class Registrar:
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 
-    def _remove_stand_ins(self, spec: ModelSpec) -> None:
-        """Unregisters stand-ins for this archive, whose name or version was a guess."""
+    def _remove_unloaded(self, spec: ModelSpec) -> None:
+        """Unregisters unloaded versions of this archive, whose name or version was a guess."""
         for other in self._registry.specs():
             names = (spec.model_name, name_of_archive(other.model_url))
             is_same = other.model_url == spec.model_url and other.model_name in names

@@ -138,7 +138,7 @@ class StartupLoader:
     ) -> bool:
         """Returns whether the model is registered, now or before.
 
-        If not, a version without workers stands in for it, and says why.
+        If not, a version without workers is registered instead, and shows why.
         """
         try:
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
@@ -153,10 +153,10 @@ class StartupLoader:
             reason = ". ".join(filter(None, (error.message, error.operators_text)))
             log.error("not loaded model=%s: %s", model, reason)
             self._failures.append({"model": model, "error": reason})
-            stand_in = partial(self._registrar.stand_in, parameters, error.message, saved)
+            register = partial(self._registrar.register_unloaded, parameters, error.message, saved)
             # Its name may not be one for a model, and Redis may remember the version.
             with contextlib.suppress(BadRequest, Conflict, InvalidModel):
-                self._persist(model, stand_in)
+                self._persist(model, register)
             return False
         return True
 

@@ -88,14 +88,14 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                await self._give_up()
+                await self._mark_failed()
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         await self.record.end()
 
-    async def _give_up(self) -> None:
+    async def _mark_failed(self) -> None:
         way_out = "register it again, or scale it to 0 and back"
         log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
         await self.record.set_state(WorkerState.FAILED)

@@ -16,14 +16,14 @@ SAME, NOTE, CHANGE = "same", "note", "must change"
 _SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
 
 
-class CannotExamine(click.ClickException):
+class UnreadableTarget(click.ClickException):
     """The target cannot be read."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartRow:
     """Says what becomes of one part; the text of what must change says how."""
 
     part: str
@@ -33,17 +33,17 @@ class Row:
 
 def configuration_rows(
     config: Path | None, variables: Mapping[str, str | None] | None = None
-) -> Iterator[Row]:
+) -> Iterator[PartRow]:
     """Yields what becomes of each key of the file, of its models, and of a start with it.
 
     Without the `variables` of a container, this machine is meant.
 
     Raises:
-        CannotExamine: the file cannot be read.
+        UnreadableTarget: the file cannot be read.
     """
     options = [] if variables is None else ["--container", json.dumps(variables)]
     for row in _check(*([str(config)] if config else []), *options)["rows"]:
-        yield Row(**row)
+        yield PartRow(**row)
 
 
 def torchserve_flags() -> dict[str, str]:
@@ -63,6 +63,6 @@ def _check(*arguments: str) -> dict[str, Any]:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["`ferry check` failed"]
-        raise CannotExamine(lines[-1].removeprefix("Error: "))
+        raise UnreadableTarget(lines[-1].removeprefix("Error: "))
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
