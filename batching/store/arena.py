@@ -44,7 +44,7 @@ class Elsewhere(Exception):
 
 
 def mark_of(folder: Path, size_bytes: int) -> str:
-    """Returns the end of the ids of workers of this host, folder and user; empty if there are none."""
+    """Returns the end of ids of workers of this host, folder and user; empty if there are none."""
     if size_bytes < LARGEST_SHARE * (UNIT_BYTES + GENERATION_BYTES):
         return ""
     with contextlib.suppress(OSError):
