@@ -307,11 +307,12 @@ def broker_families(broker: Broker) -> Iterator[Metric]:
     for key, count in broker.resubmitted().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
-    text = "Request bodies over 16 KiB, by what took them to a worker: arena (memory) or redis."
-    bodies = CounterMetricFamily("ferry_request_bodies", text, labels=["way"])
-    for way, count in broker.arena.carried.items():
-        bodies.add_metric([way], count)
-    yield bodies
+    for name, ways in (("request", broker.memory.requests), ("answer", broker.memory.answers)):
+        text = f"Bodies of {name}s over 16 KiB, by their way: arena (shared memory) or redis."
+        bodies = CounterMetricFamily(f"ferry_{name}_bodies", text, labels=["way"])
+        for way, count in ways.items():
+            bodies.add_metric([way], count)
+        yield bodies
     text = "Lines of log that standard output and error of an ingress did not take."
     yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())
 
