@@ -112,25 +112,6 @@ def test_registered_model_is_asked_by_the_printed_line_listed_scaled_and_unregis
         assert server.manage("GET", "models/plain").status_code == 404
 
 
-def test_archives_own_word_counts_and_torchserves_rest_is_as_it_was(
-    server: FerryServer, ferry: Command
-) -> None:
-    # Given
-    config = "batchSize: 3\nbatchPolicy: fixed\nminWorkers: 1\nmaxWorkers: 2\n"
-    archive, _ = make_scripted(server.store, "worded", config=config)
-    plain, _ = make_scripted(server.store, "rested")
-
-    # When / Then
-    with server.cleaned_up("worded", "rested"):
-        assert ferry.run("models", "register", archive).returncode == 0
-        described = server.describe("worded")
-        assert (described["batchSize"], described["maxWorkers"]) == (3, 2)
-        assert "batchPolicy" not in described
-        server.manage("POST", "models", url=plain)
-        described = server.describe("rested")
-        assert (described["batchSize"], described["minWorkers"]) == (1, 0)
-
-
 def test_model_without_workers_says_at_once_how_to_start_one(
     server: FerryServer, ferry: Command
 ) -> None:
