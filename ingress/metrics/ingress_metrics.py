@@ -226,7 +226,6 @@ class Metrics:
         self.log(LEGACY[2], timing.queue_us, labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the families of all numbers."""
         all_series = list(self.series.items())
         for name, meaning, labels, attribute in _COUNTERS:
             counter = CounterMetricFamily(name, meaning, labels=(*VERSION_LABELS, *labels))
@@ -269,7 +268,6 @@ class Metrics:
         return dict(zip(LAST_VALUES, (queue_ms, way_ms), strict=True))
 
     def versions(self) -> set[VersionKey]:
-        """Returns the versions that have series."""
         return self.series.keys() - {_NO_MODEL}
 
     def forget(self, key: VersionKey) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 import ferry as ferry_package
 from tests.e2e.archives import make_archive, make_scripted
@@ -186,21 +185,6 @@ def test_why_a_handler_does_not_load_is_told_where_it_was_asked_for(
         assert "workers/" not in text
         assert str(server.folder) not in text
     assert server.manage("GET", f"models/broken-{name}").status_code == 404
-
-
-def test_interrupted_registration_ends_and_says_what_goes_on(
-    server: FerryServer, ferry: Command
-) -> None:
-    # Given a registration whose workers load for long
-    archive, _ = make_scripted(server.store, "slow", load_delay="60")
-    with server.cleaned_up("slow"), ferry.begun("models", "register", archive) as it:
-        eventually(lambda: server.manage("GET", "models/slow").status_code == requests.codes.ok, 20)
-
-        # When Ctrl-C is pressed, then the command ends at once, and tells
-        shown = " ".join(interrupted(it).split())
-        assert f"The server goes on registering {archive}: `ferry models list` shows it." in shown
-        # And that is so
-        assert server.describe("slow")["minWorkers"] == 1
 
 
 def interrupted(process: "subprocess.Popen[str]") -> str:
