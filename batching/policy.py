@@ -119,7 +119,6 @@ class DrainRate:
         self._previous = 0
 
     def count(self, now_s: float, answered: int = 1) -> None:
-        """Counts answered requests."""
         self._roll(now_s)
         self._count += answered
 

@@ -53,7 +53,6 @@ class ReceiverRules:
 
     @classmethod
     def of(cls, is_http_allowed: bool, allowed_hosts: str) -> "ReceiverRules":
-        """Makes rules of the settings."""
         hosts = (host.strip().lower() for host in allowed_hosts.split(","))
         return cls(is_http_allowed, frozenset(host for host in hosts if host))
 

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
+from batching.store.arena import IngressMemory
 from batching.store.broker import Broker
 from batching.store.clients import connect, store_url
 from batching.store.jobs.job_store import JobStore
@@ -76,8 +77,8 @@ class Services:
         self.control = ControlQueue(self.client)
         self.outage = OutageLog(log, settings.redis_url)
         self.catalog = Catalog(self.registry, url, self.outage)
-        memory = settings.shared_memory_dir, settings.shared_memory_bytes
-        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s, shared_memory=memory)
+        memory = IngressMemory(settings.shared_memory_dir, settings.shared_memory_bytes)
+        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s, memory=memory)
         # The log gets what /metrics does not show.
         unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
         logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()

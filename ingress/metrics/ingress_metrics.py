@@ -226,7 +226,6 @@ class Metrics:
         self.log(LEGACY[2], timing.queue_us, labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the families of all numbers."""
         all_series = list(self.series.items())
         for name, meaning, labels, attribute in _COUNTERS:
             counter = CounterMetricFamily(name, meaning, labels=(*VERSION_LABELS, *labels))
@@ -269,7 +268,6 @@ class Metrics:
         return dict(zip(LAST_VALUES, (queue_ms, way_ms), strict=True))
 
     def versions(self) -> set[VersionKey]:
-        """Returns the versions that have series."""
         return self.series.keys() - {_NO_MODEL}
 
     def forget(self, key: VersionKey) -> None:
@@ -307,11 +305,12 @@ def broker_families(broker: Broker) -> Iterator[Metric]:
     for key, count in broker.resubmitted().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
-    meaning = "Request bodies over 16 KiB, by what took them to a worker: arena (memory) or redis."
-    bodies = CounterMetricFamily("ferry_request_bodies", meaning, labels=["way"])
-    for way, count in broker.arena.carried.items():
-        bodies.add_metric([way], count)
-    yield bodies
+    for name, ways in (("request", broker.memory.requests), ("answer", broker.memory.answers)):
+        meaning = f"Bodies of {name}s over 16 KiB, by their way: arena (shared memory) or redis."
+        bodies = CounterMetricFamily(f"ferry_{name}_bodies", meaning, labels=["way"])
+        for way, count in ways.items():
+            bodies.add_metric([way], count)
+        yield bodies
     meaning = "Lines of log that standard output and error of an ingress did not take."
     yield CounterMetricFamily("ferry_ingress_lines_dropped", meaning, value=dropped_lines())
 

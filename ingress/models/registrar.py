@@ -189,7 +189,6 @@ class Registrar:
         return f'Model "{model_name}" unregistered'
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """Returns the version that a management path names."""
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 

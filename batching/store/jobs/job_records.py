@@ -203,9 +203,7 @@ def small_reply(job: Job) -> Reply | None:
 def job_document(job: Job, base_url: str) -> dict[str, Any]:
     """Returns the document that clients see; leaves out what is not known yet.
 
-    Args:
-        job: at this moment.
-        base_url: the server's URL as this client sees it, without a slash at the end.
+    `base_url` is the server's as this client sees it, without a slash at the end.
     """
     url = f"{base_url}/jobs/{job.job_id}"
     reply, progress, webhook = small_reply(job), job.progress, job.webhook

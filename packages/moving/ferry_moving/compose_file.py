@@ -90,7 +90,6 @@ def _split(script: str) -> list[str]:
 
 
 def _service_rows(folder: Path, service: Service, flags: Mapping[str, str]) -> Iterator[PartRow]:
-    """Yields the rows of one service of a file in this folder."""
     yield PartRow("image", CHANGE, f"{_scalar(service.get('image')) or 'built here'}: {_IMAGE}")
     command = _words(service)
     arguments = _arguments(command)
