@@ -97,6 +97,10 @@ class Wire(NamedTuple):
     def size_bytes(self) -> int:
         return len(self.head) + len(self.body) + len(self.tail)
 
+    def without_body(self) -> bytes:
+        """Returns a request's bytes without its body: that of the last part, or all of them."""
+        return self.head and self.head[: -len(_bytes_header(len(self.body)))] + _EMPTY
+
 
 NO_WIRE = Wire(b"")
 
@@ -143,6 +147,21 @@ class Request(_Message, frozen=True):
         # Nothing is moved: a bytearray's start may lie within its memory.
         del wire[: len(wire) - last_bytes]
         return cls(views.headers, [*parts, Part(last.name, last.content_type, wire)])
+
+    @classmethod
+    def with_body(cls, wire: bytes, body: bytearray) -> Self:
+        """Parses what `Wire.without_body` wrote; the last part's content becomes this bytearray.
+
+        Raises:
+            ProtocolError: the bytes have another version or shape.
+        """
+        if not wire:
+            return cls.received(body)
+        request = cls.decode(wire)
+        if not request.parts:
+            raise ProtocolError("a body without a part")
+        *others, last = request.parts
+        return cls(request.headers, [*others, Part(last.name, last.content_type, body)])
 
 
 class _View(_Array, frozen=True):

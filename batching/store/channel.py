@@ -21,7 +21,8 @@ from redis.exceptions import OutOfMemoryError
 from batching import errors
 from batching.models.spec import VersionKey
 from batching.policy import DrainRate
-from batching.protocol import NO_WIRE, ProtocolError, fresh_request_id
+from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire, fresh_request_id
+from batching.store.arena import NO_MEMORY, IngressMemory
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
     USUAL_PATIENCE,
@@ -34,7 +35,13 @@ from batching.store.ingress_queue import (
     refusal,
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
-from batching.store.records import LargeReply, decode_reply, error_reply, queue_error
+from batching.store.records import (
+    BodyElsewhere,
+    LargeReply,
+    decode_reply,
+    error_reply,
+    queue_error,
+)
 from batching.store.redis_errors import (
     AWAY,
     REFUSED,
@@ -81,11 +88,15 @@ class Channel:
         queue: IngressQueue,
         outage: OutageLog,
         patience: Patience = USUAL_PATIENCE,
+        memory: IngressMemory = NO_MEMORY,
     ) -> None:
         self.resubmitted = 0
         self._key = key
         self._patience = patience
         self._queue = queue
+        self._memory = memory
+        self._has_large_bodies = False  # since the last look at the workers
+        self._shares_memory = False  # with all of them, as far as is known
         self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingRequest] = {}
@@ -225,7 +236,7 @@ class Channel:
             Submission(
                 request.request_id,
                 max(1, int((request.deadline - now) * 1000)),
-                request.wire,
+                self._carried(request),
                 None if request.is_resubmitted else int((now - request.entered_at) * 1e6),
             )
             for request in requests
@@ -236,6 +247,20 @@ class Channel:
             return codes
         code_of = {item.request_id: code for item, code in zip(submissions, codes, strict=True)}
         return [code_of.get(request.request_id, SubmitCode.KNOWN) for request in requests]
+
+    def _carried(self, request: PendingRequest) -> Wire:
+        """Returns what Redis gets of the request: all, or where on this host its body is."""
+        wire = request.wire
+        if not wire.body:
+            return wire
+        self._has_large_bodies = True
+        if self._shares_memory and (held := self._memory.arena.hold(wire.body)) is not None:
+            body, place = held
+            request.wire = wire._replace(body=body)
+            self._memory.requests["arena"] += 1
+            return Wire(b"@" + place + wire.without_body())
+        self._memory.requests["redis"] += 1
+        return wire
 
     def _give_up(self, requests: Sequence[PendingRequest], error: Exception) -> None:
         """Tells the clients at once; no request is run later, and none leaves a body behind."""
@@ -327,12 +352,12 @@ class Channel:
                 self._look_for_chunks(request)
                 continue
             try:
-                reply = decode_reply(request_id, value)
-                if reply.chunks and not request.is_stream:
-                    request = self._open_stream(request)
+                self._resolve(request, decode_reply(request_id, value, self._memory))
                 delivered.append(request_id)
-                self._waiting.pop(request_id, None)
-                request.resolve(reply)
+            except BodyElsewhere:
+                self._shares_memory = False  # until the next look, as that worker is new
+                self._resubmit(request)
+                delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
                 self._large.setdefault(request_id, reply_elsewhere.attempt)
@@ -347,6 +372,12 @@ class Channel:
         self._used_at = self._loop.time()
         self._drain_rate.count(self._used_at, len(delivered))
         return delivered
+
+    def _resolve(self, request: PendingRequest, reply: Reply) -> None:
+        if reply.chunks and not request.is_stream:
+            request = self._open_stream(request)
+        self._waiting.pop(request.request_id, None)
+        request.resolve(reply)
 
     async def _fetch_large(self) -> None:
         """Fetches replies too large for the replies list, a few at a time.
@@ -371,6 +402,7 @@ class Channel:
                     continue
                 for request_id in due:
                     del self._large[request_id]
+                self._memory.answers["redis"] += len(values)
                 self._deliver(values)
                 read = due
         finally:
@@ -489,26 +521,40 @@ class Channel:
             ]
             with contextlib.suppress(*AWAY):
                 codes = await self._queue.audit(due)
+                if self._has_large_bodies:
+                    self._has_large_bodies = False
+                    workers = await self._queue.worker_ids()
+                    self._shares_memory = self._memory.arena.is_shared_by(workers)
                 await self._heal(dict(zip(due, codes, strict=True)))
 
     async def _heal(self, codes: dict[str, AuditCode]) -> None:
         replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
         if replied:
             self._deliver(await self._queue.fetch(replied))
-        lost: list[tuple[str, PendingRequest]] = []
+        lost: list[PendingRequest] = []
         for request_id, code in codes.items():
             request = self._waiting.get(request_id)
             if request is None or request.is_over:
                 continue
             if code is AuditCode.LOST:
-                lost.append((request_id, request))
+                lost.append(request)
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(request)
             elif code is AuditCode.ABANDONED:
                 self._cancel(request, queue_error("unregistered"))
-        pairs = [
-            f"{old_id}:{request.request_id}" for old_id, request in lost if self._resubmit(request)
-        ]
+        self._resubmit_lost(lost)
+
+    def _resubmit_lost(self, lost: Sequence[PendingRequest]) -> None:
+        now, pairs = self._loop.time(), []
+        for request in lost:
+            is_late = request.deadline - now < self._patience.resubmit_share * request.timeout_s
+            # The client has the first pieces of a stream: another run would send them again.
+            if is_late or request.is_stream:
+                self._fail(request, queue_lost())
+                continue
+            old_id = request.request_id
+            self._resubmit(request)
+            pairs.append(f"{old_id}:{request.request_id}")
         if pairs:
             self.resubmitted += len(pairs)
             log.warning(
@@ -516,21 +562,11 @@ class Channel:
                 *(*self._key, len(pairs), ",".join(pairs[:MOST_IN_LOG])),
             )
 
-    def _resubmit(self, request: PendingRequest) -> bool:
-        """Submits a lost request again, under a new id to which no old reply can come.
-
-        Returns false if it fails it instead.
-        """
-        now = self._loop.time()
-        is_late = request.deadline - now < self._patience.resubmit_share * request.timeout_s
-        # The client has the first pieces of a stream: another run would send them again.
-        if is_late or request.is_stream:
-            self._fail(request, queue_lost())
-            return False
+    def _resubmit(self, request: PendingRequest) -> None:
+        """Submits the request again, under a new id to which no old reply can come."""
         del self._waiting[request.request_id]
         request.request_id = fresh_request_id()
-        request.entered_at = now
+        request.entered_at = self._loop.time()
         request.is_queued = False
         request.is_resubmitted = True
         self._submit_soon(request)
-        return True

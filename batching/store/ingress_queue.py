@@ -139,6 +139,7 @@ class IngressQueue:
         self._reply_prefix = keys.reply_prefix
         self._large_reply_prefix = keys.large_reply_prefix
         self._chunk_prefix = keys.chunk_prefix
+        self._worker_beats = keys.worker_beats
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
         self._large = AsyncHeldConnection(client, is_for_strings=True)
@@ -271,6 +272,11 @@ class IngressQueue:
         """Tells Redis that this ingress is alive; returns where these requests are."""
         codes = await self._audit(self._audit_keys, [*self._audit_limits, *request_ids])
         return [AuditCode(code) for code in codes]
+
+    async def worker_ids(self) -> list[bytes]:
+        """Returns the version's workers, and those whose death nobody has noticed yet."""
+        worker_ids: Any = await self._client.zrange(self._worker_beats, 0, -1)
+        return worker_ids  # type: ignore[no-any-return]
 
     def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
         prefix = self._large_reply_prefix

@@ -19,6 +19,7 @@ from ingress.http1.exchange import (
     Exchange,
     Header,
     HttpAnswer,
+    MakeRoom,
 )
 from ingress.http1.heads import (
     CHUNKED,
@@ -244,9 +245,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def read_into_place(self, length_bytes: int, received: Sequence[Content]) -> None:
-        """Reads the rest of the last request's body into a buffer of its own."""
-        self._body = _WholeBody(length_bytes, received)
+    def read_into_place(
+        self,
+        length_bytes: int,
+        received: Sequence[Content | memoryview],
+        make_room: MakeRoom | None,
+    ) -> None:
+        """Reads the rest of the last request's body into a buffer of its own, or that room."""
+        room = None if make_room is None else make_room(length_bytes)
+        self._body = _WholeBody(length_bytes, received, room)
 
     def answer(
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: Body
@@ -382,11 +389,14 @@ class _WholeBody:
     No two requests share one, so none is ever written to again.
     """
 
-    def __init__(self, length_bytes: int, received: Sequence[Content]) -> None:
+    def __init__(
+        self, length_bytes: int, received: Sequence[Content | memoryview], room: memoryview | None
+    ) -> None:
         # What came together with the head is less than the whole.
         self._length_bytes = length_bytes
         self._filled_bytes = sum(map(len, received))
-        self.content = bytearray(min(length_bytes, max(_FIRST_BODY_BYTES, 2 * self._filled_bytes)))
+        first_bytes = min(length_bytes, max(_FIRST_BODY_BYTES, 2 * self._filled_bytes))
+        self.content = bytearray(first_bytes) if room is None else room
         start = 0
         for chunk in received:
             self.content[start : start + len(chunk)] = chunk
@@ -394,10 +404,10 @@ class _WholeBody:
 
     def free(self) -> memoryview:
         """Returns the place for the bytes that come next, never empty before the body is whole."""
-        missing_bytes = self._length_bytes - len(self.content)
-        if missing_bytes and self._filled_bytes == len(self.content):
-            self.content.extend(bytes(min(missing_bytes, self._filled_bytes)))
-        return memoryview(self.content)[self._filled_bytes :]
+        content, filled_bytes = self.content, self._filled_bytes
+        if isinstance(content, bytearray) and filled_bytes == len(content) < self._length_bytes:
+            content.extend(bytes(min(self._length_bytes - filled_bytes, filled_bytes)))
+        return memoryview(content)[filled_bytes:]
 
     def add(self, count: int) -> bool:
         """Notes bytes that were read; returns whether the body is whole."""

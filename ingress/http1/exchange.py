@@ -10,6 +10,8 @@ from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeEr
 
 Header = tuple[str, str]
 Content = bytes | bytearray
+# Makes the place for a body of this size, unless there is none.
+MakeRoom = Callable[[int], memoryview | None]
 Body = bytes | memoryview
 
 # So much of a body is kept until the application asks for it; then its client waits.
@@ -61,7 +63,7 @@ class Exchange:
     _then: Callable[[], object] | None = field(default=None, init=False)
     _refusal: ServeError | None = field(default=None, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
-    _chunks: list[Content] = field(default_factory=list, init=False)
+    _chunks: list[Content | memoryview] = field(default_factory=list, init=False)
 
     # What most exchanges never need is the class's until they do. 0: there is no answer yet.
     status = 0
@@ -71,7 +73,13 @@ class Exchange:
 
     # --- the application's side: the body
 
-    def when_received(self, then: Callable[[], object], limit_bytes: int, timeout_s: float) -> None:
+    def when_received(
+        self,
+        then: Callable[[], object],
+        limit_bytes: int,
+        timeout_s: float,
+        make_room: MakeRoom | None = None,
+    ) -> None:
         """Calls `then`, which calls `received`, once the body is whole or refused; maybe at once.
 
         A body over the limit is read on for a while, but not kept, as a reset might keep its client
@@ -97,11 +105,11 @@ class Exchange:
         if self._refusal is not None:
             self._discard()
         elif "content-length" in fields:
-            self.connection.read_into_place(length_bytes, self._chunks)
+            self.connection.read_into_place(length_bytes, self._chunks, make_room)
         self.connection.take_more()
 
-    def received(self) -> Content:
-        """Returns the whole body; only once.
+    def received(self) -> Content | memoryview:
+        """Returns the whole body, maybe in the room that was made for it; only once.
 
         Raises:
             UnsupportedEncoding: the body is compressed.
@@ -123,7 +131,7 @@ class Exchange:
         is_over = asyncio.Event()
         self.when_received(is_over.set, limit_bytes, timeout_s)
         await is_over.wait()
-        return self.received()
+        return self.received()  # type: ignore[return-value]  # no room was made
 
     # --- the application's side: the answer
 
@@ -158,7 +166,7 @@ class Exchange:
             if self._then is None and self._size_bytes > AHEAD_BYTES:
                 self.connection.take_no_more()
 
-    def receive(self, whole: bytearray | None = None) -> None:
+    def receive(self, whole: Content | memoryview | None = None) -> None:
         """Notes that the body is whole, and is this one unless it was fed."""
         if whole is not None:
             self._chunks = [whole]

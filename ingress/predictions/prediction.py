@@ -115,7 +115,8 @@ class Prediction(PendingRequest):
         """Submits the request when its body has come, or refuses it when it will not come."""
         try:
             # Without a name here, which would keep the body while its client waits.
-            self.submit(self.exchange.received())
+            # A body in shared memory is not taken apart, and encoded as bytes are.
+            self.submit(self.exchange.received())  # type: ignore[arg-type]
         except ServeError as error:
             self.exchange.respond(*error_answer(error))
 
@@ -396,7 +397,9 @@ class InferenceRouter:
             return None
         prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
-        exchange.when_received(prediction.submit_received, *self._limits)
+        is_taken_apart = target.is_v2 or is_form(exchange.fields.get("content-type", ""))
+        make_room = None if is_taken_apart else self._shared.service.broker.memory.arena.room
+        exchange.when_received(prediction.submit_received, *self._limits, make_room)
         return None
 
     def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:

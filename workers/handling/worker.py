@@ -226,7 +226,13 @@ def _serve(
 ) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
-    queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    queue = WorkerQueue(
+        client,
+        spec.key,
+        assignment.worker_id,
+        int(settings.dead_after_s * 1000),
+        (settings.shared_memory_dir, settings.shared_memory_bytes),
+    )
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
         model.context.own_metrics,
@@ -274,6 +280,7 @@ def _serve(
     deadline.wait()
     with contextlib.suppress(*AWAY):
         worker.record_measured()
+        queue.close()
     model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)

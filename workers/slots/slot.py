@@ -1,4 +1,4 @@
-"""One worker slot of a node: keeps one worker process of one model version alive.
+"""Keeps one worker process of one model version alive: one slot of a node.
 
     STARTING → LOADING → READY, and STARTING again once it has died; FAILED once it is given up
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 MOST_UNPUBLISHED = 16  # reports of one worker, which has three; model code may write any number
-PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
+PROVEN_AFTER_S = 2.0  # a worker that was READY for this time has not died of its start
 _NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": False}
 
 
@@ -44,6 +44,7 @@ class SlotContext:
     sequence: "itertools.count[int]"
     prepare: Callable[..., Awaitable[Prepared]]
     outage: OutageLog
+    memory_mark: str = ""  # of the memory that workers share with ingresses
 
 
 class Slot:
@@ -87,15 +88,15 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                await self._give_up()
+                await self._mark_failed()
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         await self.record.end()
 
-    async def _give_up(self) -> None:
-        way_out = "register it anew, or scale it to 0 and back"
+    async def _mark_failed(self) -> None:
+        way_out = "register it again, or scale it to 0 and back"
         log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
         await self.record.set_state(WorkerState.FAILED)
         # Unless another worker of the version lives, no request waits for one any more.
@@ -104,7 +105,9 @@ class Slot:
             log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
 
     def _new_id(self) -> str:
-        return f"{self._context.node_id}-{next(self._context.sequence)}"
+        """Returns a worker's id, from which ingresses see whose memory it can read."""
+        context = self._context
+        return f"{context.node_id}-{next(context.sequence)}{context.memory_mark}"
 
     async def _live_once(self) -> None:
         worker_id = self.record.successor_id or self._new_id()
@@ -151,9 +154,9 @@ class Slot:
         )
 
     async def _prepared(self, *, is_exact: bool) -> Prepared | None:
-        """Returns what a process needs; None once the slot is to stop, which waits for no download.
+        """Returns what a process needs; None if the slot is to stop meanwhile.
 
-        A download goes on without this slot, for the next one that needs it.
+        A download then goes on without this slot, for the next slot that needs it.
         """
         preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
@@ -167,18 +170,18 @@ class Slot:
     async def _note_unprepared(self, error: Exception) -> None:
         cause = error.__cause__ if isinstance(error, ServeError) else error
         of_system = cause.strerror if isinstance(cause, OSError) else None  # such as a full disk
-        text, reason = of_system or str(error), ""
+        message, reason = of_system or str(error), ""
         if isinstance(error, ServeError):
-            text, reason = error.message, error.reason
-            if of_system and of_system not in text:
-                text += f" ({of_system})"
-            # An installation takes minutes and fails again, until the model is registered anew.
+            message, reason = error.message, error.reason
+            if of_system and of_system not in message:
+                message += f" ({of_system})"
+            # An installation takes minutes and fails again, until the model is registered again.
             # A disk may have room again by itself, as for an archive.
             self._is_hopeless = isinstance(error, DependenciesFailed) and not of_system
         is_foreseen = bool(reason or of_system)
         template = "model=%s version=%s cannot be prepared: %s"
-        log.error(template, *self.spec.key, text, exc_info=None if is_foreseen else error)
-        await self._note_failure(error=text, reason=reason)
+        log.error(template, *self.spec.key, message, exc_info=None if is_foreseen else error)
+        await self._note_failure(error=message, reason=reason)
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """Starts a worker process and returns how it ended."""
@@ -302,8 +305,8 @@ class Slot:
 class SlotRecord:
     """Keeps the status of one slot's worker in Redis, under the worker's name.
 
-    Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
-    hidden: their status can be seen, but no request is queued for them.
+    Only a worker that serves, or will probably serve soon, is listed as alive. Others are hidden:
+    their status can be seen, but no request is queued for them.
     """
 
     def __init__(
@@ -326,14 +329,14 @@ class SlotRecord:
 
     @property
     def is_expected(self) -> bool:
-        """Returns whether it serves now or can be counted on to serve soon: requests may queue."""
+        """Returns whether the worker serves, or will probably serve soon: requests may queue."""
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
         return self.state is WorkerState.READY or (is_coming and not self._backoff.is_doubtful)
 
     async def begin(self, status: WorkerStatus) -> None:
         """Puts a new worker in the place of the former one.
 
-        Lists it as alive before the former one is forgotten, so that one of them always is.
+        Lists it as alive before it forgets the former one, so that one of them always is listed.
         """
         previous_id, self.status = self.worker_id, status
         self.successor_id = None
@@ -353,7 +356,7 @@ class SlotRecord:
     async def expect(self, successor_id: str) -> None:
         """Lists the slot's next worker as alive, beside the current one, before it begins.
 
-        A state in which it is not expected hides both.
+        A state that is not expected hides both.
         """
         self.successor_id = successor_id
         await self.beat(successor_id)
@@ -364,7 +367,7 @@ class SlotRecord:
             await self.retry(self._queue.beat, {self.key: [worker_id]})
 
     async def report_again(self, **changes: Any) -> None:
-        """Publishes the state once more, with these changes; raises if Redis does not answer."""
+        """Publishes the status with these changes; raises if Redis does not answer."""
         if self.status is None:
             return
         status = self.status = replace(self.status, **changes)
@@ -378,7 +381,7 @@ class SlotRecord:
             await self.retry(self._queue.forget, self.key, worker_id)
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Returns the verb's result, once Redis answers; only for those that may be repeated."""
+        """Calls the verb until Redis answers; only for verbs that may be repeated."""
         name = getattr(verb, "__name__", str(verb))
         while True:
             try:

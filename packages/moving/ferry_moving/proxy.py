@@ -15,11 +15,11 @@ from http import HTTPStatus
 import httpx
 from aiohttp import web
 
-from ferry_moving.comparison import Answer, compare
-from ferry_moving.recording import Recorder, Request
+from ferry_moving.comparison import ComparedAnswer, compare
+from ferry_moving.recording import RecordedRequest, Recorder
 from ferry_moving.report import Result
 
-# Of all copies together. What is more is not compared, and takes no memory from the clients.
+# Of all copies together; larger copies are not compared.
 MOST_BYTES = 256 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 # Clients, and then the copies that still wait, have this long at the end.
@@ -28,12 +28,12 @@ _DRAIN_S = 10.0
 _IDLE_S = 3600.0
 # While answers are compared, clients wait for Python's lock no longer than this.
 _SWITCH_S = 0.0005
-# They belong to one connection, or to one way of sending a body.
+# Headers of one connection, or of one way of sending a body.
 _OF_CONNECTION = frozenset(
     {"connection", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
-# Not every client knows all ways to compress, and both servers are to send the same.
+# Clients differ in the compressions they know, and both servers should use the same.
 _OF_BODY = frozenset({"accept-encoding", "content-length"})
 
 Headers = Sequence[tuple[str, str]]
@@ -41,8 +41,8 @@ CLIENT_LEFT = "the client left"
 NO_ANSWER = "no answer from the old server"
 
 
-class Target:
-    """A server at a URL. `token`, if any, takes the place of the request's own.
+class TargetServer:
+    """Sends requests to a server. `token`, if any, takes the place of the request's own.
 
     `timeout_s` limits a whole answer to a recorded request.
     """
@@ -78,8 +78,8 @@ class Target:
             lines.append((b"authorization", f"Bearer {self._token}".encode()))
         return httpx.Request(method, self.url + target, headers=lines, content=content)
 
-    async def send(self, recorded: Request) -> Answer:
-        """Sends a recorded request; the answer may be that there is none.
+    async def send(self, recorded: RecordedRequest) -> ComparedAnswer:
+        """Sends a recorded request; without an answer, returns one with a `failure`.
 
         Raises:
             OSError: the file of its body cannot be read.
@@ -93,14 +93,14 @@ class Target:
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > MOST_BYTES:
-                        return Answer(failure=f"it has more than {MOST_BYTES} bytes")
+                        return ComparedAnswer(failure=f"it has more than {MOST_BYTES} bytes")
         except TimeoutError:
-            return Answer(failure=f"none within {self._timeout_s:g} s")
+            return ComparedAnswer(failure=f"none within {self._timeout_s:g} s")
         except httpx.HTTPError as error:
-            return Answer(failure=why(error))
+            return ComparedAnswer(failure=why(error))
         latency_s = time.perf_counter() - begun_s
         content_type = response.headers.get("content-type", "")
-        return Answer(response.status_code, content_type, bytes(body), latency_s)
+        return ComparedAnswer(response.status_code, content_type, bytes(body), latency_s)
 
     @contextlib.asynccontextmanager
     async def sending(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
@@ -112,14 +112,14 @@ class Target:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Returns the headers but for those that one connection has for itself."""
+    """Returns the headers without those of one connection."""
     own = ",".join(value for name, value in headers if name.lower() == "connection")
     dropped = _OF_CONNECTION | {name.strip().lower() for name in own.split(",")}
     return [header for header in headers if header[0].lower() not in dropped]
 
 
 def why(error: BaseException) -> str:
-    """Returns the reason in a few words: those of the first cause, if it has any."""
+    """Returns the text of the error's first cause, or of the error itself."""
     cause = error
     while (earlier := cause.__cause__ or cause.__context__) is not None:
         cause = earlier
@@ -128,9 +128,9 @@ def why(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class Copy:
-    """A request and the old server's answer to it, as far as they have come."""
+    """Collects a request and the old server's answer to it."""
 
-    request: Request
+    request: RecordedRequest
     body: list[bytes] = field(default_factory=list)
     status: int = 0
     headers: httpx.Headers = field(default_factory=httpx.Headers)
@@ -139,24 +139,26 @@ class Copy:
     size_bytes: int = 0
     is_too_large: bool = False
 
-    def answer(self) -> Answer:
-        """Returns the old server's answer, uncompressed if that can be."""
+    def answer(self) -> ComparedAnswer:
+        """Returns the old server's answer, decompressed if possible."""
         body = b"".join(self.answer_body)
         with contextlib.suppress(httpx.DecodingError):
             body = httpx.Response(self.status, headers=self.headers, content=body).content
-        return Answer(self.status, self.headers.get("content-type", ""), body, self.latency_s)
+        return ComparedAnswer(
+            self.status, self.headers.get("content-type", ""), body, self.latency_s
+        )
 
 
 class Proxy:
     """Handles the requests of aiohttp's server, and compares copies. Lives on one event loop.
 
-    A `share` of all requests, from 0 to 1, is copied, `most_open` at a time; more are counted.
+    A `share` of all requests, from 0 to 1, is copied, `most_open` at a time; others are counted.
     """
 
     def __init__(
         self,
-        old: Target,
-        new: Target,
+        old: TargetServer,
+        new: TargetServer,
         result: Result,
         *,
         share: float,
@@ -174,7 +176,7 @@ class Proxy:
         self._whole: asyncio.Queue[Copy] = asyncio.Queue()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answers one request; aiohttp cancels it when its client leaves, and it ends at `old`."""
+        """Answers one request; when its client leaves, aiohttp cancels this and so the old call."""
         headers = list(request.headers.items())
         copy = self._copy_of(request, headers)
         lost = CLIENT_LEFT
@@ -188,7 +190,7 @@ class Proxy:
     async def _forward(
         self, request: web.Request, headers: Headers, copy: Copy | None
     ) -> tuple[web.StreamResponse, str]:
-        """Returns the answer, and why it is not to be compared; empty if it is."""
+        """Returns the answer, and why it cannot be compared; "" if it can."""
         begun_s = time.perf_counter()
         pieces = self._kept(request.content.iter_any(), copy, copy.body if copy else [])
         response: web.StreamResponse | None = None
@@ -210,14 +212,14 @@ class Proxy:
                 complaint = f"ferry shadow: no answer from {self._old.url}: {why(error)}\n"
                 return web.Response(status=HTTPStatus.BAD_GATEWAY, text=complaint), NO_ANSWER
             if request.transport is not None:
-                request.transport.abort()  # the client is to see that its answer is cut short
+                request.transport.abort()  # so that the client sees that its answer is cut short
             return response, NO_ANSWER
         if copy is not None:
             copy.latency_s = time.perf_counter() - begun_s
         return response, ""
 
     def _copy_of(self, request: web.Request, headers: Headers) -> Copy | None:
-        """Returns a copy to fill with this request; None if it is not to be compared."""
+        """Returns a copy to fill with this request; None if it is not compared."""
         self._count += 1
         if random.random() >= self._share:  # noqa: S311 - a sample
             return None
@@ -225,7 +227,7 @@ class Proxy:
             self._result.uncompared["more than --queue at a time"] += 1
             return None
         self._open += 1
-        return Copy(Request(self._count, request.method, request.raw_path, headers))
+        return Copy(RecordedRequest(self._count, request.method, request.raw_path, headers))
 
     async def _kept(
         self, pieces: AsyncIterator[bytes], copy: Copy | None, kept: list[bytes]
@@ -257,7 +259,7 @@ class Proxy:
             copy = await self._whole.get()
             try:
                 await self._compare(copy)
-            except Exception as error:  # the next ones are compared whatever this one holds
+            except Exception as error:  # whatever this copy holds, the next ones are compared
                 self._result.uncompared[f"{type(error).__name__} while comparing"] += 1
             self._release(copy)
             self._whole.task_done()
@@ -268,12 +270,12 @@ class Proxy:
             await asyncio.to_thread(self._recorder.write, request)
         new = await self._new.send(request)
         old = copy.answer()
-        # In a thread: while it computes, clients are served.
+        # In a thread, so that clients are served meanwhile.
         compared = await asyncio.to_thread(compare, old, new, self._result.tolerance)
         self._result.add(request, old, new, compared)
 
     async def finish(self) -> None:
-        """Waits until all copies are compared, or it is late; counts those that are not."""
+        """Waits up to _DRAIN_S until all copies are compared; counts the rest."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._whole.join(), _DRAIN_S)
         if self._open:
@@ -281,7 +283,7 @@ class Proxy:
 
 
 class _OldAnswer(web.StreamResponse):
-    """An answer with the old server's headers, byte for byte as aiohttp writes them."""
+    """Answers with exactly the old server's headers."""
 
     def __init__(self, received: httpx.Response) -> None:
         headers = [

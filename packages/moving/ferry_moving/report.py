@@ -1,4 +1,4 @@
-"""What a comparison of two servers comes to: a row per path, and the first differences."""
+"""Reports the comparison of two servers: a row per path, and the first differences."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ferry_moving.comparison import Answer, Tolerance, Verdict
-from ferry_moving.recording import Request
+from ferry_moving.comparison import ComparedAnswer, Tolerance, Verdict
+from ferry_moving.recording import RecordedRequest
 
 _SHARES = (0.5, 0.95, 0.99)
-# Percentiles are of so many answers, the last ones: a proxy runs for days.
+# Percentiles are of the last answers only, as a proxy may run for days.
 _KEPT_LATENCIES = 10_000
 _MOST_ROWS = 100
 _MOST_EXAMPLES = 5
@@ -30,7 +30,7 @@ _WHOLE = 10_000
 
 
 @dataclass(slots=True)
-class Row:
+class PathRow:
     """Counts the requests of one method and path. `examples`: the first differences, in words."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -44,19 +44,23 @@ class Result:
 
     def __init__(self, tolerance: Tolerance) -> None:
         self.tolerance = tolerance
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, PathRow] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.uncompared: Counter[str] = Counter()
 
     def add(
-        self, request: Request, old: Answer, new: Answer, compared: tuple[Verdict, list[str]]
+        self,
+        request: RecordedRequest,
+        old: ComparedAnswer,
+        new: ComparedAnswer,
+        compared: tuple[Verdict, list[str]],
     ) -> None:
-        """Adds what `compare` says of the two answers to this request."""
+        """Adds the result of `compare` for this request."""
         verdict, differences = compared
         label = f"{request.method} {request.path.partition('?')[0]}"
         if label not in self.rows and len(self.rows) >= _MOST_ROWS:
             label = _OTHERS
-        row = self.rows.setdefault(label, Row())
+        row = self.rows.setdefault(label, PathRow())
         row.verdicts[verdict] += 1
         self.verdicts[verdict] += 1
         if verdict is not Verdict.MISSED:
@@ -77,7 +81,7 @@ class Result:
         return ", ".join(parts)
 
     def record(self) -> dict[str, Any]:
-        """Returns all of it for machines, and for the table: a row per method and path."""
+        """Returns the report as JSON: a row per method and path."""
         rows = [
             {
                 "request": label,
@@ -115,7 +119,7 @@ class Result:
 
 
 def _percentiles_ms(latencies_s: Sequence[float]) -> list[float]:
-    """Returns of each share the smallest latency that it does not exceed; none without any."""
+    """Returns the percentiles of _SHARES; [] without latencies."""
     ordered = sorted(latencies_s)
     count = len(ordered)
     return [1000 * ordered[max(0, math.ceil(share * count) - 1)] for share in _SHARES if count]
