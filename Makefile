@@ -42,7 +42,7 @@ endif
 demo: install
 	@$(BIN)/python -m examples.digits.run
 
-# The ordinary promises, on real servers: some seven minutes on two cores.
+# The ordinary promises, on real servers: some six minutes on two cores.
 test: install
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone and not long"
 	$(BIN)/pytest -m "alone and not long"

@@ -1,6 +1,6 @@
 """Which tests `make test` leaves to `make test-all`, and which ones are in `make test-fast`.
 
-`make test` shows that the ordinary promises hold, on real servers, in some seven minutes on two
+`make test` shows that the ordinary promises hold, on real servers, in some six minutes on two
 cores. What takes long, or concerns few users, is marked `long` here.
 """
 
@@ -49,6 +49,7 @@ LONG_FILES = frozenset(
         "test_doctor_of_torchserve.py",
         "test_installer.py",
         "test_openapi_fuzz.py",
+        "test_time_outs.py",
         "test_user_types.py",
         "test_weights.py",
     }

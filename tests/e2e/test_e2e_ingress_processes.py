@@ -5,10 +5,8 @@ import http.client
 import json
 import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -210,42 +208,6 @@ def with_answering(server: FerryServer, count: int) -> Scrape | None:
     scrape = Scrape(server)
     is_whole = scrape.value("ferry_ingress_processes", state="answering") == count
     return scrape if is_whole else None
-
-
-def test_drain_answers_the_requests_of_all_processes(tmp_path: Path) -> None:
-    # Given
-    (tmp_path / "store").mkdir()
-    archive, ledger = make_scripted(
-        tmp_path / "store", "loaded", config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 32\n"
-    )
-    host = Host(tmp_path, "--models", archive)
-    try:
-        host.wait_started()
-        connections = [host.connect() for _ in range(CONNECTIONS)]
-        for one in connections:
-            one.send("/predictions/loaded", "hold|")
-        eventually(lambda: ledger.executions("hold|"), 10)
-        # When
-        with ThreadPoolExecutor(1) as pool:
-            stopping = pool.submit(host.server.process.stop, signal.SIGTERM)
-            eventually(lambda: not accepts(host.server.port), 10)
-            ledger.let_go()
-            # Then
-            answers = [one.receive() for one in connections]
-            assert answers == [(200, "hold|")] * CONNECTIONS
-            stopped = stopping.result()
-        assert (stopped.exit_code, stopped.left_behind) == (0, []), host.server.process.log()
-    finally:
-        host.disconnect()
-        host.server.process.kill()
-
-
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -129,60 +129,6 @@ def test_result_is_what_the_door_would_have_answered(guarded, door):
         assert (b'"error"' in direct.content) is is_v2_error
 
 
-MANAGED = [
-    ("GET", "management://jobs"),
-    ("GET", "management://jobs?status=failed&limit=1"),
-    ("DELETE", "management://jobs?model=guarded"),
-    ("POST", "management://jobs/retry"),
-    ("POST", "management://jobs/{id}/retry"),
-    ("GET", "management://jobs/{id}"),
-    ("DELETE", "management://jobs/{id}"),
-    ("GET", "management://jobs/{id}/result"),
-]
-BY_ID = [
-    ("GET", "/jobs/{id}"),
-    ("GET", "/jobs/{id}/result"),
-    ("DELETE", "/jobs/{id}"),
-]
-
-
-def test_b11_each_route_of_jobs_needs_its_key(guarded):
-    # Given
-    job = guarded.submit("fine")
-    guarded.ask("GET", f"/jobs/{job['id']}/result", headers={"Prefer": "wait=30"})
-
-    # When / Then nobody gets in with no key, or another one's
-    refused = []
-    for method, path in [*MANAGED, *BY_ID, ("POST", "/predictions/guarded")]:
-        right = "management" if path.startswith("management:") else "inference"
-        for key in {"", "API", "management", "inference"} - {right}:
-            answer = guarded.ask(method, path.format(**job), key, headers=ASYNC)
-            refused.append((method, path, key, answer.status_code, answer.json()["type"]))
-    assert {one[3:] for one in refused} == {(400, "InvalidKeyException")}, refused
-
-    # And an inference key has no routes for what it is not for
-    for method, path in (
-        ("GET", "/jobs"),
-        ("DELETE", "/jobs?model=guarded"),
-        ("POST", "/jobs/retry"),
-        ("POST", f"/jobs/{job['id']}/retry"),
-    ):
-        assert guarded.ask(method, path).status_code in {404, 405}, path
-
-    # And who has the key gets on
-    for method, path in [*BY_ID[:2], *MANAGED[:2], *MANAGED[5:6], *MANAGED[7:]]:
-        right = "management" if path.startswith("management:") else "inference"
-        answer = guarded.ask(method, path.format(**job), right)
-        assert answer.status_code == 200, (path, answer.text)
-    refused_retry = guarded.ask("POST", f"management://jobs/{job['id']}/retry", "management")
-    assert refused_retry.status_code == 409
-
-    # And no process tells a key on its command line, and the log has none either
-    process = guarded.server.process
-    words = "".join(process.family()) + process.log_path.read_text()
-    assert not any(entry["key"] in words for entry in guarded.keys.values())
-
-
 def test_listing_has_no_bodies(guarded):
     # Given an input that fails, and one that is answered with text
     jobs = [guarded.submit(f"{word} of a client") for word in ("raise", "fine")]

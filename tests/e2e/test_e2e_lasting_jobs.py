@@ -108,45 +108,24 @@ def test_another_server_of_one_store_has_neither_its_jobs_nor_its_models(start):
     third.process.stop_cleanly()
 
 
-@pytest.mark.long  # four servers
-def test_chosen_folder_has_to_work(start, tmp_path):
-    # Given a server with a folder of its own choice, where jobs are remembered without snapshots
+@pytest.mark.long  # two servers
+def test_damaged_file_is_told_of_and_left_alone(start, tmp_path):
+    # Given a folder of an operator's choice, with a file that was damaged since
     chosen = tmp_path / "my data"
     words = ("--data-dir", str(chosen), "--no-config-snapshots", "--redis-fsync", "always")
     server = start(*words)
     archive, _ = make_scripted(server.store, "lasting")
     server.register(archive)
-    job = submit(server, "one")
-    await_file(server, job)
-
-    # When another server is given the same folder
-    options = ["up", "--port-base", str(server.port + 20), "--data-dir", str(chosen)]
-    other = FerryProcess(tmp_path, options)
-    eventually(other.has_ended, 30)
-
-    # Then it says so
-    assert other.exit_code() == 1
-    [line] = [line for line in other.log().splitlines() if line.startswith("Error:")]
-    assert line == (
-        f"Error: {chosen}/redis is in use by another server. --data-dir chooses another folder"
-    )
-
-    # When the server starts again, after a kill
-    server.process.kill()
-    server = start(*words)
-
-    # Then it has the job, and no model
-    assert result(server, job).text == "one"
-    assert server.manage("GET", "models").json()["models"] == []
+    await_file(server, submit(server, "one"))
     server.process.stop_cleanly()
-
-    # When the file is damaged
     [file] = (chosen / "redis" / "appendonlydir").glob("*.incr.aof")
     file.write_bytes(b"no commands at all\r\n" * 100)
+
+    # When
     broken = FerryProcess(tmp_path, ["up", "--port-base", str(server.port), *words])
     eventually(broken.has_ended, 30)
 
-    # Then the start says so, and touches nothing
+    # Then
     assert broken.exit_code() == 1
     assert "redis: Bad file format reading the append only file" in broken.log()
     assert f"Redis cannot go on with its data in {chosen}/redis. " in broken.log()

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
 
@@ -15,12 +14,9 @@ from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import STOP_TIMEOUT_S, FerryProcess, FerryServer
 from tests.support import came_true, eventually
 from tests.timing import assert_within
-from tests.topology.whole_suite import own_redis
 
 ROOT = Path(__file__).parents[2]
 DEMO_TIMEOUT_S = 60
-DRAIN_S = 30
-AT_ONCE_S = 5.0
 CTRL_C = b"\x03"
 DEMO_PORTS = (8080, 8081, 8082)
 
@@ -67,80 +63,12 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
     assert stopped.left_behind == []
 
 
-def test_stop_does_not_wait_for_a_handler_that_hangs(own_server: FerryServer) -> None:
-    # Given a request that would run for a minute
-    with Clients(own_server.inference, 1) as clients:
-        clients.send("/predictions/loaded", ["sleep 60|"])
-        ledger = own_server.store / "loaded-1.0.ledger"
-        eventually(ledger.read_text, 10)
-
-        # When the server is told to stop
-        stopped = own_server.process.stop()
-
-        # Then the client has an answer all the same
-        [answer] = clients.receive(1)
-    assert answer.status == 503
-
-    # And the server is gone in time
-    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
-    assert stopped.exit_code == 0, own_server.process.log()
-    assert_within(stopped.seconds, STOP_TIMEOUT_S)
-    assert stopped.left_behind == []
-
-
 def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> None:
     # When the server is killed without a chance to clean up
     os.kill(own_server.process.pid, signal.SIGKILL)
 
     # Then none of its processes stays
     assert came_true(lambda: not own_server.process.family(), 5), own_server.process.family()
-
-
-@pytest.fixture
-def unpacking_node(tmp_path: Path) -> Iterator[FerryProcess]:
-    """A node at work on an archive that never comes to its end."""
-    with own_redis() as redis_url:
-        server = FerryServer(tmp_path, "--redis-url", redis_url)
-        try:
-            server.wait_started()
-            archive, _ = make_scripted(server.store, "endless")
-            server.register(archive, initial_workers=0)
-            # All of it is a hole: it takes no room, and a quarter of an hour to read.
-            os.truncate(server.store / archive, 2**40)
-            server.manage("PUT", "models/endless", min_worker=1).raise_for_status()
-        finally:
-            server.process.kill()
-        eventually(lambda: not server.process.family(), 5)
-        options = ["--redis-url", redis_url, "--model-store", str(server.store)]
-        environment = {
-            "FERRY_DRAIN_TIMEOUT_S": str(DRAIN_S),
-            # Another host's: on the first one, the registration has unpacked it already.
-            "FERRY_WORK_DIR": str(tmp_path / "another host"),
-        }
-        node = FerryProcess(tmp_path, ["node", *options], environment=environment)
-        try:
-            node.wait_for_line("started")
-            eventually(lambda: is_reading(node, server.store / archive), 20)
-            yield node
-        finally:
-            node.kill()
-
-
-def is_reading(process: FerryProcess, path: Path) -> bool:
-    return str(path) in {one.path for one in psutil.Process(process.pid).open_files()}
-
-
-def test_stop_does_not_wait_for_an_archive_that_is_being_unpacked(
-    unpacking_node: FerryProcess,
-) -> None:
-    # When
-    stopped = unpacking_node.stop(signal.SIGTERM)
-
-    # Then it does not even use its drain time
-    assert stopped.exit_code == 0, unpacking_node.log()
-    assert_within(stopped.seconds, AT_ONCE_S)
-    assert stopped.left_behind == []
-    assert "Traceback" not in unpacking_node.log()
 
 
 def is_free(port: int) -> bool:

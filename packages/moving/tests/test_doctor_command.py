@@ -63,17 +63,6 @@ def compose(folder, text):
     return doctor(path)
 
 
-def test_value_of_a_variable_is_checked_where_it_is_known(tmp_path):
-    (tmp_path / "c.properties").write_text("enable_envvars_config=true")
-    service = {
-        "image": "pytorch/torchserve",
-        "environment": {"TS_JOB_QUEUE_SIZE": "x", "TS_MAX_REQUEST_SIZE": "${SIZE}"},
-        "volumes": ["./c.properties:/home/model-server/config.properties:ro"],
-    }
-    _, rows = compose(tmp_path, json.dumps({"services": {"t": service}}))
-    assert {part for part, _ in changes(rows)} == {"t: image", "t: start"}
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

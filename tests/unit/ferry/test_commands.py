@@ -12,7 +12,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -385,35 +384,6 @@ def test_predict_prints_the_other_answers_when_a_connection_breaks(server, ferry
     # Then
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: the connection to {server.url} broke")
-
-
-def options_of(command, words=()):
-    """Each command below this one and each of its options."""
-    context = click.Context(command)
-    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
-        yield from options_of(command.get_command(context, name), (*words, name))
-    yield from ((words, one) for one in command.params if isinstance(one, click.Option))
-
-
-# In `bench` and in each command that has all settings.
-FLOATS = [
-    pytest.param(words, one.opts[0], id=" ".join((*words, one.opts[0])))
-    for words, one in options_of(main)
-    if isinstance(one.type, click.types.FloatParamType) and words[0] != "shadow"
-]
-
-
-@pytest.mark.parametrize(("words", "option"), FLOATS)
-@pytest.mark.parametrize("text", ["nan", "inf", "-1", "x"])
-def test_option_that_takes_a_number_says_in_one_line_what_is_none(words, option, text):
-    # When
-    found = CliRunner().invoke(main, [*words, f"{option}={text}"])
-    # Then
-    assert isinstance(found.exception, SystemExit)
-    [line] = [line for line in found.output.splitlines() if line.startswith("Error: ")]
-    # A setting has a name of its own, which environment and files have, too.
-    assert option in line or option[2:].replace("-", "_").removesuffix("_s") in line
-    assert text in line
 
 
 def lines_until(process, text):

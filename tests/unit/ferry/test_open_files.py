@@ -88,7 +88,7 @@ def test_redis_is_asked_when_more_than_1024_files_are_open() -> None:
         assert printed(CROWDED + ASKED, f"redis://127.0.0.1:{server.port}") == ["answered"]
 
 
-@pytest.mark.parametrize("command", ["up", "node", "ingress"])
+@pytest.mark.parametrize("command", ["up", "node"])
 def test_server_warns_first_when_few_files_may_be_open(command: str) -> None:
     serve = f"{sys.executable} -m ferry.main {command} --redis-url redis://127.0.0.1:1"
     with subprocess.Popen(

@@ -19,6 +19,8 @@ REFUSED = (
 )
 NOT_RENEWED = (400, "InvalidKeyException", REFUSED[2].replace("Authorization", "Authentication"))
 
+NO_JOB = f"/jobs/{'0' * 32}"
+
 INFERENCE_ROUTES = [
     ("POST", "/predictions/echo"),
     ("GET", "/predictions/echo/1.0/tail"),
@@ -29,6 +31,9 @@ INFERENCE_ROUTES = [
     ("GET", "/v1/files"),
     ("GET", "/ping"),
     ("POST", "/ping/"),
+    ("GET", NO_JOB),
+    ("DELETE", NO_JOB),
+    ("GET", f"{NO_JOB}/result"),
     ("GET", "/nowhere"),
     ("GET", "/"),
 ]
@@ -46,6 +51,11 @@ MANAGEMENT_ROUTES = [
     ("GET", "/v1/files/file-0/content"),
     ("POST", "/v1/batches"),
     ("GET", "/v1/batches"),
+    ("GET", "/jobs"),
+    ("DELETE", "/jobs?model=echo"),
+    ("POST", "/jobs/retry"),
+    ("POST", f"{NO_JOB}/retry"),
+    ("GET", f"{NO_JOB}/result"),
     ("GET", "/nowhere"),
 ]
 FREE = [("OPTIONS", "/"), ("GET", "/api-description")]
@@ -162,10 +172,10 @@ def test_b11_key_reaches_no_handler(ingress, path):
         ("POST", "//models", KeyScope.MANAGEMENT),
         ("GET", "/nowhere", KeyScope.MANAGEMENT),
         ("GET", "/livez/x", KeyScope.MANAGEMENT),
-        ("GET", f"/jobs/{'0' * 32}", KeyScope.INFERENCE),
-        ("DELETE", f"/jobs/{'0' * 32}", KeyScope.INFERENCE),
-        ("GET", f"/jobs/{'0' * 32}/result", KeyScope.INFERENCE),
-        ("POST", f"/jobs/{'0' * 32}/retry", KeyScope.MANAGEMENT),
+        ("GET", NO_JOB, KeyScope.INFERENCE),
+        ("DELETE", NO_JOB, KeyScope.INFERENCE),
+        ("GET", f"{NO_JOB}/result", KeyScope.INFERENCE),
+        ("POST", f"{NO_JOB}/retry", KeyScope.MANAGEMENT),
         ("POST", "/jobs/retry", KeyScope.MANAGEMENT),
         ("GET", "/jobs", KeyScope.MANAGEMENT),
         ("DELETE", "/jobs", KeyScope.MANAGEMENT),

@@ -256,21 +256,6 @@ def test_web_pages_change_nothing(manager, method, path, origin):
     assert sorted(manager.registry.snapshot()) == ["kept"]
 
 
-def test_scale_waits_for_more_and_for_fewer_workers(manager):
-    # Given
-    spec = manager.register("echo")
-    # When
-    more = manager.manage("PUT", "/models/echo?min_worker=3&synchronous=TRUE")
-    # Then
-    assert status_of(more) == (200, "Workers scaled to 3 for model: echo")
-    assert len(manager.registry.workers(spec.key)) == 3
-    # When
-    fewer = manager.manage("PUT", "/models/echo/1.0/?min_worker=1&synchronous=true")
-    # Then
-    assert status_of(fewer) == (200, "Workers scaled to 1 for model: echo, version: 1.0")
-    assert len(manager.registry.workers(spec.key)) == 1
-
-
 @pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
 def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     # Given a worker that is ready, and no other that will be
