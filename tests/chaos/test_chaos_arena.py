@@ -2,8 +2,6 @@
 
 import contextlib
 import random
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,21 +13,15 @@ import pytest
 import requests
 import uvloop
 
-from batching.store.arena import LARGEST_SHARE, UNIT_BYTES
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.chaos.arena_rig import MOST, ArenaRig, open_arena_rig
 from tests.chaos.crowd import for_seconds
 from tests.chaos.patterned_clients import Found, visits
 from tests.chaos.patterned_requests import FILES, Plan, ran, wrong
 from tests.chaos.promises import is_long
-from tests.chaos.rig import Rig, Served, kill
-from tests.e2e.clients import Clients
-from tests.e2e.metrics_text import Scrape
-from tests.support import came_true, eventually
+from tests.chaos.rig import Served, kill
+from tests.support import came_true
 
 CLIENTS = 16
-UNITS = 32 * LARGEST_SHARE
-ARENA_BYTES = UNITS * (UNIT_BYTES + 8)
-LARGEST_BYTES = UNITS // LARGEST_SHARE * UNIT_BYTES
 BACK_S = 20.0
 # What becomes of requests whose parts die, or that had a few ms.
 REFUSALS = {
@@ -44,39 +36,10 @@ REFUSALS = {
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-class ArenaRig(Rig):
-    """A rig with a small arena in a folder of its own."""
-
-    def __init__(self, folder: Path, memory: Path, server: EmbeddedRedis) -> None:
-        self.memory = memory
-        super().__init__(folder, server.url, server=server)
-
-    def _options(self) -> list[str]:
-        words = ["--shared-memory-dir", str(self.memory), "--shared-memory-bytes", str(ARENA_BYTES)]
-        return [*super()._options(), *words]
-
-    def files(self) -> list[str]:
-        return [path.name for path in self.memory.iterdir()]
-
-    def carried(self) -> dict[str, int]:
-        """Returns how many bodies of the living ingress went each way."""
-        scrape = Scrape(self)
-        name = "ferry_request_bodies_total"
-        return {way: int(scrape.value(name, way=way)) for way in ("arena", "redis")}
-
-
 @pytest.fixture
 def arena_rig(tmp_path: Path) -> Iterator[ArenaRig]:
-    memory = Path(tempfile.mkdtemp(prefix="ferry-chaos-", dir="/dev/shm"))
-    try:
-        with EmbeddedRedis(find_server()) as server:
-            rig = ArenaRig(tmp_path, memory, server)
-            try:
-                yield rig
-            finally:
-                rig.close()
-    finally:
-        shutil.rmtree(memory)
+    with open_arena_rig(tmp_path) as rig:
+        yield rig
 
 
 class Faults:
@@ -124,29 +87,6 @@ class Faults:
         assert self._rig.server is not None
         kill(self._rig.server.pid)
         self._rig.server.start()
-
-
-def way_of(rig: ArenaRig, body: bytes) -> str:
-    """Returns which way this body goes, while no other one does."""
-    before = rig.carried()
-    assert rig.predict("whole", body).status_code == 200
-    [way] = [way for way, count in rig.carried().items() if count != before[way]]
-    return way
-
-
-def ways_of_a_whole_arena(rig: ArenaRig) -> dict[str, int]:
-    """Sends bodies that fill the arena to its last slot, and returns which way they went."""
-    body = b"hold|".ljust(LARGEST_BYTES)
-    with rig.serve("whole") as model, Clients(rig.inference, LARGEST_SHARE) as clients:
-        # The ingress asks who works once it has had a large body.
-        eventually(lambda: way_of(rig, b"".ljust(LARGEST_BYTES)) == "arena", 10)
-        before = rig.carried()
-        clients.send("/predictions/whole", [body] * LARGEST_SHARE)
-        eventually(lambda: model.open_requests() == LARGEST_SHARE, 10)
-        ways = {way: count - before[way] for way, count in rig.carried().items()}
-        model.let_go()
-        assert {answer.status for answer in clients.receive(LARGEST_SHARE)} == {200}
-    return ways
 
 
 @pytest.mark.timeout(3600)
@@ -207,7 +147,7 @@ def test_f47_memory_that_is_used_again_shows_no_request_another_ones_byte(
             assert "Traceback" not in part.log()
 
     # And the memory is as before the first request, and only the living ingress has any
-    assert ways_of_a_whole_arena(rig) == {"arena": LARGEST_SHARE, "redis": 0}
+    assert rig.ways_of_a_whole_arena() == {"arena": MOST, "redis": 0}
     assert len(rig.files()) == 1, rig.files()
     for part in (rig.process, *rig.nodes):
         part.stop_cleanly()
