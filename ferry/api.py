@@ -36,7 +36,7 @@ class ApiError(click.ClickException):
 
 
 class Api:
-    """One listener of a server. Safe to use from several threads.
+    """Talks to one listener of a server. Safe to use from several threads.
 
     Raises:
         ClickException: the environment names a proxy, certificates or a token that cannot be used.
@@ -45,7 +45,7 @@ class Api:
     def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._base_url = base_url.rstrip("/")
         self._answer_timeout_s = answer_timeout_s
-        with _told():
+        with _as_click_errors():
             self._sender = Sender(Endpoint(base_url, None), patience_s=0)
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Api:
         target = "".join(f"/{quote(segment, safe=':')}" for segment in path)
         target += f"?{httpx.QueryParams(query)}" if query else ""
         headers = {"content-type": content_type} if content_type else {}
-        with _told():
+        with _as_click_errors():
             call = Call(method, target, headers, content, self._answer_timeout_s)
             response = self._sender.send(call)
         # A handler may have made any other answer.
@@ -98,14 +98,14 @@ class Api:
             raise click.ClickException(self._no_server_of_ours(response)) from error
 
     def page(self, *path: str, **params: Any) -> dict[str, Any]:
-        """Returns a page of a list, an object that has a list under the path's last segment."""
+        """Fetches one page of a list: an object with the list under the path's last segment."""
         answer = self.call("GET", *path, **params)
         if not isinstance(answer, dict) or not isinstance(answer.get(path[-1]), list):
             raise click.ClickException(f"{self._base_url} does not answer as a ferry server does")
         return answer
 
     def _is_ours(self) -> bool:
-        """Asks the server for its description."""
+        """Returns whether the server describes its API as ours do."""
         call = Call("GET", "/api-description", answer_timeout_s=_ASK_TIMEOUT_S)
         try:
             document = self._sender.send(call).json()
@@ -123,14 +123,14 @@ class Api:
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
     """Returns the header with the environment's token; empty without one."""
-    with _told():
+    with _as_click_errors():
         token = token_of(variable)
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Has the command end with what the client says."""
+def _as_click_errors() -> Iterator[None]:
+    """Turns the client's errors into errors that end the command."""
     try:
         yield
     except FerryError as error:
@@ -138,7 +138,7 @@ def _told() -> Iterator[None]:
 
 
 def error_text(response: httpx.Response) -> str:
-    """Returns the server's error text, and where a token that it refused came from."""
+    """Returns the server's error text, with a hint where a token was refused or a port is wrong."""
     try:
         record = response.json()
     except ValueError:

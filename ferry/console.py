@@ -1,4 +1,4 @@
-"""Where commands print their results, and where progress and complaints."""
+"""Says where commands print: results to standard output, progress and complaints to the other."""
 
 import contextlib
 import datetime
@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-# As shells have it of a program that Ctrl-C has ended.
+# What shells report for a program that Ctrl-C has ended.
 _EXIT_INTERRUPTED = 130
 
 # Wider than any result.
@@ -53,11 +53,11 @@ def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_at_interrupt(what_goes_on: Callable[[], str]) -> Iterator[None]:
-    """Ends the process at Ctrl-C with a sentence, and does not wait for threads or connections."""
+def ending_at_interrupt(interruption: Callable[[], str]) -> Iterator[None]:
+    """Ends the process at Ctrl-C with this text, without waiting for threads or connections."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"\n{what_goes_on()}", err=True)
+        click.echo(f"\n{interruption()}", err=True)
         sys.stdout.flush()
         os._exit(_EXIT_INTERRUPTED)

@@ -36,8 +36,8 @@ def local(
     """Loads a class of `ferry.Model`, or a function that takes batches, and warms it up here.
 
     Returns:
-        What takes a list of rows, as clients would send them, and returns the list of answers; in
-        the place of a row that is refused, `ferry.BadInput`. A row is bytes of a file, text, an
+        A function that takes rows as clients would send them, and returns the list of answers, with
+        a `ferry.BadInput` in the place of each refused row. A row is bytes of a file, text, an
         image, what becomes JSON, or the fields of a form: a dict with such values.
 
     Raises:

@@ -25,7 +25,7 @@ from ferry.console import warn
 Command = Callable[..., Any]
 
 _MOST_USED, _OTHERS = "Most used", "Options"
-# Options that are no settings, and are named as often as those that are common.
+# Options that are no settings, but used as often as the common ones.
 _COMMON_OPTIONS = ("config", "port_base")
 
 
@@ -36,7 +36,7 @@ class UnusableSettings(click.ClickException):
 
 
 class NumberRange(click.FloatRange):
-    """A range of numbers, which NaN and infinity are outside of."""
+    """Takes a range of numbers, without NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -46,10 +46,10 @@ class NumberRange(click.FloatRange):
 
 
 class ServerCommand(click.Command):
-    """A command with all settings, which its help lists in sections."""
+    """Lists a command's settings in sections of its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options: first those most used, last those that are no settings."""
+        """Writes the options: the most used ones first, options that are no settings last."""
         headings = {it.name: _MOST_USED if it.is_common else it.section for it in SETTINGS}
         headings |= dict.fromkeys(_COMMON_OPTIONS, _MOST_USED)
         order = [_MOST_USED, *(it.section for it in SETTINGS if it.section), _OTHERS]
@@ -82,7 +82,7 @@ def settings_options(command: Command) -> Command:
     )
     options: list[Callable[[Command], Command]] = [config_option, *map(_option, SETTINGS)]
     decorated: Command = with_settings
-    for option in reversed(options):  # click lists the last one that was applied first
+    for option in reversed(options):  # click lists options in the reverse order
         decorated = option(decorated)
     return decorated
 
@@ -152,7 +152,7 @@ version_option = click.option(
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuses text that a header must not have."""
+    """Refuses characters that no header may have."""
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")
     return value

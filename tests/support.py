@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -286,8 +287,8 @@ class QueueHarness:
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))
 
-    def worker(self, worker_id: str = "worker-a") -> WorkerQueue:
-        return WorkerQueue(self._connect(), KEY, worker_id, DEAD_AFTER_MS)
+    def worker(self, worker_id: str = "worker-a", memory_dir: Path = Path()) -> WorkerQueue:
+        return WorkerQueue(self._connect(), KEY, worker_id, DEAD_AFTER_MS, memory_dir)
 
     def join(self, node: NodeStatus) -> None:
         self._runner.run(join(NodeQueue(self._async_client, DEAD_AFTER_MS), node))

@@ -1,7 +1,7 @@
 """`python -m workers.control_jobs`: runs the control jobs that wait, by RQ. Never an inference.
 
-A node starts it when a job waits, and it ends when none has come for a while. A process of its own,
-so that no archive can hurt the node.
+A node starts it when a job waits, and it ends when none has come for a while. It is a process of
+its own, so that no archive can hurt the node.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ RQ_SOCKET_TIMEOUT_S = IDLE_S + 10.0
 
 
 class ControlJob(Job):
-    """A job of ours, or one that fails.
+    """Runs a job of ours, and fails any other.
 
     RQ imports and calls any function that a job's record names, `os.system` too, and its callbacks
-    likewise; its webhooks have RQ (2.12 and later) send requests to any address. A client that can
+    likewise; by its webhooks RQ (2.12 and later) sends requests to any address. A client that can
     write to Redis must not run code here, nor reach addresses that only this machine can.
     """
 
@@ -61,9 +61,9 @@ class ControlJob(Job):
         return inspect_archive
 
     def perform(self) -> Any:
-        """Runs the job; beats meanwhile, so that the ingress notices when this process has ended.
+        """Runs the job, and beats meanwhile: the ingress notices when this process has ended.
 
-        RQ would beat with a fork only.
+        RQ beats only in workers that fork.
         """
         is_over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(is_over,), daemon=True)
@@ -87,9 +87,10 @@ class ControlWorker(SimpleWorker):
     death_penalty_class = TimerDeathPenalty
 
     def get_heartbeat_ttl(self, job: Job) -> int:
-        """Returns for how many seconds other nodes do not take the job for abandoned.
+        """Returns after how many seconds other nodes take the job for abandoned.
 
-        RQ compares clocks, which differ; the ingress notices by beats when the worker has gone.
+        RQ compares the clocks of several machines, hence the margin; the ingress notices a dead
+        worker by its beats.
         """
         return int(super().get_heartbeat_ttl(job)) + CLOCKS_DIFFER_S
 
@@ -119,7 +120,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
 def _is_unused(url: str, settings: Settings) -> bool:
     """Returns whether no registered version needs the file that this URL has in the model store.
 
-    A registration that fails after its download leaves one behind, which is to stop no further try.
+    A registration that fails after its download leaves the file behind; the next try replaces it.
     """
     with connect(store_url(settings)) as client:
         specs = Registry(client).specs()

@@ -18,7 +18,7 @@ _QUERY_TIMEOUT_S = 20
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`kind` is `cpu` or `cuda`; `index` counts the GPUs that this process may see, else None."""
+    """Names a device: `kind` is `cpu` or `cuda`, `index` counts the GPUs this process may see."""
 
     kind: str
     index: int | None = None
@@ -28,9 +28,9 @@ class Device:
 
 
 def list_gpus(limit: int) -> list[int]:
-    """Returns the indexes of usable GPUs, at most `limit` of them (-1: all); [] without any.
+    """Returns the indexes of at most `limit` usable GPUs (-1: all).
 
-    CUDA counts only the devices in CUDA_VISIBLE_DEVICES, beginning at 0; so does this.
+    As in CUDA, only the devices in CUDA_VISIBLE_DEVICES count, from 0 on.
     """
     count = _count_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -56,7 +56,7 @@ def _count_gpus() -> int:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if (listing := ask_nvidia_smi("-L")) is not None:
             return sum(line.startswith("GPU ") for line in listing)
-    # Without an answer of the driver: what the kernel knows.
+    # The driver does not answer: the kernel knows them, too.
     return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
 
 

@@ -1,4 +1,4 @@
-"""The registry's record of one model: its versions and which of them is the default."""
+"""Defines the registry's record of one model: its versions, and which of them is the default."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from batching.models.spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """All versions of one model; `others` has what only a later release understands."""
+    """Holds all versions of one model; `others` has fields of a later release."""
 
     default_version: str
     versions: Mapping[str, ModelSpec]
@@ -20,12 +20,12 @@ class ModelEntry:
     def to_json(self) -> str:
         versions = {name: spec.to_record() for name, spec in self.versions.items()}
         record = {**self.others, "default": self.default_version, "versions": versions}
-        # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
+        # YAML reads dates in model-config.yaml as dates, which have no JSON: they become text.
         return json.dumps(record, default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
-        """Parses what `to_json` wrote.
+        """Parses the output of `to_json`.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError: the text is something else.
@@ -42,10 +42,9 @@ class ModelEntry:
         return replace(self, versions={**self.versions, spec.model_version: spec})
 
     def registering(self, spec: ModelSpec) -> "ModelEntry":
-        """Returns the entry with a new version, also in the place of one that was not loaded.
+        """Returns the entry with a new version, which may replace one that was not loaded.
 
-        A version that was not loaded, and that no operator made the default, is the default only
-        until there is another one.
+        A version that was not loaded stays the default only if an operator made it the default.
 
         Raises:
             Conflict: this version is registered already.
@@ -61,7 +60,7 @@ class ModelEntry:
         return replace(self.with_spec(spec), default_version=default_version)
 
     def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
-        """Returns the newer entry, if any, with the versions that only this one has."""
+        """Returns the newer entry, if any, with the versions added that only this entry has."""
         if newer is None:
             return self
         return replace(newer, versions={**self.versions, **newer.versions})
@@ -107,7 +106,7 @@ def check_names(model_name: str, model_version: str | None = None) -> None:
     """Checks that a model and a version can have these names, before keys are built from them.
 
     Raises:
-        ModelNotFound, VersionNotFound: they cannot.
+        ModelNotFound, VersionNotFound: they cannot have such a name.
     """
     if not NAME_PATTERN.fullmatch(model_name):
         raise _no_model(model_name)
@@ -124,7 +123,7 @@ def no_version(model_name: str, model_version: str) -> VersionNotFound:
 
 
 def still_registered(entry: ModelEntry | None, spec: ModelSpec) -> ModelSpec:
-    """Returns this registration, as it is scaled now.
+    """Returns this registration with its current number of workers.
 
     Raises:
         VersionNotFound: it is gone; another registration may have its name.

@@ -1,4 +1,4 @@
-"""Makes a spec of a registration's parameters, model-config.yaml and the configuration."""
+"""Makes specs from a registration's parameters, model-config.yaml and the configuration."""
 
 import re
 import reprlib
@@ -48,12 +48,12 @@ _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 RUNTIMES = ("python", "python3")
 MAX_WORKERS_PER_NODE = 1024
 
-# TorchServe's defaults neither serve nor batch. `defaults=serving` asks for these in their place.
+# TorchServe's defaults neither serve nor batch; `defaults=serving` replaces them by these.
 SERVING = "serving"
 SERVING_DEFAULTS = {"min_worker": 1, "batch_size": 8, "batch_policy": "adaptive"}
 
-# Stands for the archive in `check_parameters`, before it is fetched. With it, only those parameters
-# are refused that every archive would make invalid.
+# Stands for the archive in `check_parameters`, before it is fetched: parameters are refused only if
+# they are invalid with every archive.
 _ANY_CONFIG = {it.word: 1 for it in PARAMETERS if it.is_archives} | {
     "maxWorkers": 1,
     "batchPolicy": "adaptive",
@@ -63,7 +63,7 @@ _ANY_ARCHIVE = ArchiveInfo("", "", "any", DEFAULT_VERSION, "", "python", None, _
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """Holds what config.properties says of models that say nothing themselves.
+    """Holds config.properties' defaults for models.
 
     `parameters` are values of fields of `ModelSpec`; `model_settings` is the key `models`.
     """
@@ -76,7 +76,7 @@ class ModelDefaults:
 def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
     """Returns an integer of 32 bits; anything else silently becomes the default.
 
-    Not all that Python's `int` takes: a count of 10**11 workers would be believed.
+    Python's `int` would accept a count of 10**11 workers.
     Source: TorchServe 0.12 `NettyUtils.getIntParameter`.
     """
     text = str(parameters.get(name, ""))
@@ -87,7 +87,7 @@ def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int
 
 
 def bool_parameter(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """Returns a boolean parameter: only the word `true`, in any case, is true."""
+    """Returns a boolean parameter: only `true`, in any case, is true."""
     return str(parameters[name]).lower() == "true" if name in parameters else default
 
 
@@ -100,13 +100,13 @@ def spec_from_registration(
 
     Most values: parameter over model-config.yaml over `models` of config.properties over default.
     Timeouts and workers: model-config.yaml over `models` over parameter over default; unlike in
-    TorchServe, a model-config.yaml without a timeout leaves the parameter be. The parameter
-    `defaults=serving` changes nothing but the defaults.
+    TorchServe, a parameter counts if model-config.yaml has no timeout. The parameter
+    `defaults=serving` changes only the defaults.
     Source: torchserve 0.12 ModelManager.registerModel, documented under "Register a model".
 
     Raises:
         BadRequest: a runtime, number or name that cannot be served.
-        InvalidModel: the archive does not say how the model is called.
+        InvalidModel: neither the parameters nor the archive name the model.
     """
     model_name = str(parameters.get("model_name") or archive.model_name)
     if not model_name:
@@ -133,7 +133,7 @@ def spec_from_registration(
 
 
 def name_of_archive(url: str) -> str:
-    """Returns the name of a model whose archive does not say it: that of the file."""
+    """Returns the model name that an archive's file name stands for."""
     file_name = _ARCHIVE_SUFFIXES.sub("", url.rpartition("/")[2])
     return re.sub(r"\W", "_", file_name, flags=re.ASCII)
 
@@ -148,7 +148,7 @@ def _defaults(parameters: Mapping[str, Any], configured: Mapping[str, Any]) -> M
         return configured
     if parameters["defaults"] != SERVING:
         raise BadRequest(f"defaults must be {SERVING}.")
-    # A default of 0 workers is nobody's choice.
+    # A default of 0 workers means that the operator chose none.
     return {**SERVING_DEFAULTS, **{name: value for name, value in configured.items() if value}}
 
 
@@ -156,14 +156,14 @@ def _values(
     parameters: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     values = {}
-    for it in PARAMETERS:
-        value = defaults.get(it.name, it.default)
-        if it.is_archives:
-            value = _configured(it, config, _requested(it, parameters, value))
+    for parameter in PARAMETERS:
+        value = defaults.get(parameter.name, parameter.default)
+        if parameter.is_archives:
+            value = _configured(parameter, config, _requested(parameter, parameters, value))
         else:
-            value = _requested(it, parameters, _configured(it, config, value))
-        it.check(value)
-        values[it.name] = value
+            value = _requested(parameter, parameters, _configured(parameter, config, value))
+        parameter.check(value)
+        values[parameter.name] = value
     if values["latency_slo_ms"] and values["batch_policy"] != "adaptive":
         raise BadRequest("latency_slo_ms is a number of milliseconds, with batch_policy=adaptive.")
     requested = max(0, int_parameter(parameters, "initial_workers", defaults.get("min_worker", 0)))
@@ -172,32 +172,32 @@ def _values(
     return values | {"min_worker": workers[0], "max_worker": workers[1]}
 
 
-def _requested(it: Parameter, parameters: Mapping[str, Any], default: Any) -> Any:
-    if not it.rest:
+def _requested(parameter: Parameter, parameters: Mapping[str, Any], default: Any) -> Any:
+    if not parameter.rest:
         return default
-    if it.kind is str:
-        return str(parameters.get(it.rest, default))
-    number = int_parameter(parameters, it.rest, default)
-    return default if it.is_unset_by_zero and number == 0 else number
+    if parameter.kind is str:
+        return str(parameters.get(parameter.rest, default))
+    number = int_parameter(parameters, parameter.rest, default)
+    return default if parameter.is_unset_by_zero and number == 0 else number
 
 
-def _configured(it: Parameter, config: Mapping[str, Any], default: Any) -> Any:
-    """Returns the value in model-config.yaml; of the wrong type it is missing, as in TorchServe."""
-    value: Any = config.get(it.word)
-    if not has_type(value, it.kind):
+def _configured(parameter: Parameter, config: Mapping[str, Any], default: Any) -> Any:
+    """Returns model-config.yaml's value; as in TorchServe, the default if its type is wrong."""
+    value: Any = config.get(parameter.word)
+    if not has_type(value, parameter.kind):
         return default
-    if it.kind is str:
+    if parameter.kind is str:
         return value
-    numbers = value if it.kind is list else [value]
+    numbers = value if parameter.kind is list else [value]
     if not all(isinstance(number, int) for number in numbers):
         return ()
     if not all(MIN_INTEGER <= number <= MAX_INTEGER for number in numbers):
-        raise BadRequest(f"{it.word} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
-    return tuple(numbers) if it.kind is list else value
+        raise BadRequest(f"{parameter.word} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
+    return tuple(numbers) if parameter.kind is list else value
 
 
 def check_worker_count(min_worker: int) -> None:
-    """Refuses a number that is a slip, and would fill every node with processes."""
+    """Refuses a mistyped number that would fill every node with processes."""
     if min_worker > MAX_WORKERS_PER_NODE:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
 
@@ -213,7 +213,7 @@ def _check_text(text: str, pattern: re.Pattern[str], kind: str, signs: str) -> N
 def ignored_values(
     config: Mapping[str, Any], types: Mapping[str, type] = SERVER_TYPES
 ) -> Iterator[str]:
-    """Yields a sentence for each value that counts as missing, as it does in TorchServe."""
+    """Yields a sentence for each value that counts as missing, as in TorchServe."""
     for key, wanted in types.items():
         if key in config and not has_type(config[key], wanted):
             value = reprlib.repr(config[key])
@@ -244,7 +244,7 @@ def why_not_here(key: str, value: Any) -> str:
 
 
 def require_served(config: Mapping[str, Any]) -> None:
-    """Refuses a model that asks for something that is left out, and says why it is."""
+    """Refuses a model whose configuration asks for a feature that is left out, and says why."""
     reasons = [reason for key, value in config.items() if (reason := why_not_here(key, value))]
     if reasons:
         raise InvalidModel(

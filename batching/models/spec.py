@@ -1,7 +1,7 @@
-"""Defines a registered model version, `ModelSpec`, and its parameters: one place for each.
+"""Defines a registered model version, `ModelSpec`, and its parameters.
 
 Registration, config.properties, snapshots, describe, OpenAPI, `ferry models register` and
-docs/configuration.md go by `PARAMETERS`.
+docs/configuration.md are derived from `PARAMETERS`.
 """
 
 import dataclasses
@@ -15,21 +15,21 @@ import msgspec
 
 from batching.errors import BadRequest
 
-# Names that keys, paths and labels can hold without being quoted.
+# Names that need no quoting in keys, paths and labels.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 # A plus stands before the build: 1.0+cpu.
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 DEFAULT_VERSION = "1.0"  # of an archive that names none
 
-# Handlers that are given requests as they came, and decode them by what their models take.
+# Handlers that get requests undecoded, and decode them by the types that their models take.
 DECODING_HANDLERS = frozenset({"python_model", "tensor_model"})
 # The header in which such a handler finds the query string.
 URL_QUERY = "url_query"
 
 INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
 
-# Java's int, as in TorchServe: 68 years of seconds. Python reads any number of digits, and then no
-# clock or system call takes them.
+# Java's int, as in TorchServe: 68 years of seconds. Python reads larger numbers, which no clock or
+# system call takes.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
 _UNITS = {"ms": "milliseconds", "s": "seconds"}
@@ -43,17 +43,17 @@ class Parameter:
     Attributes:
         name: the field.
         kind: what requests and files hold: int, bool, str, or list (of integers).
-        default: where neither a request nor a file says anything.
+        default: where neither a request nor a file has a value.
         word: TorchServe's name in files, snapshots and describe.
         doc: one sentence for people.
         rest: the parameter of `POST /models`; "" where only the archive can say it. Snapshots keep
             what a request can say: the archive brings the rest back.
         lowest: the lowest number allowed.
         choices: the texts allowed; empty: any.
-        is_archives: whether model-config.yaml wins over the request, not the request over it.
-        is_described: whether describe shows it.
-        shown_with: the field that must differ from its default for describe to show this one.
-        is_unset_by_zero: whether a request's 0 means the default.
+        is_archives: model-config.yaml wins over the request; otherwise the request wins.
+        is_described: describe shows it.
+        shown_with: describe shows it only if this field differs from its default.
+        is_unset_by_zero: a request's 0 means the default.
     """
 
     name: str
@@ -100,7 +100,7 @@ class VersionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveInfo:
-    """The manifest and the configuration of a verified archive."""
+    """Holds the manifest and the configuration of a verified archive."""
 
     url: str
     sha256: str
@@ -114,9 +114,9 @@ class ArchiveInfo:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything that the registry keeps about a model version; scaling writes a new one.
+    """Holds all that the registry keeps about a model version; scaling writes a new one.
 
-    The parameters stand in the order in which describe shows them.
+    The parameters are in the order in which describe shows them.
     """
 
     model_name: str
@@ -221,7 +221,7 @@ class ModelSpec:
 
     @cached_property
     def decodes_itself(self) -> bool:
-        """Returns whether its handler decodes requests, which it is given as they came."""
+        """Returns whether the handler gets requests undecoded, and decodes them itself."""
         return self.handler in DECODING_HANDLERS
 
     @property
@@ -235,12 +235,12 @@ class ModelSpec:
         return replace(self, min_worker=min_worker, max_worker=max_worker)
 
     def is_same_registration(self, other: "ModelSpec") -> bool:
-        """Returns whether `other` is this registration, scaled perhaps, and not a later one."""
+        """Returns whether `other` is this registration, perhaps scaled, and not a later one."""
         return self.scaled(0, 0) == other.scaled(0, 0)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Builds the spec from what `to_record` returned; keeps fields of a later release.
+        """Builds the spec from the output of `to_record`; keeps fields of a later release.
 
         Raises:
             ValueError: a field is missing, or has the wrong type.

@@ -1,4 +1,4 @@
-"""What the registry says of nodes, workers and queues at this moment."""
+"""Defines the current states of nodes, workers and queues, as the registry reports them."""
 
 import datetime
 import json
@@ -11,12 +11,12 @@ import msgspec
 
 
 class _Record:
-    """Goes through Redis as JSON; a later release may have written more fields."""
+    """Reads and writes itself as JSON; a later release may have written more fields."""
 
     __slots__ = ()
 
     def to_json(self) -> str:
-        # Not msgspec's own encoder: it refuses the lone surrogates that a handler's error may have.
+        # msgspec's own encoder refuses lone surrogates, which a handler's error may have.
         return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
 
     @classmethod
@@ -39,12 +39,12 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus(_Record):
-    """One worker process as its node last described it.
+    """Describes one worker process, as its node did last.
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
-    the last successful load; `error` is why the last one failed, for operators only, `traceback`
-    where in the model's own files, and `reason` its word for machines. `interface` says what its
-    model takes and gives; it is empty for TorchServe's handlers.
+    the last successful load; `error` is why the last start failed, for operators only, `traceback`
+    where in the model's own files, and `reason` a word for machines. `interface` describes the
+    model's inputs and outputs; it is empty for TorchServe's handlers.
     """
 
     worker_id: str
@@ -65,7 +65,7 @@ class WorkerStatus(_Record):
 
 
 class HostSample(msgspec.Struct, array_like=True, frozen=True):
-    """One measurement of a host, or of its GPU `device_id`, under TorchServe's name and unit."""
+    """Holds a measurement of a host, or of its GPU `device_id`, in TorchServe's name and unit."""
 
     name: str
     value: float
@@ -74,10 +74,10 @@ class HostSample(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus(_Record):
-    """One live node; `samples` are its latest measurements of its host.
+    """Describes a live node; `samples` are its latest measurements of its host.
 
-    `lines_dropped`: which its outputs had not taken by then. A record without a wire version is of
-    a release that wrote version 1.
+    `lines_dropped` counts log lines that its outputs did not take. A record without a wire version
+    is of a release that wrote version 1.
     """
 
     node_id: str
@@ -91,10 +91,10 @@ class NodeStatus(_Record):
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The queue of one model version.
+    """Describes the queue of one model version.
 
-    `open_requests` counts those that wait and those that workers own; `oldest_age_s` is the age of
-    the oldest one that waits, or 0. `jobs` wait in a queue of their own.
+    `open_requests` counts waiting requests and requests that workers own; `oldest_age_s` is the age
+    of the oldest waiting request, or 0. `jobs` wait in a queue of their own.
     """
 
     waiting: int
@@ -108,7 +108,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What Redis says of itself; `memory_limit_bytes` is 0 where it has no `maxmemory`."""
+    """Describes Redis by its own numbers; `memory_limit_bytes` is 0 without a `maxmemory`."""
 
     round_trip_s: float
     memory_used_bytes: int

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-# What to do about a system that starts no more processes or threads.
+# A remedy where the system starts no more processes or threads.
 PROCESS_LIMIT_ADVICE = (
     "raise this server's limit of processes (pids limit, TasksMax, ulimit -u), or of memory"
 )
@@ -97,7 +97,7 @@ def has_exited(child: subprocess.Popen[bytes]) -> bool:
 async def exited(child: "subprocess.Popen[bytes]") -> None:
     """Waits until the child has ended, without reaping it, so that `kill_group` may follow.
 
-    A pidfd needs no signal handler and no thread, and tells at once.
+    A pidfd needs no signal handler and no thread, and there is no delay.
     """
     try:
         descriptor = os.pidfd_open(child.pid)

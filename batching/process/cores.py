@@ -1,4 +1,4 @@
-"""How many cores this process may use; in a container, mostly fewer than the host has."""
+"""Counts the cores that this process may use: in a container, mostly fewer than the host has."""
 
 import contextlib
 import math
@@ -11,7 +11,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Returns as many as affinity and control groups allow; part of a core counts as one."""
+    """Returns how many cores affinity and control groups allow; part of a core counts as one."""
     is_known = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
     return max(1, min([cores, *_quotas(cgroups, membership)]))
@@ -20,7 +20,7 @@ def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> in
 def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
     """Yields the CPU quotas, in cores, of this process's cgroups and of all groups around them.
 
-    The limit that counts may be that of an outer group: of a pod, or a slice of systemd.
+    The lowest may be an outer group's, such as a pod's or a systemd slice's.
     """
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
@@ -31,7 +31,7 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
         mount = cgroups / "cpu" if controllers else cgroups
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
         group = mount / path.lstrip("/")
-        # A container may be told the host's path; then only its own group is there, at the top.
+        # A container may see the host's path; then only its own group is there, at the top.
         for folder in (group, *group.parents):
             if folder.is_relative_to(mount):
                 with contextlib.suppress(OSError, ValueError, ZeroDivisionError):

@@ -18,8 +18,8 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     """Returns what `work` returns or raises in a thread of its own.
 
     An executor would not do. The interpreter joins its threads at exit, so a download, or a
-    registration that waits two minutes for its workers, would keep a stopped process alive. And it
-    has few threads, all of which slow work would take.
+    registration that waits two minutes for its workers, would keep a stopped process alive. And
+    slow work would occupy all of its few threads.
 
     Raises:
         NoThread: no thread can be started.
@@ -32,7 +32,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
 
 class DaemonThread:
-    """Runs blocking work in one thread, in order; does so even where no other can be started."""
+    """Runs blocking work in one thread, in order, even where no other thread can start."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Outcome] | None]
@@ -47,7 +47,7 @@ class DaemonThread:
             raise NoThread(message, retry_after_s=1.0) from error
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Has the work done after earlier work, even if its caller is cancelled."""
+        """Runs the work after earlier work, even if its caller is cancelled."""
         outcome: Outcome = concurrent.futures.Future()
         outcome.set_running_or_notify_cancel()
         self._work.put((work, outcome))

@@ -19,10 +19,10 @@ _METRIC_LOGS = frozenset({metric_log.name, model_metric_log.name})
 # Characters that move a terminal's cursor, end a line for some reader, or reverse the text's order.
 # Messages hold text of clients and archives. Tabs are harmless, and handlers write tables.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# To the sorter of log files, a line that begins like this is a new event.
+# The sorter of log files takes a line that begins like this for a new event.
 _EVENT = re.compile(r"^(?=[0-9-]{10}T)", re.MULTILINE)
 _INDENT = "    "
-# Of what models raise: a runaway recursion has a million calls.
+# Limits for what models raise: a runaway recursion has a million calls.
 _MOST_CALLS = 200
 _MOST_CHARS = 64 * 1024
 _MOST_CHARS_EACH = 8 * 1024
@@ -37,7 +37,7 @@ class LineFormatter(logging.Formatter):
         self._fields = fields
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        """Appends the fields of the process that the line does not have itself."""
+        """Appends the fields of the process that the line lacks."""
         text = super().formatMessage(record)
         if record.name in _METRIC_LOGS:
             return _escaped(text).replace("\n", "\\n")
@@ -60,9 +60,9 @@ def configure_logging(
     """Makes every logger write one line per event, times in UTC.
 
     Args:
-        level: of the least events that are written.
-        stream: where to; without, to standard error, for which the process never waits from now on.
-        fields: each line ends with those that it does not have itself.
+        level: the lowest level that is written.
+        stream: by default standard error, for which the process never waits from now on.
+        fields: appended to each line that lacks them.
     """
     if stream is None:
         free_outputs()
@@ -72,7 +72,7 @@ def configure_logging(
 
 
 def text_of(error: BaseException) -> str:
-    """Returns `str(error)`, which is the code of whoever raises it, and may fail itself."""
+    """Returns `str(error)`, whose code may be a model's and may fail itself."""
     try:
         return str(error)
     except BaseException:
@@ -80,5 +80,5 @@ def text_of(error: BaseException) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes each control character but tabs and ends of lines, as Python writes it."""
+    """Escapes control characters as Python does, except tabs and line ends."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,7 @@
 """Keeps standard output and error from holding up or ending the work of our processes.
 
-A disk may be full, a reader may have gone, or not read. What an output does not take is dropped and
-counted. The output of children is read all the time, and passed on line by line.
+A disk may be full; a reader may have gone, or not read. What an output does not take is dropped and
+counted. The output of children is always read, and passed on line by line.
 """
 
 import atexit
@@ -28,7 +28,7 @@ _PATIENCE_S = 0.2
 # For a process's last lines.
 _END_S = 0.5
 _CHUNK_BYTES = 64 * 1024
-# Lines that come one by one are read and written together: a thread costs most where it wakes.
+# Lines that come one by one are read and written together, as waking a thread costs most.
 _GATHER_S = 0.002
 MOST_LINE_BYTES = 32 * 1024  # longer lines are cut
 
@@ -58,7 +58,7 @@ def dropped_lines() -> int:
 
 
 class Outlet(io.RawIOBase):
-    """Writes to a descriptor from a thread of its own; `dropped` counts the lines that are lost."""
+    """Writes to a descriptor from a thread of its own; `dropped` counts lost lines."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Outlet(io.RawIOBase):
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._is_stuck = False
-        # Its holder may take the lock once more: a signal handler may log.
+        # Reentrant, because a signal handler may log.
         self._changed = threading.Condition()
         threading.Thread(target=self._empty, name=f"output {fd}", daemon=True).start()
 
@@ -86,7 +86,7 @@ class Outlet(io.RawIOBase):
         most = _MOST_BYTES - len(piece)
         with self._changed:
             if self._size > most and patience_s and not self._is_stuck:
-                # Until all of it has been written, nobody waits any more.
+                # After one wait in vain, nobody waits until all of it has been written.
                 has_come = self._changed.wait_for(lambda: self._size <= most, patience_s)
                 self._is_stuck = not has_come
             if self._size > most:
@@ -98,11 +98,11 @@ class Outlet(io.RawIOBase):
         return len(piece)
 
     def write_line(self, line: bytes) -> None:
-        """Takes a line; the first one that finds no room waits a moment for it."""
+        """Takes a line; without room, waits up to _PATIENCE_S, unless one just waited in vain."""
         self.write(line + b"\n", _PATIENCE_S)
 
     def drain(self) -> None:
-        """Waits until all is written; not for an output that takes nothing."""
+        """Waits up to _END_S until all is written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._size, _END_S)
 
@@ -114,7 +114,7 @@ class Outlet(io.RawIOBase):
                 time.sleep(_GATHER_S)
             with self._changed:
                 piece = self._pieces.popleft()
-                # Other processes write to the same pipe, and what is longer may be torn there.
+                # Other processes write to the same pipe, where longer writes may be torn.
                 while self._pieces and len(piece) + len(self._pieces[0]) <= select.PIPE_BUF:
                     piece += self._pieces.popleft()
             lost = self._lost_of(piece)
@@ -132,7 +132,7 @@ class Outlet(io.RawIOBase):
         while piece:
             try:
                 piece = piece[os.write(self._fd, piece) :]
-            except BlockingIOError:  # made so by another process that has it, too
+            except BlockingIOError:  # another process has made it non-blocking
                 poller = select.poll()
                 poller.register(self._fd, select.POLLOUT)
                 poller.poll()
@@ -148,15 +148,15 @@ def _lines_in(piece: bytes) -> int:
 def read_lines(stream: IO[bytes], take: Callable[[bytes], object]) -> "Future[None]":
     r"""Calls `take` with each line of a pipe, in a thread that all pipes share.
 
-    A line ends with \n, \r\n or \r, which `take` does not get. The future is done when the pipe has
-    ended, which is closed then.
+    A line ends with \n, \r\n or \r, which `take` does not get. When the pipe has ended, it is
+    closed, and the future is done.
     """
     return reader().add(stream, take)
 
 
 @functools.cache
 def reader() -> "_OutputReader":
-    """Returns what `read_lines` reads with; its thread is started by the first call."""
+    """Returns the reader behind `read_lines`; the first call starts its thread."""
     return _OutputReader()
 
 
@@ -192,7 +192,7 @@ class _Lines:
         self.ended.set_running_or_notify_cancel()  # nobody can cancel it
 
     def add(self, chunk: bytes) -> None:
-        """Passes on the lines that this completes; an empty chunk is the end."""
+        """Passes on the lines that this chunk completes; an empty chunk is the end."""
         # Latin-1 has a character for each byte.
         text = self._newlines.decode(chunk.decode("latin-1"), final=not chunk)
         *lines, self._rest = (self._rest + text).split("\n")

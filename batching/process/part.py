@@ -1,8 +1,8 @@
-"""How a part, an ingress or a node, is started, tells that it is ready, and is told to stop.
+"""Starts a part, an ingress or a node; reports that it is ready, and stops it at a signal.
 
 A child of `ferry up` finds the number of an open descriptor in `FERRY_READY_FD` and writes lines to
 it: one JSON object for each startup model that failed, then `ready`. A part that is started again
-after it died has none. `FERRY_LAUNCH` says how it was started.
+after it died has no such descriptor. `FERRY_LAUNCH` says how it was started.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ _EXIT_UNUSABLE_NOW = 1
 READY_VARIABLE = "FERRY_READY_FD"
 LAUNCH_VARIABLE = "FERRY_LAUNCH"
 READY_LINE = "ready"
-# `timeout` and other wrappers signal their child and then its whole group, which it belongs to.
+# `timeout` and other wrappers signal their child, and then its group, which includes the child.
 REPEAT_WINDOW_S = 0.2
 
 
 def run_part(run: Callable[[Settings], int], settings: Settings | None = None) -> int:
     """Runs a part with these settings, or the environment's; returns its exit code.
 
-    That is 2 if no start with these settings can succeed, 1 if a later one may.
+    The code is 2 if no start with these settings can succeed, 1 if a later one may.
     """
     try:
         if settings is None:
@@ -46,9 +46,8 @@ def run_part(run: Callable[[Settings], int], settings: Settings | None = None) -
 class Launch(StrEnum):
     """Says how this process was started.
 
-    AWAITED: by an operator with `ferry up`. AGAIN: by the same parent, after the one before it
-    died. ALONE: by `ferry ingress` or `ferry node`, which a container or systemd may have started
-    again.
+    AWAITED: by an operator with `ferry up`. AGAIN: by the same parent, after its predecessor died.
+    ALONE: by `ferry ingress` or `ferry node`, which a container or systemd may have started again.
     """
 
     AWAITED = "awaited"
@@ -72,12 +71,12 @@ def notify_ready(failures: Iterable[Mapping[str, str]] = ()) -> None:
 
 
 def ends_with_terminal() -> bool:
-    """Returns whether SIGHUP is to end this process: not one that `nohup` started."""
+    """Returns whether SIGHUP should end this process; not if `nohup` started it."""
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 class StopSignals:
-    """Counts requests to stop; signals that come together are one."""
+    """Counts requests to stop; signals that come together count as one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -97,7 +96,7 @@ class StopEvents:
     """Turns signals into events of a loop.
 
     The first request to stop sets `stop`, a second one sets `hurry` and cuts a drain short. The end
-    of the terminal counts as a first request only, as both the shell and the kernel signal it.
+    of the terminal never counts as a second one, as both the shell and the kernel signal it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""What fails again and again: how its tries are spaced out, and how seldom the log says so."""
+"""Spaces out the tries of what fails repeatedly, and limits what the log says of it."""
 
 import time
 
@@ -20,7 +20,7 @@ class Backoff:
 
     @property
     def is_doubtful(self) -> bool:
-        """Returns whether there were so many failures that the next start is not relied on."""
+        """Returns whether there were DOUBTFUL_AFTER failures: the next start may fail, too."""
         return self.failures >= DOUBTFUL_AFTER
 
     def fail(self, now_s: float) -> None:
@@ -42,7 +42,7 @@ class Reminder:
         self._silent_until_s = 0.0
 
     def is_due(self, message: str) -> bool:
-        """Returns whether this message is new, or REMIND_S old; if so, notes them as written."""
+        """Returns whether this message is new, or REMIND_S old; if so, notes it as written."""
         now_s = time.monotonic()
         if message == self._said and now_s < self._silent_until_s:
             return False

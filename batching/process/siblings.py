@@ -1,4 +1,4 @@
-"""Lets the ingress processes that share a host's ports know and ask one another (ADR 0021)."""
+"""Connects the ingress processes that share a host's ports (ADR 0021)."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _QUESTION, _ANSWER = b"?", b"!"
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """This process is `number` of `count`, from 1 on; only they may read `folder`."""
+    """Knows that this process is `number` of `count`, from 1 on; only these may read `folder`."""
 
     number: int = 1
     count: int = 1
@@ -42,7 +42,7 @@ class Siblings:
 
     @property
     def is_first(self) -> bool:
-        """Returns whether this process does what one of them has to do for all."""
+        """Returns whether this process does what one of the siblings does for all."""
         return self.number == 1
 
     @property
@@ -50,13 +50,13 @@ class Siblings:
         return [number for number in range(1, self.count + 1) if number != self.number]
 
     async def listen(self, act: Callable[[], object]) -> asyncio.Server:
-        """Runs `act` in a thread whenever a sibling asks, and answers when it has ended."""
+        """Runs `act` in a thread when a sibling asks, and answers when that has ended."""
         path = self._socket_path(self.number)
-        path.unlink(missing_ok=True)  # left by the process before, which was killed
+        path.unlink(missing_ok=True)  # left by a predecessor that was killed
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.closing(writer):
-                if await reader.read(1):  # else the sibling only looked whether this one runs
+                if await reader.read(1):  # else the sibling only asks whether this process runs
                     await in_daemon_thread(act)
                     writer.write(_ANSWER)
 

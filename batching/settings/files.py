@@ -12,12 +12,12 @@ from batching.settings.setting import SettingsError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes the text so that no reader ever sees half of it; only the owner may read the file.
+    """Writes the text so that no reader sees half of it, even after a power failure.
 
-    Nor does a later start, after a power failure.
+    Only the owner may read the file.
 
     Raises:
-        OSError: the file cannot be written. It is as it was, and no other file is left.
+        OSError: the file cannot be written. It is unchanged, and no other file is left.
     """
     # In the same folder, because a rename cannot leave a file system. mkstemp makes it 0600.
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -29,13 +29,13 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         unfinished.replace(path)
     except BaseException:
-        # Each attempt has another name, and a full disk brings many attempts.
+        # On a full disk each of many attempts would leave a file.
         unfinished.unlink(missing_ok=True)
         raise
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """Parses the one document of the text into plain Python values.
+    """Parses a text of one document into plain Python values.
 
     Raises:
         ValueError: the text is not YAML, or has tags that make objects; the message is one line.
@@ -54,9 +54,9 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Returns the file's keys and values, as they are written.
+    """Returns the file's keys and values, unparsed.
 
-    It may be UTF-8, or else Latin-1 as Java has it: a comment may be in any encoding.
+    The file may be UTF-8, or else Latin-1 as in Java: a comment may be in any encoding.
 
     Raises:
         SettingsError: the file cannot be read, or has another form.

@@ -50,7 +50,7 @@ def load_settings(
     values |= _file_values(properties, environment)
     if SNAPSHOT in properties:
         values["snapshot_file"] = config_file
-        # Its server began with these models; some may have been unregistered since.
+        # The snapshot's server began with these models; some may have been unregistered since.
         values.pop("load_models", None)
     values |= _from_environment(environment)
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
@@ -98,7 +98,7 @@ def _file_values(properties: Mapping[str, str], environment: Mapping[str, str]) 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for it in SETTINGS:
-        # The field's own name comes last and wins, as children get it.
+        # The field's own name comes last and wins: parents pass it to children.
         for name in (it.variable, *(f"{ENV_PREFIX}{own.upper()}" for own in (it.key, it.name))):
             if name in environment:
                 values[it.name] = it.parse(name, environment[name])
@@ -110,7 +110,7 @@ def _from_torchserve_variables(
 ) -> dict[str, Any]:
     if not _is_true(properties, ENABLE_ENVIRONMENT):
         return {}
-    # Control of a process' environment is not yet control of where code is fetched from.
+    # Who sets variables may not yet choose where code is fetched from.
     has_urls = _is_true(properties, ENABLE_ENVIRONMENT_URLS)
     return {
         it.name: _torchserve_value(it, it.ts_variable, environment[it.ts_variable])
@@ -128,7 +128,7 @@ def _is_true(properties: Mapping[str, str], key: str) -> bool:
 
 
 def switches_read_as_false(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the switches of a file, with their text, that are neither true nor false.
+    """Returns the file's switches that are neither `true` nor `false`, with their texts.
 
     TorchServe reads these as false.
     """

@@ -1,7 +1,4 @@
-"""Loads certificates and keys from PEM files; errors name the file, the reason and what to do.
-
-The reason is OpenSSL's own word, to search for.
-"""
+"""Loads certificates and keys from PEM files; errors name file, OpenSSL's reason and remedy."""
 
 import ssl
 from pathlib import Path
@@ -10,7 +7,7 @@ from batching.settings.settings import SettingsError
 
 _OTHERS_KEY = "the private key belongs to another certificate: name the two that were made together"
 _SHORT_KEY = "is too short: RSA needs 2048 bits or more, elliptic curves 224"
-# OpenSSL's word -> what it means.
+# OpenSSL's reason -> what it means.
 _MEANINGS = {
     "KEY_VALUES_MISMATCH": _OTHERS_KEY,
     "KEY_TYPE_MISMATCH": _OTHERS_KEY,
@@ -43,10 +40,10 @@ def load_pair(
     try:
         context.load_cert_chain(certificate_file, key_file, no_passphrase)
     except OSError as error:
-        word = _word(error)
-        if meaning := _MEANINGS.get(word):
+        reason = _reason(error)
+        if meaning := _MEANINGS.get(reason):
             files = dict.fromkeys((str(certificate_file), str(key_file)))
-            raise SettingsError(f"{' and '.join(files)}: {meaning} ({word})") from error
+            raise SettingsError(f"{' and '.join(files)}: {meaning} ({reason})") from error
         raise _not_pem(key_file, "private key", "pkey", error) from error
 
 
@@ -73,11 +70,11 @@ def _require_readable(file: Path) -> None:
 
 def _not_pem(file: Path, what: str, command: str, error: OSError) -> SettingsError:
     return SettingsError(
-        f"{file}: no {what} in PEM that OpenSSL can read ({_word(error)}); "
+        f"{file}: no {what} in PEM that OpenSSL can read ({_reason(error)}); "
         f"`openssl {command} -inform der -in FILE -out NEW` makes one of DER"
     )
 
 
-def _word(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     reason = getattr(error, "reason", None) or error.strerror
     return str(reason).partition(" (_ssl")[0]

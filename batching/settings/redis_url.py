@@ -5,9 +5,8 @@
     redis+sentinel://[user:pass@]host[:26379],host/service[/db]
     redis+cluster://[user:pass@]host[:6379],host    rediss+sentinel://, rediss+cluster:// with TLS
 
-User and password are those of the servers that hold the keys; those of sentinels are
-`?sentinel_username=` and `?sentinel_password=`. Other words after the `?` are options of redis-py's
-connections.
+User and password are for the servers that hold the keys; sentinels get `?sentinel_username=` and
+`?sentinel_password=`. Other parameters after the `?` are options of redis-py's connections.
 """
 
 import re
@@ -30,12 +29,12 @@ _MAX_PORT = 65535
 
 
 class RedisUrlError(ValueError):
-    """The text is not the URL of a Redis; the message says why and never repeats a password."""
+    """The text is no URL of a Redis; the message says why and never repeats a password."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """Has the parts of a Redis URL, percent-decoded; `service`: a server's name at sentinels."""
+    """Holds the parts of a Redis URL, percent-decoded; `service`: a server's name at sentinels."""
 
     scheme: str
     addresses: tuple[Address, ...]
@@ -92,7 +91,7 @@ class RedisUrl:
 
 
 def _segments(scheme: str, path: str) -> tuple[str, str]:
-    """Returns the service and the database that a path names."""
+    """Returns the service and the database in a path."""
     segments = path.strip("/").split("/")
     service = segments.pop(0) if scheme.endswith(SENTINEL) else ""
     if scheme.endswith(SENTINEL) and not service:
@@ -107,13 +106,13 @@ def _addresses(text: str, kind: str) -> tuple[Address, ...]:
     if len(hosts) > 1 and not kind:
         raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
     if not kind and not text:
-        return (("localhost", 6379),)  # as redis-py has it
+        return (("localhost", 6379),)  # as in redis-py
     addresses = []
     for number, host in enumerate(hosts, 1):
         match = _HOST.match(host)
         port = int((match and match["port"]) or (26379 if kind == SENTINEL else 6379))
         if match is None or not 0 < port <= _MAX_PORT:
-            # The text is not repeated: it may be half of a password that a / has cut in two.
+            # The host is not repeated: it may be half of a password that has a / in it.
             raise RedisUrlError(
                 f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
             )

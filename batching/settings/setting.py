@@ -1,7 +1,7 @@
-"""What a setting is called, which values it takes and what it is for: one place for each.
+"""Describes a setting: its names, its values and its purpose.
 
 `Settings` declares its fields with `setting(...)`. Files, environments, flags and their help,
-snapshots and the tables of docs/configuration.md go by that.
+snapshots and the tables of docs/configuration.md are derived from that.
 """
 
 import dataclasses
@@ -32,22 +32,22 @@ class Setting:
     """Describes one field of `Settings`.
 
     Attributes:
-        name: the field; the unit of a number is its end.
+        name: the field; ends in the unit of a number.
         kind: bool, int, float, str or Path.
-        is_optional: whether an empty text means None.
-        default: where no source says anything.
+        is_optional: an empty text means None.
+        default: where no source has a value.
         doc: half a sentence for people.
         key: its name in config.properties: TorchServe's, if it has the setting.
-        is_torchserves: whether it has.
+        is_torchserves: TorchServe has the setting.
         ts_variable: its variable `TS_...`; "" if there is none.
         variable: another program's variable that sets it, too.
         flag: a further spelling on command lines.
-        section: of the help, which goes on to the next setting that names one.
-        is_common: whether most starts name it, so that the help begins with it.
-        is_saved: whether snapshots keep it; not what each start fills in, or a password.
-        lowest: the least number allowed.
-        choices: the words allowed, in any case; empty: any.
-        check: is called with the value, and raises ValueError or re.error.
+        section: of the help; also holds for the next settings, up to one that names another.
+        is_common: most starts name it, so the help begins with it.
+        is_saved: snapshots keep it; not a password, nor what each start fills in.
+        lowest: the lowest number allowed.
+        choices: the texts allowed, in any case; empty: any.
+        check: called with the value; raises ValueError or re.error.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Setting:
     def parse(self, source: str, text: str, *, is_strict: bool = True) -> Any:
         """Returns the text as a value.
 
-        TorchServe reads every text but `true` as false. Of a setting of our own that would leave
-        tokens off for an operator who wrote 1 or yes, so these are read strictly.
+        TorchServe reads every text but `true` as false. For our own settings that would leave
+        tokens off when an operator writes 1 or yes, so these are read strictly.
 
         Raises:
             SettingsError: the text has the wrong type; the message names its source.
@@ -83,10 +83,10 @@ class Setting:
         if self.is_optional and text == "":
             return None
         if self.kind is bool:
-            word = text.strip().lower()
-            if is_strict and word not in ("true", "false", ""):
+            switch = text.strip().lower()
+            if is_strict and switch not in ("true", "false", ""):
                 raise SettingsError(f"{source}={text!r} is neither true nor false: {self.doc}")
-            return word == "true"
+            return switch == "true"
         try:
             return self.kind(text.strip())
         except ValueError as error:
@@ -99,7 +99,7 @@ class Setting:
         if self.choices and value not in self.choices:
             known = ", ".join(filter(None, self.choices))
             raise SettingsError(f"{self.key}={value!r} is none of: {known}")
-        # NaN is outside, too.
+        # NaN is out of range, too.
         if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
             bounds = f"from {self.lowest} to {MAX_INTEGER}"
             raise SettingsError(f"{self.key} must be {bounds}, not {value}: {self.doc}")
@@ -111,15 +111,15 @@ class Setting:
 
 
 def setting(default: Any, doc: str, **facts: Any) -> Any:
-    """Declares a field that is a setting of our own; `facts` are more attributes of `Setting`.
+    """Declares a setting of our own; `facts` are more attributes of `Setting`.
 
-    Its key is its name without the unit, unless they say otherwise.
+    Its key is its name without the unit, unless `facts` has another.
     """
     return field(default=default, metadata={"doc": doc, **facts})
 
 
 def torchserve_setting(default: Any, doc: str, **facts: Any) -> Any:
-    """Declares a setting that TorchServe has, whose way to read switches counts."""
+    """Declares a setting of TorchServe's; as a switch, it is read as TorchServe reads it."""
     return setting(default, doc, is_torchserves=True, **facts)
 
 

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ENV_PREFIX = "FERRY_"
-# TorchServe allows any address, which let attackers fetch from inside of networks
+# TorchServe allows any address, so that attackers could fetch from inside of networks
 # (CVE-2023-43654). Its documentation registers these public archives by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
@@ -52,7 +52,7 @@ DEFAULT_KEY_FILE = "key_file.json"
 class Settings:
     """Holds the settings of an ingress, a node or `ferry up`.
 
-    The name of a number ends in its unit; sections, and the order, are those of the help.
+    The name of a number ends in its unit; the help has the same sections and order.
     """
 
     redis_url: str = setting(
@@ -335,7 +335,7 @@ class Settings:
         return dataclasses.replace(self, **paths)
 
     def to_properties(self) -> dict[str, str]:
-        """Returns the properties that snapshots keep: not those that each start fills in."""
+        """Returns the properties that snapshots keep."""
         values = {it.key: getattr(self, it.name) for it in SETTINGS if it.is_saved}
         return {
             key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -347,10 +347,10 @@ class Settings:
         return {it.name: getattr(self, it.name) for it in SETTINGS}
 
     def check(self) -> None:
-        """Checks each setting, and that they fit together, at start and not at the first request.
+        """Checks each setting, and that they fit together.
 
         Raises:
-            SettingsError: they do not.
+            SettingsError: one cannot be used, or two do not fit together.
         """
         for it in SETTINGS:
             it.check_value(getattr(self, it.name))
@@ -371,7 +371,7 @@ class Settings:
 
     @property
     def is_logging_metrics(self) -> bool:
-        """Returns whether metrics are log lines, all of them or those that /metrics lacks."""
+        """Returns whether metrics are log lines: all of them, or what /metrics lacks."""
         return self.metrics_mode != "prometheus"
 
     def addresses(self) -> dict[str, str]:
@@ -382,7 +382,7 @@ class Settings:
         return path_aliases(self.path_aliases)
 
     def receiver_rules(self) -> ReceiverRules | None:
-        """Returns which receivers of webhooks there may be; None without secrets."""
+        """Returns the rules for receivers of webhooks; None without secrets."""
         if not self.webhook_secrets:
             return None
         return ReceiverRules.of(self.webhook_allow_http, self.webhook_allowed_hosts)

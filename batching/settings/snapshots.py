@@ -1,4 +1,4 @@
-"""Writes and reads snapshots: files that bring the registered models back at the next start.
+"""Writes and reads snapshots, files from which the next start restores the registered models.
 
 A snapshot is a config.properties with one more key, `model_snapshot`, so TorchServe's own snapshots
 can be read, too. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedVersion:
-    """One model version as a snapshot has it: its record, and the `POST /models` in it."""
+    """Holds a snapshot's model version: its record, and the parameters of a `POST /models`."""
 
     model_name: str
     model_version: str
@@ -40,7 +40,7 @@ class SavedVersion:
 
 
 def server_name(settings: Settings) -> str:
-    """Returns what tells servers in one folder apart: the management port, or its socket."""
+    """Returns a name that is unique among the servers of a folder: management port, or socket."""
     address = settings.management_address
     return str(urlsplit(address).port or re.sub(r"\W+", "-", address).strip("-"))
 
@@ -53,9 +53,9 @@ def newest_snapshot(
 ) -> Path | None:
     """Returns the snapshot in the folder that was written last; None when there is none.
 
-    Each server has one; TorchServe has left many. `is_own`: whether one with these properties
-    counts, as two servers in one folder must not restore each other's models. `report` is told of
-    each newer one that cannot be read.
+    Each server has one; TorchServe has left many. `is_own` tells by a snapshot's properties whether
+    it counts: two servers in one folder must not restore each other's models. `report` is called
+    for each newer snapshot that cannot be read.
     """
     try:
         paths = sorted(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns)
@@ -74,7 +74,7 @@ def newest_snapshot(
 
 
 def write_snapshot(folder: Path, settings: Settings, models: Mapping[str, ModelEntry]) -> Path:
-    """Writes this server's snapshot in the place of its last one, which stays at an OSError."""
+    """Replaces this server's snapshot; after an OSError the last one is still there."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{server_name(settings)}-snapshot.cfg"
     saved = saved_models(models)
@@ -92,8 +92,8 @@ def write_snapshot(folder: Path, settings: Settings, models: Mapping[str, ModelE
 def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns model → version → the record that restores it, in TorchServe's words.
 
-    A version that was not loaded keeps the record it came from. Without one it is left out: it is
-    in `load_models`, and how it is called is only a guess.
+    A version that was not loaded keeps the record it came from. Without a record it is left out: it
+    comes from `load_models`, and its name is only a guess.
     """
     saved = {
         name: {
@@ -108,7 +108,7 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
-    """Returns the versions in the snapshot; a SettingsError says why it cannot be read."""
+    """Returns the versions in the snapshot; raises SettingsError if it cannot be read."""
     return _versions_in(path, read_properties(path))
 
 
@@ -134,8 +134,8 @@ def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
         **{word: int(it) if isinstance(it, float) else it for word, it in values.items()},
         "maxWorkers": spec.max_worker,
         "runtimeType": spec.runtime,
-        # Beyond TorchServe: a handler that the registration chose is not in the archive, and an
-        # archive that was downloaded is downloaded again.
+        # Not in TorchServe's: a handler that the registration chose is not in the archive, and a
+        # remote archive is downloaded again.
         "handler": spec.handler,
         "modelUrl": spec.model_url,
     }

@@ -14,7 +14,7 @@ ENABLE_ENVIRONMENT = "enable_envvars_config"
 ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
 SNAPSHOT = "model_snapshot"
 
-# Other spellings of a key; `model_api_enabled` is TorchServe 0.11.1's. What the mode's words mean.
+# Other spellings of a key; `model_api_enabled` is TorchServe 0.11.1's.
 KEY_ALIASES = {"model_api_enabled": "enable_model_api", "model_control_mode": "enable_model_api"}
 CONTROL_MODES = {"explicit": "true", "none": "false"}
 
@@ -23,7 +23,7 @@ UNDERSTOOD = frozenset(
     {*BY_KEY, *KEY_ALIASES, ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT}
 )
 
-# Keys of TorchServe's without a variable `TS_`; of settings, `Setting.ts_variable` says it.
+# TorchServe's keys without a variable `TS_`; settings have `Setting.ts_variable`.
 WITHOUT_VARIABLE = frozenset({"io_ratio", SNAPSHOT, "system_metrics_cmd", "use_native_io"})
 
 _NO_JVM = "there is no Java virtual machine"
@@ -70,10 +70,10 @@ IGNORED: Mapping[str, str] = {
 }
 
 
-# Of those, the keys behind which an operator or a client has to change something.
+# Ignored keys after which an operator or a client has to change something.
 REPLACED = frozenset(key for key, reason in IGNORED.items() if reason in (_NO_KEYSTORE, _NO_GRPC))
 
-# Key of TorchServe's -> what it does here that it does not there.
+# TorchServe's key -> how it differs here.
 BETTER: Mapping[str, str] = {
     "management_address": "refuses to listen beyond this machine without tokens",
     "load_models": "an ingress that comes back does not load again what was unregistered: "

@@ -1,4 +1,4 @@
-"""Reads the values of settings that have a form of their own; another form is a ValueError."""
+"""Reads settings whose values have a form of their own; raises ValueError for other forms."""
 
 import json
 import re
@@ -17,14 +17,14 @@ ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _SOCKETS = "unix"
 
-# Of what a client sends, only this may get into a URL: no user, path, comma or control character.
+# What a client sends may get into a URL only like this: no user, path, comma, control character.
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _PREFIX = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+)+")
 _MOST_PREFIX_CHARS = 256
 
 
 def model_settings(text: str) -> ModelSettings:
-    """Parses the text of `models`, settings of single model versions."""
+    """Parses `models`: the settings of single model versions."""
     if not text.strip():
         return {}
     try:
@@ -35,10 +35,10 @@ def model_settings(text: str) -> ModelSettings:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"this is not JSON ({error})") from error
     for versions in models.values():
-        for words in versions.values():
-            for word in words:
+        for settings in versions.values():
+            for word in settings:
                 if SERVER_TYPES.get(word) is int:
-                    words[word] = _number(word, words[word])
+                    settings[word] = _number(word, settings[word])
     return models
 
 
@@ -50,7 +50,7 @@ def _number(word: str, value: object) -> int:
 
 
 def path_aliases(text: str) -> dict[str, str]:
-    """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
+    """Returns path, without a slash at the end, -> route."""
     aliases = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         path, _, route = pair.partition("=")
@@ -62,7 +62,7 @@ def path_aliases(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxies:
-    """Holds the networks of proxies, and whether those that come by a unix socket are some."""
+    """Holds the networks of proxies, and whether proxies come by a unix socket."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     has_sockets: bool = False
@@ -84,16 +84,16 @@ class TrustedProxies:
             address = ip_address(peer)
         except ValueError:
             return False
-        # A listener for both families sees IPv4 so.
+        # A listener for both families sees IPv4 addresses in this form.
         address = getattr(address, "ipv4_mapped", None) or address
         return any(address in network for network in self.networks)
 
     def base_url(self, headers: Mapping[str, str], *, scheme: str, peer: str) -> str:
         """Returns the URL, without a slash at the end, under which a client sees this server.
 
-        What is not well-formed is ignored. X-Forwarded-Proto, -Host and -Prefix are read as nginx,
-        Envoy and Traefik know them; they are no standard. `Forwarded` (RFC 7239), which few proxies
-        send, is not.
+        Ignores what is not well-formed. Reads X-Forwarded-Proto, -Host and -Prefix as nginx, Envoy
+        and Traefik send them; they are no standard. Does not read `Forwarded` (RFC 7239), which few
+        proxies send.
 
         Args:
             headers: of the request, names in lower case.
@@ -102,7 +102,7 @@ class TrustedProxies:
         """
 
         def forwarded(name: str) -> str:
-            # A proxy that adds to the header writes behind what its own client has made up.
+            # A proxy appends to the header that its client sent, which may be made up.
             return headers.get(f"x-forwarded-{name}", "").rpartition(",")[2].strip()
 
         host = headers.get("host", "")
@@ -119,7 +119,7 @@ class TrustedProxies:
 
 
 def compile_patterns(text: str) -> None:
-    """Checks that a comma list is one of regular expressions, or raises re.error."""
+    """Raises re.error unless this is a comma list of regular expressions."""
     for pattern in text.split(","):
         re.compile(pattern.strip())
 

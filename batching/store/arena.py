@@ -1,12 +1,10 @@
 """Large bodies in memory that an ingress and the workers of its host share (ADR 0032).
 
-An arena is a file in such memory which one ingress writes. A body is read into a slot of it, the
-request's record in Redis says where it is, and the worker that claims the request copies it out. A
-slot is its body's for as long as the ingress refers to it, and given away again after that: the
-client may have left while a worker was reading. So each unit of 16 KiB has a generation, which
-changes before the first byte of another body comes; a worker compares it after its copy.
-
-    units of 16 KiB; then the generation of each, 8 bytes
+An arena is a file in memory that one ingress writes. A body is received in a slot of it, the
+request's record says where that is, and the worker that claims it copies the body out. A slot is
+free again when nothing in the ingress refers to its body, maybe while a worker reads. So each unit
+of 16 KiB has a generation, eight bytes behind all units, which changes before the first byte of
+another body comes; a worker compares it after its copy.
 """
 
 import contextlib
@@ -33,14 +31,12 @@ log = logging.getLogger(__name__)
 
 UNIT_BYTES = INLINE_LIMIT_BYTES
 GENERATION_BYTES = 8
-# A larger body would leave too little for the others.
-LARGEST_SHARE = 8
-# How soon a worker notices that the ingress has died.
-LOOK_S = 0.1
+# A larger body would leave too little for others, a larger arena for other programs.
+LARGEST_SHARE, FOLDER_SHARE = 8, 4
+LOOK_S = 0.1  # how soon a worker notices that the ingress has died
 
 _PREFIX = "ferry-arena-"
-_RECORD = re.compile(rb"@([0-9a-f]{32}) (\d{1,9}) (\d{1,12}) (\d{1,18})\n")
-_MARK_CHARS = 12
+_PLACE = re.compile(rb"@([0-9a-f]{32}) (\d{1,9}) (\d{1,12}) (\d{1,18})\n")
 
 
 class Elsewhere(Exception):
@@ -48,37 +44,31 @@ class Elsewhere(Exception):
 
 
 def mark_of(folder: Path, size_bytes: int) -> str:
-    """Returns the end of the ids of workers that share this memory; empty if none is shared.
-
-    Another host, another folder and another user each have another mark.
-    """
-    if size_bytes < LARGEST_SHARE * UNIT_BYTES:
+    """Returns the end of ids of workers of this host, folder and user; empty if there are none."""
+    if size_bytes < LARGEST_SHARE * (UNIT_BYTES + GENERATION_BYTES):
         return ""
-    try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
-        status = folder.stat()
-    except OSError:
-        return ""
-    told = f"{kernel} {status.st_dev} {status.st_ino} {os.geteuid()}"
-    return "@" + hashlib.sha256(told.encode()).hexdigest()[:_MARK_CHARS]
+    with contextlib.suppress(OSError):
+        kernel, status = Path("/proc/sys/kernel/random/boot_id").read_text(), folder.stat()
+        told = f"{kernel} {status.st_dev} {status.st_ino} {os.geteuid()}"
+        return "@" + hashlib.sha256(told.encode()).hexdigest()[:12]
+    return ""
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes the arenas that ingresses of this user have left, and only those."""
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            descriptor = _open(path)
-            try:
-                if not _is_locked(descriptor):
-                    path.unlink()
-            finally:
-                os.close(descriptor)
+            file = _open(path)
+            is_in_use = _is_locked(file)
+            os.close(file)
+            if not is_in_use:
+                path.unlink()
 
 
 class Arena:
-    """An ingress's own arena; without memory for one, and where no worker is, Redis carries bodies.
+    """An ingress's own. Without memory that can be shared it has no mark, and no room.
 
-    `carried` counts the bodies by their way. All but the end of a slot is of one thread.
+    `carried` counts the bodies by their way. For one thread; slots may end in any.
     """
 
     def __init__(self, folder: Path, size_bytes: int, ingress_id: str) -> None:
@@ -87,27 +77,28 @@ class Arena:
         self._id = ingress_id
         self._path = folder / (_PREFIX + ingress_id)
         self._generation = 0
-        units = size_bytes // (UNIT_BYTES + GENERATION_BYTES)
-        self._largest_bytes = units // LARGEST_SHARE * UNIT_BYTES
-        self._taken, self._backed = bytearray(units), bytearray(units)
         if self.mark:
             try:
-                self._make(folder, units)
+                self._make(folder, size_bytes)
             except OSError as error:
                 log.warning("no memory is shared with workers folder=%s: %s", folder, error)
                 self.mark = ""
 
-    def _make(self, folder: Path, units: int) -> None:
+    def _make(self, folder: Path, size_bytes: int) -> None:
         remove_abandoned(folder)
-        unlocked = folder / f".{self._path.name}"
+        system = os.statvfs(folder)
+        size_bytes = min(size_bytes, system.f_blocks * system.f_frsize // FOLDER_SHARE)
+        units = size_bytes // (UNIT_BYTES + GENERATION_BYTES)
+        self._largest_bytes = units // LARGEST_SHARE * UNIT_BYTES
+        self._taken, self._backed = bytearray(units), 0
+        unlocked = folder / f".{self._path.name}"  # which would look abandoned under its own name
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(unlocked, flags, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # until this process ends
-        unlocked.rename(self._path)  # which without its lock would look abandoned
+        self._file = os.open(unlocked, flags, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # until this process ends
+        unlocked.rename(self._path)
         table = units * UNIT_BYTES
-        os.ftruncate(self._descriptor, table + units * GENERATION_BYTES)
-        os.posix_fallocate(self._descriptor, table, units * GENERATION_BYTES)
-        self._memory = mmap.mmap(self._descriptor, 0)
+        os.posix_fallocate(self._file, table, units * GENERATION_BYTES)
+        self._memory = mmap.mmap(self._file, 0)
         self._generations = memoryview(self._memory)[table:].cast("Q")
 
     def is_shared_by(self, worker_ids: Iterable[bytes]) -> bool:
@@ -116,26 +107,33 @@ class Arena:
         return bool(mark) and all(worker_id.endswith(mark) for worker_id in worker_ids)
 
     def close(self) -> None:
-        """Removes the file; what is mapped of it stays until nothing refers to it."""
+        """Removes the file; its memory stays until nothing refers to it."""
         if self.mark:
             self.mark = ""
             self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
+            os.close(self._file)
 
     def room(self, size_bytes: int) -> memoryview | None:
         """Returns a slot for a body of this size; None if it is small, or there is no room."""
-        if not (self.mark and UNIT_BYTES < size_bytes <= self._largest_bytes):
+        if not self.mark or not UNIT_BYTES < size_bytes <= self._largest_bytes:
             return None
         count = -(-size_bytes // UNIT_BYTES)
         first = self._taken.find(bytes(count))
-        if first < 0 or not self._back(first, count):
+        if first < 0:
             return None
-        self._taken[first : first + count] = b"\1" * count
+        units, missing = slice(first, first + count), first + count - self._backed
+        if missing > 0:  # a page that the system does not have kills who writes to it
+            try:
+                os.posix_fallocate(self._file, self._backed * UNIT_BYTES, missing * UNIT_BYTES)
+            except OSError:
+                return None
+            self._backed += missing
+        self._taken[units] = b"\1" * count
         self._generation += 1
-        self._generations[first : first + count] = array("Q", [self._generation]) * count
+        self._generations[units] = array("Q", [self._generation]) * count
         slot = _slot_type(count).from_buffer(self._memory, first * UNIT_BYTES)
-        slot.arena, slot.first, slot.count = self, first, count
-        slot.generation, slot.size_bytes = self._generation, size_bytes
+        slot.taken, slot.units, slot.size_bytes = self._taken, units, size_bytes
+        slot.place = b"@%b %d %d %d\n" % (self._id.encode(), first, size_bytes, self._generation)
         return memoryview(slot).cast("B")[:size_bytes]
 
     def carry(self, wire: Wire) -> tuple[Wire, Wire]:
@@ -143,31 +141,13 @@ class Arena:
 
         Both are the same, and Redis carries the body, if no slot is free.
         """
-        body = wire.body
-        slot: Any = body.obj if isinstance(body, memoryview) else None
-        if getattr(slot, "arena", None) is not self or slot.size_bytes != len(body):
-            room = self.room(len(body))
-            if room is None:
+        slot: Any = wire.body.obj if isinstance(wire.body, memoryview) else None
+        if getattr(slot, "taken", None) is not self._taken or slot.size_bytes != len(wire.body):
+            if (room := self.room(len(wire.body))) is None:
                 return wire, wire
-            room[:] = body
-            body = room
-            slot = room.obj
-        place = f"@{self._id} {slot.first} {len(body)} {slot.generation}\n"
-        return wire._replace(body=body), Wire(place.encode() + wire.without_body())
-
-    def free(self, slot: Any) -> None:
-        """Takes a slot back, from whichever thread referred to it last."""
-        self._taken[slot.first : slot.first + slot.count] = bytes(slot.count)
-
-    def _back(self, first: int, count: int) -> bool:
-        """Returns whether there is memory for these units: to write to a page without kills."""
-        if 0 in self._backed[first : first + count]:
-            try:
-                os.posix_fallocate(self._descriptor, first * UNIT_BYTES, count * UNIT_BYTES)
-            except OSError:
-                return False
-            self._backed[first : first + count] = b"\1" * count
-        return True
+            room[:] = wire.body
+            wire, slot = wire._replace(body=room), room.obj
+        return wire, Wire(slot.place + wire.without_body())
 
 
 NO_ARENA = Arena(Path(), 0, "")
@@ -175,13 +155,13 @@ NO_ARENA = Arena(Path(), 0, "")
 
 @cache
 def _slot_type(count: int) -> Any:
-    """Returns a type of buffers of so many units, which are given back when nothing needs them.
+    """Returns a type of buffers of so many units, each free again when nothing refers to it.
 
     A view of a part of one keeps it, whoever has that view: a transport that still sends it, say.
     """
 
     def give_back(slot: Any) -> None:
-        slot.arena.free(slot)
+        slot.taken[slot.units] = bytes(count)
 
     return type("Slot", (ctypes.c_ubyte * (count * UNIT_BYTES),), {"__del__": give_back})
 
@@ -194,87 +174,72 @@ class ArenaReader:
         self._mapped: dict[bytes, _Mapped] = {}
 
     def read(self, record: bytes) -> Request | None:
-        """Returns the request of this record, its body copied; None if nobody waits for it.
+        """Returns the request of this record; None if its client or its ingress has gone.
 
         Raises:
-            Elsewhere: the memory is of another host or user, or the record is not ours.
+            Elsewhere: the memory is of another host or user, or the place is none.
             ProtocolError: the rest of the record is no request.
         """
-        match = _RECORD.match(record)
-        if match is None:
+        if (match := _PLACE.match(record)) is None:
             raise Elsewhere
-        ingress_id, first, size_bytes, generation = match[1], *map(int, match.groups()[1:])
-        mapped = self._mapped.get(ingress_id) or self._map(ingress_id)
-        body = mapped.copy(first, size_bytes, generation)
+        name, first, size_bytes, generation = match[1], *map(int, match.groups()[1:])
+        if name not in self._mapped:
+            self._mapped = {known: arena for known, arena in self._mapped.items() if arena.lives()}
+            try:
+                self._mapped[name] = _Mapped(_open(self._folder / (_PREFIX + name.decode())))
+            except (OSError, ValueError) as error:
+                raise Elsewhere from error
+        body = self._mapped[name].copy(first, size_bytes, generation)
         return None if body is None else Request.with_body(record[match.end() :], body)
-
-    def _map(self, ingress_id: bytes) -> "_Mapped":
-        for known, mapped in list(self._mapped.items()):
-            if not mapped.is_held():
-                del self._mapped[known]
-        try:
-            mapped = _Mapped(self._folder / f"{_PREFIX}{ingress_id.decode()}")
-        except (OSError, ValueError) as error:
-            raise Elsewhere from error
-        self._mapped[ingress_id] = mapped
-        return mapped
 
 
 class _Mapped:
-    def __init__(self, path: Path) -> None:
-        self._descriptor = _open(path)
-        memory = memoryview(mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ))
-        self._units = len(memory) // (UNIT_BYTES + GENERATION_BYTES)
-        self._memory = memory[: self._units * UNIT_BYTES]
-        self._generations = memory[self._units * UNIT_BYTES :]
+    def __init__(self, file: int) -> None:
+        self._file = file
+        memory = memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ))
+        self._count = len(memory) // (UNIT_BYTES + GENERATION_BYTES)
+        self._units = memory[: self._count * UNIT_BYTES]
+        self._generations = memory[self._count * UNIT_BYTES :]
         self._look_at_s = 0.0
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        os.close(self._file)
 
-    def copy(self, first: int, size_bytes: int, generation: int) -> bytearray | None:
-        end = first + -(-size_bytes // UNIT_BYTES)
-        if end > self._units:
-            raise Elsewhere
-        place = slice(first * GENERATION_BYTES, end * GENERATION_BYTES)
-        expected = generation.to_bytes(GENERATION_BYTES, sys.byteorder) * (end - first)
-        # Before, too: what was never written has no memory yet, and reading it may need some.
-        if self._generations[place] != expected or not self._is_held_still():
-            return None
-        start = first * UNIT_BYTES
-        body = bytearray(self._memory[start : start + size_bytes])
-        # The interpreter does far more between the two than any processor reorders.
-        return body if self._generations[place] == expected else None
-
-    def is_held(self) -> bool:
-        """Returns whether the ingress lives."""
-        return _is_locked(self._descriptor)
-
-    def _is_held_still(self) -> bool:
+    def lives(self) -> bool:
+        """Returns whether the ingress does, or did a moment ago."""
         if (now_s := time.monotonic()) < self._look_at_s:
             return True
         self._look_at_s = now_s + LOOK_S
-        return self.is_held()
+        return _is_locked(self._file)
+
+    def copy(self, first: int, size_bytes: int, generation: int) -> bytearray | None:
+        count = -(-size_bytes // UNIT_BYTES)
+        if first + count > self._count:
+            raise Elsewhere
+        place = slice(first * GENERATION_BYTES, (first + count) * GENERATION_BYTES)
+        expected = generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
+        # Before, too: what was never written has no memory yet, and reading it may need some.
+        if self._generations[place] != expected or not self.lives():
+            return None
+        body = bytearray(self._units[first * UNIT_BYTES : first * UNIT_BYTES + size_bytes])
+        # The interpreter does far more between the two than any processor reorders.
+        return body if self._generations[place] == expected else None
 
 
 def _open(path: Path) -> int:
-    """Opens an arena to read.
-
-    Raises:
-        OSError: it is not there, not this user's alone, or no plain file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    status = os.fstat(descriptor)
+    """Opens an arena to read; raises an OSError at what is not this user's alone, or no file."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(file)
     if status.st_uid != os.geteuid() or status.st_mode != stat.S_IFREG | 0o600:
-        os.close(descriptor)
+        os.close(file)
         raise PermissionError(errno.EPERM, "not an arena of this user", str(path))
-    return descriptor
+    return file
 
 
-def _is_locked(descriptor: int) -> bool:
+def _is_locked(file: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    fcntl.flock(file, fcntl.LOCK_UN)
     return False

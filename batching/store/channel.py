@@ -36,7 +36,7 @@ from batching.store.ingress_queue import (
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from batching.store.records import (
-    BODY_ELSEWHERE,
+    BodyElsewhere,
     LargeReply,
     decode_reply,
     error_reply,
@@ -352,6 +352,10 @@ class Channel:
             try:
                 self._resolve(request, decode_reply(request_id, value))
                 delivered.append(request_id)
+            except BodyElsewhere:
+                self._shares_memory = False  # until the next look, as that worker is new
+                self._resubmit(request)
+                delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
                 self._large.setdefault(request_id, reply_elsewhere.attempt)
@@ -368,10 +372,6 @@ class Channel:
         return delivered
 
     def _resolve(self, request: PendingRequest, reply: Reply) -> None:
-        if reply.reason == BODY_ELSEWHERE and not request.is_stream:
-            self._shares_memory = False  # until the next look, as that worker is new
-            self._resubmit(request)
-            return
         if reply.chunks and not request.is_stream:
             request = self._open_stream(request)
         self._waiting.pop(request.request_id, None)

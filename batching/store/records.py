@@ -20,7 +20,8 @@ The fields, which scripts find by their places:
 
 The value of a reply key is the request id, then one of three things:
 
-    <id>!<reason>     the queue itself answered: no attempt or no time is left
+    <id>!<reason>     the queue itself answered: no attempt or no time is left, or the worker cannot
+                      reach the request's body
     <id>@<attempt>    the reply is in `large_replies:<id>:<attempt>`, too large for a script; of
                       a job, in `large_replies:<id>:<attempt>-<worker id>`
     <id><msgpack>     the reply
@@ -46,7 +47,8 @@ T = TypeVar("T")
 # Parsing raises these at text that is not ours, or of a later version.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
-BODY_ELSEWHERE = "body_elsewhere"
+
+BODY_ELSEWHERE = b"!body_elsewhere"
 
 # Reason -> the error, and its text.
 _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
@@ -62,8 +64,6 @@ _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
         "workers.",
     ),
     "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
-    # Taken by the ingress, which submits the request again with its body.
-    BODY_ELSEWHERE: (errors.InternalError, "The worker cannot reach the request's body."),
 }
 _OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
 
@@ -135,6 +135,10 @@ class LargeReply(Exception):
         self.attempt = attempt
 
 
+class BodyElsewhere(Exception):
+    """Says that the worker cannot reach the request's body, and has run nothing."""
+
+
 def named_request(entry: bytes) -> str:
     """Returns the id at the start of an entry of the replies list; of garbage, any text."""
     # No character of an id can follow it: msgpack begins with a byte beyond ASCII.
@@ -147,6 +151,7 @@ def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:
 
     Raises:
         LargeReply: it is in a key of its own.
+        BodyElsewhere: the request is to be submitted again, with its body.
         ProtocolError: the value is not a reply to this request.
     """
     prefix = request_id.encode()
@@ -157,6 +162,8 @@ def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:
         return ReplyInPlace.decode(content)
     if content[:1] == b"@":
         raise LargeReply(content[1:].decode(errors="replace"))
+    if content == BODY_ELSEWHERE:
+        raise BodyElsewhere
     if content[:1] == b"!":
         return error_reply(queue_error(content[1:].decode(errors="replace")))
     return Reply.decode(content)

@@ -173,7 +173,7 @@ class WorkerQueue:
             # Their ingress has the bodies, and submits them again.
             arguments: list[str | int | bytes] = []
             for owned in elsewhere:
-                value = f"{owned.request_id}!{BODY_ELSEWHERE}"
+                value = owned.request_id.encode() + BODY_ELSEWHERE
                 arguments += (owned.request_id, owned.attempt, owned.ingress_id, value)
             self._connection.call((*self._reply, *arguments))
         return Batch(items) if items else Nothing.EMPTY

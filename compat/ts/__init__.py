@@ -1,4 +1,4 @@
-"""The part of TorchServe's package `ts` that handlers import.
+"""Has the part of TorchServe's package `ts` that handlers import.
 
 Worker processes find it on their own path; it is never installed as a top-level `ts`.
 """

@@ -9,15 +9,15 @@ from typing import Any
 from ts.metrics.metrics_store import MetricsStore
 
 CONTENT_TYPE = "content-type"
-# Of a share that was computed.
+# How far beyond 0 and 1 rounding may take a share.
 ROUNDING = 1e-6
 
 
 class RequestHeaders(dict[str, Any]):
-    """Headers as the client spelled them, found by names in any case; an exact match wins."""
+    """Keeps headers as the client spelled them, and finds them in any case; an exact match wins."""
 
     def _kept(self, key: Any) -> Any:
-        """Returns the name under which such a header is kept; `key` itself if there is none."""
+        """Returns the spelling under which the header is kept; `key` itself if there is none."""
         if super().__contains__(key) or not isinstance(key, str):
             return key
         lower = key.lower()
@@ -39,7 +39,7 @@ class RequestHeaders(dict[str, Any]):
 
 
 class RequestProcessor:
-    """The headers of one request, and the status and headers of its answer."""
+    """Keeps the headers of one request, and the status and headers of its answer."""
 
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
@@ -74,9 +74,9 @@ class RequestProcessor:
 
 
 class _Processors:
-    """Those of one batch, made when first asked for; copies of a context share them."""
+    """Makes a batch's request processors when first asked; copies of a context share them."""
 
-    _making = threading.Lock()  # as the handler may ask in several threads
+    _making = threading.Lock()  # the handler may ask in several threads
 
     def __init__(self, make: Callable[[], list[RequestProcessor]]) -> None:
         self._make = make
@@ -90,9 +90,9 @@ class _Processors:
 
 
 class Context:
-    """Lives as long as the worker; `request_ids` and `request_processor` are those of the batch.
+    """Lives as long as the worker; `request_ids` and `request_processor` belong to the batch.
 
-    These and `metrics` are set anew for each batch, whatever a handler has put there: the worker's
+    These and `metrics` are set again for each batch, whatever a handler has put there: the worker's
     metrics are kept as `own_metrics`. `idx` is the row in the batch, counting from 0.
     """
 
@@ -125,10 +125,12 @@ class Context:
         self.metrics = self.own_metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
-        # Takes pieces of answers, with their requests, while the handler runs in a worker.
+        # In a worker, sends pieces of answers to their requests while the handler runs.
         self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
-        # Keeps what `report_progress` tells about these requests, in a worker.
+        # In a worker, keeps the progress of these requests.
         self.keep_progress: Callable[[float, str, Collection[str]], None] | None = None
+        # Answers what takes long to measure by what an earlier load has measured, in a worker.
+        self.recall: Callable[[str, Callable[[], bool | None]], bool | None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
@@ -143,8 +145,8 @@ class Context:
     ) -> None:
         """Makes these the requests of the batch.
 
-        `make_processors` is called when the handler first asks for a header or sets something of an
-        answer, which most never do.
+        `make_processors` is called when the handler first asks for a header, or sets a status or
+        header, which most handlers never do.
         """
         self.metrics = self.own_metrics
         self.request_ids = self.metrics.request_ids = request_ids
@@ -170,9 +172,9 @@ class Context:
         return self.request_ids.get(idx)
 
     def report_progress(self, share: float, text: str = "", index: int | None = None) -> None:
-        """Tells clients that ask for a job how far it is; of other requests nothing is kept.
+        """Tells clients that ask for a job how far it is; does nothing for other requests.
 
-        Never waits: of many calls, the latest is kept twice a second. TorchServe has no such call.
+        Never waits: twice a second, the latest call is kept. TorchServe has no such call.
 
         Args:
             share: from 0 to 1.
@@ -180,7 +182,7 @@ class Context:
             index: of one request in the batch; None: all of them.
 
         Raises:
-            ValueError: it is no such share.
+            ValueError: `share` is none.
             IndexError: the batch has no such request.
         """
         try:

@@ -1,6 +1,6 @@
 """Names the modules that TorchServe has under `ts` and this package leaves out, with the reasons.
 
-Importing such a module raises an error with the reason, not that the module does not exist.
+Importing such a module raises an error with the reason.
 """
 
 import sys

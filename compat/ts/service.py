@@ -1,4 +1,4 @@
-"""The names that handlers import from TorchServe's own service."""
+"""Has the names that handlers import from TorchServe's own service."""
 
 from typing import Any
 

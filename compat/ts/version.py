@@ -1,3 +1,3 @@
-"""The TorchServe release whose handler API this is."""
+"""Names the TorchServe release whose handler API this is."""
 
 __version__ = "0.12.0"

@@ -132,7 +132,7 @@ def archive(
 
 
 def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Recipe]:
-    """Yields an archive's recipe for each model of the target, or the one of the options alone."""
+    """Yields a recipe for each model of the target; without a target, one from the options."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = bool(options.get(parameter.name or ""))
@@ -186,7 +186,7 @@ def _manifest_of(recipe: Recipe) -> str:
 
 
 def _files_of(recipe: Recipe) -> dict[str, Path]:
-    """Returns each file's path in the archive, and its source."""
+    """Returns the files to pack: path in the archive -> source."""
     keys = ("model_file", "serialized_file", "requirements_file", "config_file")
     target: ServedTarget | None = recipe.get("target")
     named = [*(recipe[key] for key in keys), None if target else _handler_file(recipe["handler"])]
@@ -205,7 +205,7 @@ def _files_of(recipe: Recipe) -> dict[str, Path]:
             raise click.ClickException(
                 f"Two files would both be {path!r} in the archive: {files[path]} and {source}"
             )
-    files.pop(MANIFEST_NAME, None)  # of an archive that is packed anew; it gets its own
+    files.pop(MANIFEST_NAME, None)  # an unpacked archive has an old one; it gets a new one
     for folder in {str(folder) for path in files for folder in PurePosixPath(path).parents}:
         if folder in files:
             raise click.ClickException(f"{folder!r} would be a file and a folder in the archive")
@@ -227,7 +227,7 @@ def _handler_file(handler: str) -> Path | None:
 
 
 def _write(path: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    # Written elsewhere and moved: an archive is whole, or it is the one of before.
+    # Written elsewhere and moved, so that nobody sees half an archive.
     with tempfile.TemporaryDirectory(prefix=".archive-", dir=path.parent) as folder:
         unfinished = Path(folder) / "new" / path.name
         unfinished.parent.mkdir()
@@ -266,7 +266,7 @@ def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
 
 
 def _files_below(folder: Path, around: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yields what torch-model-archiver packs, which follows links and leaves some folders out."""
+    """Yields the files that torch-model-archiver packs: behind links, too, but not some folders."""
     around = (*around, folder.resolve())
     for path in sorted(folder.iterdir()):
         if not path.is_dir():

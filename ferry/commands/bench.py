@@ -40,7 +40,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 
 
 class Run(NamedTuple):
-    """Says how one combination was answered; its percentiles are of successes."""
+    """Keeps the result of one combination; percentiles count successes only."""
 
     batch_size: int
     clients: int
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     first_error: str
 
 
-# The seconds that a success took; the text of an error.
+# The seconds that a success took, or the text of an error.
 Answer: TypeAlias = float | str
 
 
@@ -120,8 +120,7 @@ def bench(  # noqa: PLR0917 - click passes all of them by name
                 _drive(post, count, min(_WARMUP_S, duration_s))
                 runs.append(_run(size, count, _drive(post, count, duration_s), duration_s))
             if not runs[0].requests_per_s:
-                text = "no request was answered with a success"
-                raise click.ClickException(f"{text}: {runs[0].first_error}")
+                raise click.ClickException(f"every request failed: {runs[0].first_error}")
     if as_json:
         click.echo(json.dumps([run._asdict() for run in runs], indent=2))
     else:
@@ -141,7 +140,7 @@ def _registered(api: Api, archive: str, query: dict[str, int]) -> Iterator[str]:
 
 
 def _drive(post: Callable[[float], list[Answer]], clients: int, seconds: float) -> list[Answer]:
-    """Returns all answers; each client sends when it has its answer."""
+    """Returns all answers; each client sends its next request when it has an answer."""
     end_s = time.perf_counter() + seconds
     with ThreadPoolExecutor(clients) as pool:
         return list(itertools.chain.from_iterable(pool.map(post, [end_s] * clients)))
@@ -157,7 +156,7 @@ def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float)
             try:
                 connection.request("POST", parts.path, content, headers)
                 response = connection.getresponse()
-                text = response.read()
+                answer = response.read()
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 answers.append(str(error) or type(error).__name__)
@@ -166,7 +165,7 @@ def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float)
             if response.status < _FIRST_ERROR:
                 answers.append(time.perf_counter() - begun_s)
             else:
-                answers.append(f"{response.status} {text[:300].decode(errors='replace')}")
+                answers.append(f"{response.status} {answer[:300].decode(errors='replace')}")
     return answers
 
 

@@ -1,8 +1,8 @@
 """`ferry check`: what the server makes of a config.properties, as JSON for other programs.
 
-`ferry doctor` of torchferry-moving asks it: how a configuration is understood, and whether a start
-succeeds with it, is known here alone. A start has two ways to fail, and so has the verdict: with
-these settings none can succeed, or a later one may, as when another server has the port.
+`ferry doctor` of torchferry-moving runs it, because only the server knows how it reads a
+configuration. "must change" means that no start with these settings can succeed; a start that may
+succeed later, once another server has left the port for example, is a note.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ _TORCHSERVE, _UP = "ferry torchserve --ts-config", "ferry up --config"
 
 
 class CheckRow(NamedTuple):
-    """One part, what becomes of it, and a sentence; of what must change, it says how."""
+    """Says what becomes of one part; the text of what must change says how."""
 
     part: str
     effect: str
@@ -98,12 +98,12 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
             yield _variable_row(variable, properties)
     if config is None:
         return
-    # Of another machine, and of a value that is not known, the start says nothing.
+    # A variable whose value is not known is left out.
     environment: Mapping[str, str] = os.environ
     if variables is not None:
         environment = {name: value for name, value in variables.items() if value is not None}
     allowed_urls = DEFAULT_ALLOWED_URLS
-    with contextlib.suppress(SettingsError):  # which the rows of the start have
+    with contextlib.suppress(SettingsError):  # the rows of the start say it
         settings = _settings(config, environment, _TORCHSERVE)
         allowed_urls = settings.allowed_urls
         for archive in settings.load_models.split(","):
@@ -147,10 +147,10 @@ def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[CheckRow]:
 def _model_rows(
     config: Path, properties: Mapping[str, str], allowed_urls: str
 ) -> Iterator[CheckRow]:
-    with contextlib.suppress(ValueError):  # as above
+    with contextlib.suppress(ValueError):  # the rows of the start say it
         for name, versions in model_settings(properties.get("models", "")).items():
-            for version, words in versions.items():
-                yield from _version_rows(name, version, words, allowed_urls)
+            for version, record in versions.items():
+                yield from _version_rows(name, version, record, allowed_urls)
     try:
         for saved in read_snapshot(config) if SNAPSHOT in properties else []:
             name, version = saved.model_name, saved.model_version
@@ -161,26 +161,26 @@ def _model_rows(
 
 
 def _version_rows(
-    model_name: str, version: str, words: Mapping[str, Any], allowed_urls: str
+    model_name: str, version: str, record: Mapping[str, Any], allowed_urls: str
 ) -> Iterator[CheckRow]:
-    """Yields the rows of a version that is described in the words of model-config.yaml."""
+    """Yields the rows of a version whose record has the words of model-config.yaml."""
     part = f"model {model_name} {version}"
-    for word, value in words.items():
+    for word, value in record.items():
         if reason := why_not_here(word, value):
             yield CheckRow(part, CHANGE, reason)
         elif word in WITHOUT_EFFECT and value:
             yield CheckRow(part, NOTE, f"{word} has no effect: {WITHOUT_EFFECT[word]}")
-    url = str(words.get("modelUrl") or words.get("marName") or "")
-    runtime = {"runtime": str(words["runtime"])} if words.get("runtime") else {}
-    archive = ArchiveInfo(url, "", model_name, version, "", "python", None, words)
+    url = str(record.get("modelUrl") or record.get("marName") or "")
+    runtime = {"runtime": str(record["runtime"])} if record.get("runtime") else {}
+    archive = ArchiveInfo(url, "", model_name, version, "", "python", None, record)
     try:
         spec_from_registration(runtime, archive, ModelDefaults())
     except ServeError as error:
         yield CheckRow(part, CHANGE, error.message)
         return
-    named = [it.word for it in PARAMETERS if words.get(it.word) not in (None, "", ())]
+    named = [it.word for it in PARAMETERS if record.get(it.word) not in (None, "", ())]
     yield CheckRow(
-        part, SAME, ", ".join(f"{word} {words[word]}" for word in named) or "the defaults"
+        part, SAME, ", ".join(f"{word} {record[word]}" for word in named) or "the defaults"
     )
     yield from _url_rows(part, url, allowed_urls)
 
@@ -188,7 +188,7 @@ def _version_rows(
 def _start_rows(
     config: Path, environment: Mapping[str, str], *, is_here: bool
 ) -> Iterator[CheckRow]:
-    """Yields what each command says to the file; what all say has one row."""
+    """Yields the findings of each command; a finding that all share has one row."""
     commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
     findings = {
         (command, effect, text): None
@@ -241,7 +241,7 @@ def _complaints(
 
 
 def _checks_here(settings: Settings) -> list[Callable[[Settings], object]]:
-    """Returns what the start does, in its order, short of starting anything."""
+    """Returns the checks of a start, in its order; none of them starts anything."""
     return [
         require_store,
         lambda settings: check_free(settings.addresses().values()),

@@ -1,6 +1,6 @@
 """`ferry container`: the entry point of the image `server`, which starts as TorchServe's does.
 
-Variables of Vertex AI and SageMaker become ordinary settings, as FERRY_ variables; one that the
+Variables of Vertex AI and SageMaker become ordinary settings, as FERRY_ variables; what the
 operator has set stays.
 Source: TorchServe 0.12 docker/dockerd-entrypoint.sh, docker/config.properties; Vertex AI "Custom
 container requirements for inference"; SageMaker "Custom inference code with hosting services";
@@ -78,7 +78,7 @@ def container(command: tuple[str, ...]) -> None:
 
 
 def _served(environment: Variables) -> dict[str, str]:
-    """Adds what the platform's variables stand for to the environment, and says what that is."""
+    """Adds the settings that the platform's variables stand for, and prints them."""
     config = Path(environment.get(CONFIG_VARIABLE) or CONFIG)
     try:
         properties = read_properties(config) if config.is_file() else {}
@@ -97,7 +97,7 @@ def _become(argv: list[str], environment: Variables) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Runs the command, then stays while a server runs that it started; returns its exit code."""
+    """Runs the command, waits for a server that it left running, and returns its exit code."""
     try:
         process = subprocess.Popen(argv)  # noqa: S603 - the container's own user chose it
     except OSError as error:
@@ -112,7 +112,7 @@ def _run(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     exit_code = process.wait()
-    # TorchServe's script goes on for ever after the command; here a stopped server ends it.
+    # TorchServe's script never ends after the command; here a stopped server ends it.
     if (server := running_server()) is not None:
         while not has_ended(server):
             time.sleep(_LOOK_S)
@@ -191,7 +191,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def _models_in(folder: Path, environment: Variables) -> dict[str, str]:
-    """Returns the variables that serve a platform's folder: archives, or one that was unpacked."""
+    """Returns the variables that serve a platform's folder: archives, or an unpacked one."""
     archives = sorted(folder.glob("*.mar"))
     if (folder / _FOLDER_IS_ARCHIVE).is_dir():
         archives, loaded = [folder], f"{_MODEL}={folder}"
@@ -223,7 +223,7 @@ def _name_and_version(path: Path, environment: Variables) -> tuple[str, str]:
     from workers.archives.staging import work_dir_of  # noqa: PLC0415 - see above
 
     try:
-        # Unpacks it where the node will look for it.
+        # Unpacks it into the folder where the node looks.
         work_dir = work_dir_of(load_settings(None, environment)[0])
         archive = inspect_archive(path, path.name, work_dir)
     except ServeError as error:
@@ -242,12 +242,12 @@ def _addresses(port: int, private_ports: Sequence[int]) -> dict[str, str]:
 
 def _port_range(environment: Variables) -> Sequence[int]:
     name = "SAGEMAKER_SAFE_PORT_RANGE"
-    if not (text := environment.get(name)):
+    if not (port_range := environment.get(name)):
         return _PRIVATE_PORTS
-    first, _, last = text.partition("-")
+    first, _, last = port_range.partition("-")
     ports = range(_number({name: first}, name), _number({name: last}, name) + 1)
     if len(ports) < len(_PRIVATE_PORTS):
-        raise SettingsError(f"{name}={text} has fewer than three ports")
+        raise SettingsError(f"{name}={port_range} has fewer than three ports")
     return ports
 
 

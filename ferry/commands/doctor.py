@@ -26,7 +26,7 @@ Row = tuple[str, str, str]
 
 
 class CannotExamine(click.ClickException):
-    """Tells that the target cannot be read."""
+    """The target cannot be read."""
 
     exit_code = 2
 
@@ -108,7 +108,7 @@ def _examine_redis(context: click.Context, url: str, as_json: bool) -> None:
 
 
 def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
-    """Yields what the server means for requests and jobs; of a cluster, one of its servers."""
+    """Yields what the server's settings mean for requests and jobs; a cluster has one asked."""
     age = ": use 7.0 or later" if facts.is_too_old else ""
     yield "version", "note" if age else "same", f"Redis {facts.version}{age}"
     if facts.policy == SAFE_POLICY:

@@ -83,7 +83,7 @@ def jobs() -> None:
     type=click.IntRange(1, 1000),
     default=64,
     show_default=True,
-    help="So many files at most are under way.",
+    help="How many files may be under way at once.",
 )
 @inference_option
 @json_option
@@ -110,7 +110,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
     options = Options(version=version, content_type=content_type, priority=priority)
     ended: list[Path] = []
 
-    def what_goes_on() -> str:
+    def interruption() -> str:
         _WRITING.acquire(timeout=_WRITE_S)  # to leave no part of a file
         done = f"{len(ended)} of {len(missing)}"
         return f"interrupted when {done} were done; the same command goes on there"
@@ -121,7 +121,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
         return sent
 
     pool = concurrent.futures.ThreadPoolExecutor(in_flight)
-    with Client(inference_url) as client, ending_at_interrupt(what_goes_on):
+    with Client(inference_url) as client, ending_at_interrupt(interruption):
         console = err()
         sending = [pool.submit(send, client, file) for file in missing]
         shown = track(sending, "Jobs", console=console, disable=not console.is_terminal)
@@ -160,7 +160,7 @@ def list_jobs(
 @inference_option
 @json_option
 def show(job_id: str, inference_url: str, as_json: bool) -> None:
-    """Show how the job ID is."""
+    """Show the job ID."""
     job = _call(inference_url, "GET", job_id)
     if as_json:
         click.echo(json.dumps(job, indent=2))
@@ -201,7 +201,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
 @inference_option
 @json_option
 def cancel(job_id: str, inference_url: str, as_json: bool) -> None:
-    """Cancel the job ID; lets the result of one that is over go."""
+    """Cancel the job ID; if it has ended, delete its result."""
     _print_status(_call(inference_url, "DELETE", job_id), as_json)
 
 
@@ -218,7 +218,7 @@ def retry(job_id: str, management_url: str, as_json: bool) -> None:
 
 
 class SentFile(NamedTuple):
-    """Keeps what came of one file: its job, its answer or error; `result` is a path."""
+    """Keeps one file's job, and its answer or error; `result` is a path."""
 
     file: str
     job: str = ""
@@ -235,7 +235,7 @@ class SentFile(NamedTuple):
 def _sent(
     client: Client, model: str, file: Path, options: Options, folder: Path | None, *, waits: bool
 ) -> SentFile:
-    """Sends one file; raises FerryError where no other file could be sent either."""
+    """Sends one file; raises FerryError only where every other file would fail, too."""
     options = Options(**options)
     options["content_type"] = options.get("content_type") or guessed_type(file.name)
     name, job_id = str(file), ""
@@ -264,7 +264,7 @@ def _sent(
 
 
 def idempotency_key(model: str, options: Options, file_name: str, content: bytes) -> str:
-    """Returns the key by which the same file for the same model is only run once."""
+    """Returns a key that is the same for the same file, model and options, so that it runs once."""
     names = [model, options.get("version") or "", options.get("content_type") or "", file_name]
     digest = hashlib.sha256(json.dumps(names).encode())
     digest.update(content)
@@ -277,7 +277,7 @@ def suffix_of(answer: client_jobs.Prediction) -> str:
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """Writes the file so that it is there as a whole or not at all."""
+    """Writes the file as a whole or not at all."""
     # In the same folder, because a rename cannot leave a file system.
     unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
     try:
@@ -300,12 +300,12 @@ def without_result(files: Iterable[Path], folder: Path) -> list[Path]:
     twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
     if twice:
         raise click.ClickException(f"several files are called {twice[0]}, and so would be results")
-    there = {path.stem for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)}
-    return [file for file in files if file.name not in there]
+    written = {path.stem for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)}
+    return [file for file in files if file.name not in written]
 
 
 def files_in(paths: Iterable[Path]) -> list[Path]:
-    """Returns the files, and in place of each folder those that lie in it, sorted by name."""
+    """Returns the files; in place of a folder, the files in it, sorted by name."""
     files: list[Path] = []
     for path in paths:
         files += sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path]
@@ -316,7 +316,7 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def _complaint(error: FerryError, url: str) -> click.ClickException:
-    """Returns the error as a command says it; `url` is of the inference listener."""
+    """Returns the error as the command reports it; `url` is the inference listener's."""
     if isinstance(error, AnswerError) and not error.type:
         try:
             with Api(url) as api:
@@ -340,7 +340,7 @@ def _print_status(job: dict[str, Any], as_json: bool) -> None:
 
 
 def _print_list(listed: Sequence[dict[str, Any]]) -> None:
-    """Prints a line for each job, which fits 80 columns, and its error in lines of its own."""
+    """Prints a line of up to 80 columns for each job, then the errors."""
     # What is piped is not broken.
     console = out(wraps=sys.stdout.isatty())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -357,7 +357,7 @@ def _print_list(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_sent(
-    sent: Sequence[SentFile], folder: Path | None, there: int, *, waits: bool, as_json: bool
+    sent: Sequence[SentFile], folder: Path | None, old_results: int, *, waits: bool, as_json: bool
 ) -> None:
     if as_json:
         known = [{name: value for name, value in it._asdict().items() if value} for it in sent]
@@ -379,5 +379,5 @@ def _print_sent(
             out().print(table)
     else:
         done = sum(file.is_ok for file in sent)
-        before = f", {there} were there before" if there else ""
+        before = f", {old_results} were there before" if old_results else ""
         click.echo(f"{done} result{'s' * (done != 1)} written to {folder}{before}.")

@@ -62,7 +62,7 @@ _KINDS = {
         "summary": "Says how large each picture is.",
         "takes": "Image",
         "gives": "dict",
-        "answers": '[{"width": one.width, "height": one.height} for one in batch]',
+        "answers": '[{"width": image.width, "height": image.height} for image in batch]',
         "rows": '[Image.new("RGB", (4, 3))]',
         "expected": '[{"width": 4, "height": 3}]',
         "imports": "import ferry\nfrom PIL.Image import Image",
@@ -104,10 +104,10 @@ def new(name: str, kind: str) -> None:
         why = "use small letters, digits and '_', beginning with a letter, and no name of Python's."
         raise click.BadParameter(f"{name!r}: {why}", param_hint="'NAME'")
     title = "".join(part.capitalize() for part in name.split("_"))
-    words = {"name": name, "title": title, **_DEFAULTS, **_KINDS[kind]}
+    blanks = {"name": name, "title": title, **_DEFAULTS, **_KINDS[kind]}
     files = {
-        f"{name}.py": _MODEL.format(**words).encode(),
-        f"test_{name}.py": _TEST.format(**words).encode(),
+        f"{name}.py": _MODEL.format(**blanks).encode(),
+        f"test_{name}.py": _TEST.format(**blanks).encode(),
     }
     if kind == "onnx":
         files[f"{name}.onnx"] = base64.b64decode(_ONNX)

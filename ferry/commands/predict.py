@@ -20,7 +20,7 @@ MAX_CONCURRENT = 64
 
 
 class FileAnswer(NamedTuple):
-    """A file's answer; with an error, `status` is the server's, or None without an answer."""
+    """Keeps a file's answer or error; `status` is None where no server answered."""
 
     file: str
     status: int | None
@@ -83,7 +83,7 @@ def _sent(
 ) -> list[FileAnswer]:
     answered: list[str] = []
 
-    def what_goes_on() -> str:
+    def interruption() -> str:
         return (
             f"Stopped after {len(answered)} of {len(bodies)} answers. The server finishes the "
             "batches that it has begun, and drops the other files."
@@ -106,7 +106,7 @@ def _sent(
     with (
         Api(inference_url) as api,
         concurrent.futures.ThreadPoolExecutor(threads) as pool,
-        ending_at_interrupt(what_goes_on),
+        ending_at_interrupt(interruption),
     ):
         return list(pool.map(send, bodies))
 

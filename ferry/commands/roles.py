@@ -50,8 +50,8 @@ def up(settings: Settings, port_base: int | None, redis_memory: str, redis_fsync
         given = click.get_current_context().params
         flags = [f"--{name.replace('_', '-')}" for name in _ADDRESSES if given[name] is not None]
         if flags:
-            text = f"--port-base and {', '.join(flags)} do not go together: which one?"
-            raise click.UsageError(text)
+            complaint = f"--port-base and {', '.join(flags)} do not go together: which one?"
+            raise click.UsageError(complaint)
         settings = replace(
             settings,
             inference_address=f"http://127.0.0.1:{port_base}",

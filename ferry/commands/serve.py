@@ -53,16 +53,16 @@ def serve(  # noqa: PLR0917 - click passes them by name
     FILE.py:NAME picks one.
     """
     fields = spec_fields(workers or 0, device)
-    texts = (target, *more)
-    targets = read_targets(texts)
+    arguments = (target, *more)
+    targets = read_targets(arguments)
     wants_reload = sys.stdout.isatty() if is_reloading is None else is_reloading
-    is_followed = wants_reload and any(one.sources for one in targets)
+    is_followed = wants_reload and any(target.sources for target in targets)
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as folder:
         settings = _settings(port, Path(folder), "info" if verbose else "error")
         check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
-        if settings.work_dir is None and not any(one.is_archive for one in targets):
+        if settings.work_dir is None and not any(target.is_archive for target in targets):
             settings = replace(settings, work_dir=Path(folder) / "work")
-        session = Session(texts, targets, fields, device, is_followed, is_opening)
+        session = Session(arguments, targets, fields, device, is_followed, is_opening)
         run_server(settings, is_restoring=False, occupant=session)
 
 

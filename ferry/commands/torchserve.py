@@ -55,7 +55,7 @@ _FILE = click.Path(path_type=Path)
 
 
 class _GreedyModels(click.Command):
-    """Takes `--models a.mar b.mar`, as argparse does; click takes one value at a time."""
+    """Takes `--models a.mar b.mar`, as argparse does; click takes one value for each flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread: list[str] = []
@@ -111,8 +111,9 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
     elif action == "stop":
         _stop()
     elif running_server() is not None:
-        text = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
-        click.echo(text)
+        click.echo(
+            "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+        )
         sys.exit(1)
     elif foreground:
         _serve(chosen_settings(given, ncs=ncs))
@@ -123,7 +124,7 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
 def find_config(
     ts_config: Path | None, environment: Mapping[str, str], *, is_reading_snapshots: bool
 ) -> Path | None:
-    """Finds the configuration file that counts; None when there is none."""
+    """Returns the configuration file to read; None when there is none."""
     named = environment.get(CONFIG_VARIABLE) or ts_config
     if named is not None:
         return _existing("--ts-config", Path(named))
@@ -231,8 +232,9 @@ def _stop() -> None:
         give_up_s = time.monotonic() + STOP_TIMEOUT_S
         while not has_ended(process):
             if time.monotonic() > give_up_s:
-                text = f"the server (pid {process.pid}) has not stopped within"
-                raise click.ClickException(f"{text} {STOP_TIMEOUT_S:.0f} s")
+                raise click.ClickException(
+                    f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
+                )
             time.sleep(STOP_LOOK_S)
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
@@ -259,7 +261,7 @@ def running_server() -> psutil.Process | None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Returns whether the process is gone, or a zombie, as it stays where no parent reaps it."""
+    """Returns whether the process is gone, or a zombie that no parent reaps."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

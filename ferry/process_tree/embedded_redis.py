@@ -1,4 +1,4 @@
-"""A Redis of our own for `ferry up` and for tests: nothing to install."""
+"""Runs a Redis of our own, for `ferry up` and for tests: there is nothing to install."""
 
 import contextlib
 import fcntl
@@ -65,11 +65,10 @@ def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerPro
 
 @dataclass(frozen=True, slots=True)
 class RedisData:
-    """A folder for the append-only file of a Redis, locked for one server.
+    """Holds the folder of a Redis's append-only file, locked for one server.
 
     `had_file`: whether an earlier server has left its data. `lock_fd` belongs to this process and
-    to the Redis that it starts: as long as either lives, no other server opens the folder, and no
-    two write one file.
+    to the Redis that it starts: while either lives, no other server opens the folder.
     """
 
     folder: Path
@@ -101,7 +100,7 @@ class RedisData:
             time.sleep(_LOCK_POLL_S)
 
     def release(self) -> None:
-        """Gives the folder free, as soon as its Redis has ended, too."""
+        """Unlocks the folder; a Redis that still runs keeps it locked until it ends."""
         with contextlib.suppress(OSError):
             os.close(self.lock_fd)
 
@@ -110,7 +109,7 @@ def default_data_dir(settings: Settings) -> Path | None:
     """Returns the folder beside the model store, one for each management port; None without one.
 
     As with snapshots, two servers of one model store must not take each other's models and jobs.
-    Where the server runs in the store, it is a hidden one in there: what is above is not its own.
+    A server that runs inside the store has a hidden folder there, as it may not own the one above.
     """
     if settings.model_store is None:
         return None
@@ -142,10 +141,10 @@ def _has_file(folder: Path) -> bool:
 
 
 class EmbeddedRedis:
-    """One server process on a unix socket in a temporary directory of its own.
+    """Runs one server process on a unix socket in a temporary directory of its own.
 
     A unix socket needs no port and cannot be reached over the network. With `data` it may
-    write an append-only file there; without, nothing, and what it has ends with it.
+    write an append-only file there; without, its content ends with it.
     """
 
     def __init__(
@@ -214,11 +213,11 @@ class EmbeddedRedis:
                 # Without `yes` it would not read a file that is there; it begins one with a job.
                 "appendonly": "yes" if _has_file(self.data.folder) else "no",
                 "appendfsync": self.data.fsync,
-                # What a crash left half-written is cut off: it was not accepted for longer than a
-                # second, or never.
+                # Cuts off a command that a crash left half-written: it was accepted less than a
+                # second ago, or never.
                 "aof-load-truncated": "yes",
             }
-        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        flags = [argument for name, value in options.items() for argument in (f"--{name}", value)]
         self._process = spawn(
             [str(self.program.path), *flags],
             dict(os.environ),
@@ -243,7 +242,7 @@ class EmbeddedRedis:
         return self._ping().startswith(b"+PONG")
 
     def is_loading(self) -> bool:
-        """Returns whether it reads its file, which takes a while after a long life."""
+        """Returns whether it still reads its file, which may be long."""
         return self._ping().startswith(b"-LOADING")
 
     def last_words(self) -> str:

@@ -1,7 +1,7 @@
-"""TorchServe's log files: what the server's processes write, sorted into files and shown as well.
+"""Sorts what the server's processes write into TorchServe's log files, and shows it as well.
 
-One process writes them, so that they can be rolled; the others write into its pipes. Only handlers'
-metrics are written by the workers, as they are to be there when the answer is.
+One process writes them, so that they can be rolled; the others write into its pipes. Only the
+workers write handlers' metrics themselves, so that the line is there when the answer is.
 Source: TorchServe 0.12 log4j2.xml: names, 100 MB each, 5 old ones.
 """
 
@@ -32,7 +32,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class LogFiles:
-    """Two pipes for child processes, which are read all the time. Use as a context manager."""
+    """Reads two pipes that child processes write into. Use as a context manager."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """Writes one log file. The console shows all lines, and says once that the file takes none."""
+    """Writes one log file, and complains once on the console when it cannot."""
 
     def __init__(self, path: Path, show: Callable[[bytes], object], **options: Any) -> None:
         super().__init__(path, **options)
@@ -125,7 +125,7 @@ class _File(RotatingFileHandler):
                 self.make()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
-        """Replaces the traceback for each line, which would fill the next disk."""
+        """Complains once, where logging would print a traceback for each line."""
         self._complain(sys.exc_info()[1])
 
     def _complain(self, error: BaseException | None) -> None:

@@ -44,9 +44,9 @@ def require_redis(settings: Settings) -> None:
 
 
 def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None:
-    """Checks that each address is free now: it puts the usual mistake, a second server, into words.
+    """Checks that each address is free now; names the usual mistake, a second server.
 
-    `other_ports` is a command that chooses other ones.
+    `other_ports` is a command that chooses other ports.
     """
     for address in dict.fromkeys(addresses):
         try:

@@ -24,7 +24,7 @@ from batching.process.child_process import has_exited, kill_group
 from batching.process.part import READY_LINE, StopSignals, ends_with_terminal
 from batching.process.retries import Backoff
 
-# A part that ran this long is healthy: its next failure starts the back-off afresh.
+# A part that ran this long is healthy: its next failure starts the back-off over.
 HEALTHY_AFTER_S = 30.0
 _LONGEST_WAIT_S = 1.0
 
@@ -42,12 +42,12 @@ class StartFailed(Exception):
 
 
 class ReadyPipe:
-    """Hears from a child, by `batching.process.part`, that it is ready and what failed."""
+    """Reads from a child, which uses `batching.process.part`, that it is ready and what failed."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self._told = b""
+        self._received = b""
         self.is_closed = False
 
     def writer(self) -> tuple[int, ...]:
@@ -70,18 +70,18 @@ class ReadyPipe:
             chunk = os.read(self.read_fd, 65536)
             # The child has ended, or has closed its end.
             self.is_closed = not chunk
-            self._told += chunk
-        return self._told.endswith(f"{READY_LINE}\n".encode())
+            self._received += chunk
+        return self._received.endswith(f"{READY_LINE}\n".encode())
 
     @property
     def failures(self) -> list[dict[str, Any]]:
         """Returns the startup models that a child that is ready could not load."""
-        return [json.loads(line) for line in self._told.splitlines()[:-1]]
+        return [json.loads(line) for line in self._received.splitlines()[:-1]]
 
 
 @dataclass(slots=True)
 class ProcessPart:
-    """One supervised process. `stop_share` is its part of the time for a clean stop.
+    """Starts one supervised process. `stop_share` is its part of the time for a clean stop.
 
     Parts of one `group` follow one another, stop together and share that time.
     """
@@ -164,21 +164,21 @@ class Supervisor:
             part.start()
 
     def wait_until_ready(self, *parts: ProcessPart) -> None:
-        """Waits until each part has said that it is; raises what `wait_until` does."""
+        """Waits until each part is ready; raises as `wait_until` does."""
         for ready in filter(None, (part.ready for part in parts)):
             self.wait_until(ready.poll, ready.read_fd)
 
     def wait_until(
         self, is_done: Callable[[], bool], *fds: int, timeout_s: float = math.inf
     ) -> None:
-        """Waits until `is_done()`, which is asked whenever one of `fds` can be read or a part ends.
+        """Waits until `is_done()`; asks it whenever one of `fds` can be read or a part ends.
 
         Raises:
             Interrupted: a signal asks to stop.
             StartFailed: a part ended.
             TimeoutError: it took longer than `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not is_done():
             self._wait(0.05, *fds)
             if self.stop_reason:
@@ -187,7 +187,7 @@ class Supervisor:
             for part in started:
                 if not part.is_running:
                     raise StartFailed(part.name, part.bury())
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 names = ", ".join(part.name for part in started)
                 raise TimeoutError(f"{names} not ready after {timeout_s:.0f} s")
 
@@ -202,8 +202,8 @@ class Supervisor:
     def stop(self) -> None:
         """Stops the parts, the last group first, and reports each that had to be killed.
 
-        Each group may take its share of the stop timeout, and the time that those before it have
-        left over. A second signal kills all at once.
+        Each group may take its share of the stop timeout, and what the groups before it have left
+        over. A second signal kills all at once.
         """
         deadline_s = time.monotonic()
         in_reverse = reversed(self._parts)

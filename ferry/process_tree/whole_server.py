@@ -69,13 +69,13 @@ _print_report: Report = functools.partial(click.echo, err=True)
 
 
 class Occupant(Protocol):
-    """Brings the models of a server: `ferry serve` is one."""
+    """Brings models to a server, as `ferry serve` does."""
 
     def begin(self, settings: Settings) -> None:
-        """Does what needs Redis only. Called once it answers, while the other parts start."""
+        """Does what needs Redis only; called when it answers, while the other parts start."""
 
     def announce(self, supervisor: Supervisor) -> None:
-        """Tells people that all parts are ready, in place of the server's own words."""
+        """Says that all parts are ready, in place of the server's own words."""
 
 
 def run_server(
@@ -94,7 +94,7 @@ def run_server(
         redis_memory: memory limit of that Redis; 0: none.
         redis_fsync: when it has the disk confirm what it wrote to its file.
         is_restoring: registers what the last snapshot holds.
-        needs_redis: does not wait for the Redis of `redis_url`.
+        needs_redis: fails soon where the Redis of `redis_url` does not answer.
         occupant: brings models, and announces them.
 
     Raises:
@@ -123,8 +123,8 @@ def run_server(
             report = logs.say
         common_folder = _common_folder(count_by_cores(settings), cleanup)
         if redis is not None:
-            # Next to the supervisor: before that hears signals, a SIGTERM would end this process
-            # at once and leave the folder.
+            # Right before the supervisor starts: until it handles signals, a SIGTERM would end
+            # this process at once and leave the folder.
             cleanup.callback(redis.close)
             settings = replace(settings, redis_url=redis.url)
             if saved := _saved_models(settings):
@@ -241,17 +241,17 @@ class PartMaker:
 
 
 def count_by_cores(settings: Settings) -> int:
-    """Returns how many ingress processes `ferry up` runs: by its cores, unless a setting says."""
+    """Returns how many ingress processes `ferry up` runs: a setting, else by its cores."""
     if settings.ingress_processes or settings.inference_address.startswith("unix:"):
         return settings.ingress_processes or 1
     return max(1, min(_MOST_INGRESSES, usable_cores() // _CORES_EACH))
 
 
 def _start_ingresses(supervisor: Supervisor, ingresses: list[ProcessPart]) -> None:
-    """Starts them and waits until all are ready.
+    """Starts the ingresses and waits until all are ready.
 
-    The first one is alone until it has loaded the startup models, as no client must hear from
-    another one that the server is ready.
+    The first one starts alone and loads the startup models: before that, no other ingress may tell
+    a client that the server is ready.
     """
     for together in (ingresses[:1], ingresses[1:]):
         supervisor.start(*together)
@@ -269,7 +269,7 @@ class _WholeServer:
     maker: PartMaker
 
     def parts(self, common_folder: Path) -> list[ProcessPart]:
-        """Makes what the supervisor starts, in this order."""
+        """Makes the parts in the order in which the supervisor starts them."""
         settings = self.settings
         of_ingress, of_node = (
             replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
@@ -300,7 +300,7 @@ class _WholeServer:
             self.occupant.announce(supervisor)
 
     def _start_redis(self, supervisor: Supervisor, redis: EmbeddedRedis) -> None:
-        """Starts Redis and waits until it answers; after a long life it has much to read."""
+        """Starts Redis and waits until it answers, without a limit while it reads its file."""
         supervisor.start(*self._redis)
         try:
             supervisor.wait_until(
@@ -355,6 +355,6 @@ class _WholeServer:
 def _saved_models(settings: Settings) -> list[str]:
     if settings.snapshot_file is None:
         return []
-    with contextlib.suppress(SettingsError):  # which the ingress says
+    with contextlib.suppress(SettingsError):  # the ingress reports it
         return list(dict.fromkeys(it.model_name for it in read_snapshot(settings.snapshot_file)))
     return []

@@ -8,7 +8,7 @@ from typing import Any
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
 
-# Kind -> a file to send; the handler of a TorchServe archive says none.
+# Kind -> a file to send; a TorchServe archive's handler has no kind.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
 _SAMPLES: Mapping[str, Any] = {
     "string": "some text",
@@ -82,7 +82,7 @@ def _taken(interface: Mapping[str, Any]) -> str:
 
 
 def _zeros(tensor: Mapping[str, Any]) -> Any:
-    """Returns a row: nested lists. Axes of any length are short, but those of images."""
+    """Returns a row of nested lists; axes of any length get 1 place, in images 64."""
     axes = tensor["shape"][1:]
     unknown = 64 if len(axes) >= _AXES_OF_IMAGES else 1
     value: Any = "some text" if tensor["datatype"] == "BYTES" else 0

@@ -36,7 +36,7 @@ MANIFEST_NAME = "MAR-INF/MANIFEST.json"
 
 
 # By their fields' names and those of `POST /models`, which say no unit.
-SETTINGS = {name: one for one in PARAMETERS for name in (one.name, re.sub(r"_m?s$", "", one.name))}
+SETTINGS = {name: it for it in PARAMETERS for name in (it.name, re.sub(r"_m?s$", "", it.name))}
 _OTHER_NAMES = ("name", "version", "warm_up")
 _BASES = ("ferry.Model", "ferry.modeling.Model")
 _DECORATORS = ("ferry.model", "ferry.modeling.model")
@@ -51,14 +51,14 @@ class TargetError(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
-    """One model to serve.
+    """Describes one model to serve.
 
     Attributes:
         path: None for `hf:NAME`.
         label: what a Python file calls it; `NAME` of `hf:NAME`.
         settings: in the words of archives.
         sources: files to watch and to keep a copy of, by their places in an archive.
-        is_archive: whether it is served as it is; its manifest may say another name.
+        is_archive: it is served as it is; its manifest may say another name.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ServedTarget:
     is_archive: bool = False
 
     def fingerprint(self) -> str:
-        """Returns a text that differs once the model, or a file of it, is another."""
+        """Returns a text that changes with the model's settings and files."""
         files = [(place, path.stat()) for place, path in sorted(self.sources.items())]
         saved = [(place, status.st_mtime_ns, status.st_size) for place, status in files]
         return repr((self.label, sorted(self.settings.items()), saved))
@@ -84,7 +84,7 @@ class ServedTarget:
         return "tensor_model" if self.is_without_code else "python_model"
 
     def text(self, file: str) -> str:
-        """Returns what a manifest says of it, where its file is called so."""
+        """Returns the target as a manifest names it, with `file` as its file's name."""
         if self.path is None:
             return f"{HUGGING_FACE}{self.label}"
         return f"{file}:{self.label}" if self.label else file
@@ -95,9 +95,9 @@ class ServedTarget:
         return "".join(f"{word}: {json.dumps(value)}\n" for word, value in settings.items())
 
     def write_folder(self, folder: Path, version: str, settings: Mapping[str, Any]) -> None:
-        """Writes an archive in which the target stays where it is.
+        """Writes an archive that points to the target and holds a copy of its code.
 
-        Of its code there is a copy: a worker that starts later runs what was registered.
+        A worker that starts later runs the code that was registered.
         """
         model = {
             "modelName": self.name,
@@ -194,7 +194,7 @@ def _as_name(text: str) -> str:
 
 
 def _in_python(path: Path, label: str) -> list[ServedTarget]:
-    """Returns what the file serves, or the one of that name in the code."""
+    """Returns the models that the file serves; with a label, only the model of that name."""
     served = list(_FileReader(path).served())
     if not served:
         raise TargetError(
@@ -209,7 +209,7 @@ def _in_python(path: Path, label: str) -> list[ServedTarget]:
 
 
 def _sources_of(file: Path) -> dict[str, Path]:
-    """Returns the file and the modules beside it that it imports, by their places beside it."""
+    """Returns the file and the modules that it imports from its folder: place there -> path."""
     root, unread = file.parent, [file]
     sources: dict[str, Path] = {}
     while unread:
@@ -217,13 +217,13 @@ def _sources_of(file: Path) -> dict[str, Path]:
         place = path.relative_to(root).as_posix()
         if place not in sources:
             sources[place] = path
-            with contextlib.suppress(TargetError):  # which whoever runs it says
+            with contextlib.suppress(TargetError):  # running it reports the error
                 unread += _imported_files(path, root)
     return sources
 
 
 class _FileReader:
-    """Goes through a parsed file in the order in which Python would run it."""
+    """Finds the models of a Python file, in the order in which Python would run it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -273,7 +273,7 @@ class _FileReader:
                 yield self._object(definition.name, settings)
 
     def _dotted(self, expression: ast.expr) -> str:
-        """Returns the whole name that an expression, or what it calls, means; "" if it is none."""
+        """Returns the dotted name that an expression, or its callee, stands for; "" if none."""
         if isinstance(expression, ast.Call):
             return self._dotted(expression.func)
         if isinstance(expression, ast.Name):
@@ -283,9 +283,9 @@ class _FileReader:
         return ""
 
     def _settings(self, pairs: Iterable[tuple[str, ast.expr]], likeness: float) -> dict[str, Any]:
-        """Returns the settings among these; one whose name is as much like a setting's is refused.
+        """Returns the settings among these pairs; refuses a name that is this close to a setting's.
 
-        `warm_up` is read by the worker alone.
+        Only the worker reads `warm_up`.
         """
         names, settings = [*SETTINGS, *_OTHER_NAMES], {}
         for name, expression in pairs:
@@ -371,7 +371,7 @@ def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]
 
 
 def _imported_files(path: Path, root: Path) -> Iterator[Path]:
-    """Yields the files below `root` that run when this one imports its modules."""
+    """Yields the files below `root` that run when this file imports its modules."""
     package = path.relative_to(root).parent.parts
     for node in ast.walk(_parse(path)):
         modules: list[list[str]] = []

@@ -1,9 +1,9 @@
-"""Adds to a server what `ferry serve` has: models, what is said of them, and reload.
+"""Brings a server the models of `ferry serve`, announces them, and loads saved changes.
 
-A change is registered as a version beside the old one, which goes when the new one has taken over
-and no request is left. A save may be a rename, come in two writes, or come while the one before it
-is still loading, whose version is then given up. What cannot be read or loaded is shown, and the
-old version serves on.
+A change is registered as a version beside the old one, which is removed when the new one has taken
+over and no request is left. A save may be a rename, come in two writes, or come while the version
+of the save before still loads: that version is given up. What cannot be read or loaded is shown,
+and the old version serves on.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _LONGEST_SAVE_MS = 400
 _LOOK_MS = 50
 _IDLE_MS = 60_000
 _RETRY_S = 0.5
-# Requests that were on their way to the old version when the new one took over have come by then.
+# By then, requests that were on their way to the old version have reached it.
 _ON_THEIR_WAY_S = 2.0
 # What a served archive gets unless it says otherwise: parameters, and their words in archives.
 _BATCHING = (
@@ -56,12 +56,12 @@ _BATCHING = (
 
 @dataclass(slots=True)
 class Session:
-    """Serves some targets, which the command was given as `texts`.
+    """Serves the targets of the command's `arguments`.
 
     `fields` are what its flags change in each version; models that ask are told the `device`.
     """
 
-    texts: Sequence[str]
+    arguments: Sequence[str]
     targets: Sequence[ServedTarget]
     fields: Mapping[str, Any]
     device: str
@@ -70,14 +70,14 @@ class Session:
     _settings: Settings = field(init=False)
     _registry: "Registry" = field(init=False)
     # Model -> fingerprint of the files that were loaded last, whatever came of it.
-    _prints: dict[str, str] = field(default_factory=dict)
+    _fingerprints: dict[str, str] = field(default_factory=dict)
     _complaint: str = ""
     _loads: int = 0
     _known: set[str] = field(default_factory=set)
-    # Model -> version; of those that load, since when, too.
+    # Model -> version; with the moment since when a version loads.
     _serving: dict[str, ModelSpec] = field(default_factory=dict)
     _loading: dict[str, tuple[ModelSpec, float]] = field(default_factory=dict)
-    # Old versions, and when the new ones took over.
+    # Old versions, and the moments when newer ones took over.
     _retiring: list[tuple[ModelSpec, float]] = field(default_factory=list)
 
     def begin(self, settings: Settings) -> None:
@@ -118,11 +118,11 @@ class Session:
         return any(error for error, _ in progress) or all(is_ready for _, is_ready in progress)
 
     def _load(self, targets: Sequence[ServedTarget]) -> None:
-        """Begins to load those whose files are not as they were loaded last."""
-        prints = {target.name: target.fingerprint() for target in targets}
-        changed = [one for one in targets if self._prints.get(one.name) != prints[one.name]]
-        self.targets, self._prints, self._complaint = targets, prints, ""
-        for name in {*self._serving, *self._loading} - prints.keys():
+        """Begins to load the targets whose files have changed since they were loaded last."""
+        loaded, new = self._fingerprints, {it.name: it.fingerprint() for it in targets}
+        changed = [it for it in targets if loaded.get(it.name) != new[it.name]]
+        self.targets, self._fingerprints, self._complaint = targets, new, ""
+        for name in {*self._serving, *self._loading} - new.keys():
             self._give_up(name)
             if name in self._serving:
                 self._remove(self._serving.pop(name))
@@ -135,7 +135,7 @@ class Session:
                 self._complain(f"{target.name}: {why}")
 
     def _register(self, target: ServedTarget) -> ModelSpec:
-        """Puts the model into the store and the registry: it loads while the ingress starts."""
+        """Puts the model into the store and the registry."""
         assert self._settings.model_store is not None
         self._loads += 1
         name = f"{target.name}-{self._loads}"
@@ -160,7 +160,7 @@ class Session:
         return spec
 
     def _take_over(self) -> None:
-        """Has the versions serve that have loaded, and shows why others have not."""
+        """Switches to the versions that have loaded, and shows why others failed."""
         for name, (spec, since_s) in list(self._loading.items()):
             workers = self._registry.workers(spec.key)
             error, is_ready = _progress(spec, workers)
@@ -180,7 +180,7 @@ class Session:
                 self._serving[name] = spec
 
     def _remove_retired(self) -> None:
-        """Removes the old versions that have no requests any more."""
+        """Removes old versions without open requests."""
         for retiring in list(self._retiring):
             spec, since_s = retiring
             queue = self._registry.queue(spec)
@@ -206,7 +206,7 @@ class Session:
         while True:
             try:
                 # An editor may put another file in a file's place, so folders are watched.
-                sources = [path for one in self.targets for path in one.sources.values()]
+                sources = [path for target in self.targets for path in target.sources.values()]
                 if (now := {str(path.parent) for path in sources}) != folders:
                     watcher = RustNotify(list(now), False, False, 0, False, False)
                     folders, is_due = now, True
@@ -215,7 +215,7 @@ class Session:
                 changes = watcher.watch(_LONGEST_SAVE_MS, _QUIET_MS, timeout_ms, None)
                 is_due = is_due or isinstance(changes, set)
                 if is_due:
-                    self._load(read_targets(self.texts))
+                    self._load(read_targets(self.arguments))
                     is_due = False
                 self._take_over()
                 self._remove_retired()
@@ -238,7 +238,7 @@ class Session:
 
 
 def _progress(spec: ModelSpec, workers: Sequence[WorkerStatus]) -> tuple[str, bool]:
-    """Returns why a worker could not load the model, if one says so, and whether all are ready."""
-    error = next((one.traceback or one.error for one in workers if one.error), "")
-    ready = [one for one in workers if one.state is WorkerState.READY]
+    """Returns why a worker could not load the model, or "", and whether all are ready."""
+    error = next((worker.traceback or worker.error for worker in workers if worker.error), "")
+    ready = [worker for worker in workers if worker.state is WorkerState.READY]
     return error, len(ready) >= max(1, spec.min_worker)

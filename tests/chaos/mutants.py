@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/channel.py",
-        "                lost.append((request_id, request))\n",
+        "                lost.append(request)\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "a node introduces itself again",
         "workers/node/heartbeat.py",
-        "        self._unsure |= told  # until the answer comes\n",
+        "        self._unsure |= beaten  # until the answer comes\n",
         "",
         f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
     ),

@@ -195,7 +195,7 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
             "F41 memory",
             f"{seconds:.0f} s: {max(grown.values()) / MIB:+.1f} MB, {len(grown)} processes",
         )
-        assert len(grown) >= 4
+        assert len(grown) >= 3  # workers are killed
         assert max(grown.values()) <= GROWTH_BYTES, grown
         # A few connections to Redis more or less are the pools' affair.
         assert max(descriptors.values()) <= POOLED, descriptors

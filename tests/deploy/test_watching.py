@@ -195,7 +195,7 @@ def test_log_lines_that_the_guide_names_are_written():
     lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     sources = [
         path.read_text()
-        for package in ("batching", "ingress", "workers")
+        for package in ("batching", "ingress", "workers", "compat")
         for path in (ROOT / package).rglob("*.py")
     ]
     # Then

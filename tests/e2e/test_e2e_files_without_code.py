@@ -82,7 +82,7 @@ def test_tritons_client_asks_with_tensors(server, name, is_binary):
     [
         (b'["a", "b", "c", "d"]', "Input x is not an array of numbers"),
         (b"[[1], [2, 3]]", "Input x is not an array"),
-        (b"[1, 2, 3, 1e99]", "Input x is of FP32: a value of it is none"),
+        (b"[1, 2, 3, 1e99]", "Input x has a value that FP32 cannot hold"),
         (b'{"z": [1]}', "The inputs of this model are x, not z"),
         (b"[1,", "neither JSON nor a .npy file"),
         (npy(np.zeros((1, 4))), "wants a row of shape [4], not [1, 4]"),
@@ -141,7 +141,7 @@ def test_text_whole_numbers_and_bool_are_served_from_onnx(server):
     two = {**inputs[3], "shape": [2], "data": [1, 2]}
     whole_batch = server.http.post(url, json={"inputs": [*inputs[:3], two]})
     # Then
-    assert "Input in_1 is of INT64: a value of it is none" in lossy.json()["message"]
+    assert "Input in_1 has a value that INT64 cannot hold" in lossy.json()["message"]
     assert (latin.status_code, whole_batch.status_code) == (400, 400)
     assert "wants a row of shape [], not [2]" in whole_batch.text
 

@@ -15,10 +15,17 @@ from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
+from tests.unit.models import NAMES, Convolved, picture, scripted, trained
 
 pytestmark = pytest.mark.slow
 
 ECHO = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
+CLASSIFIER = """
+from ts.torch_handler.image_classifier import ImageClassifier
+
+class Classifier(ImageClassifier):
+    pass
+"""
 # The supervisor, Redis, the ingress, the node, and the worker.
 MOST_PROCESSES = 5
 
@@ -189,6 +196,32 @@ def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) ->
         eventually(lambda: not unused.exists(), 10)
         eventually(lambda: needed.stat().st_mtime > 0, 10)
         assert server.predict("current", b"x").text == "x"
+
+
+def test_network_is_timed_when_it_is_loaded_first_and_not_again(tmp_path: Path) -> None:
+    # Given TorchScript on two threads, whatever the machine has
+    environment = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    with ferry_server(tmp_path, environment=environment) as server:
+        files = {
+            "handler.py": CLASSIFIER,
+            "model.pt": scripted(trained(Convolved)),
+            "index_to_name.json": NAMES,
+        }
+        archive = make_archive(
+            server.store, "network", files, config="prepare: true", serializedFile="model.pt"
+        )
+        with server.model(archive, "network", batch_size=4):
+            first = server.predict("network", picture()).json()
+
+        # When
+        with server.model(archive, "network", batch_size=4):
+            second = server.predict("network", picture()).json()
+
+        # Then
+        server.process.wait_for_line("measured at an earlier load")
+        log = server.process.log_path.read_text()
+    assert log.count("timing 4 batches of 4") == 1
+    assert second == pytest.approx(first)
 
 
 def _handler(word: str) -> dict[str, bytes | str]:

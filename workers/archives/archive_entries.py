@@ -20,8 +20,8 @@ from batching.errors import InternalError, InvalidModel
 MAX_ENTRIES = 10_000
 MAX_UNPACKED_BYTES = 64 * 1024**3  # language models fill tens of them
 _CHUNK_BYTES = 1024**2
-# What zip tools and torch-model-archiver write. zipfile inflates only these piece by piece: of
-# bzip2 and LZMA one read may come to gigabytes.
+# What zip tools and torch-model-archiver write. zipfile inflates only these piece by piece: one
+# read of bzip2 or LZMA may come to gigabytes.
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BROKEN = (
     zipfile.BadZipFile,
@@ -33,12 +33,12 @@ _BROKEN = (
     RuntimeError,  # zipfile: an encrypted entry
     ValueError,  # tarfile: a length of 5000 digits; UnicodeError, too
 )
-# What a file system says of a name that it has already, or cannot hold.
+# How a file system refuses a name that it has already, or cannot hold.
 _NO_NAME = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
 class _Entry(NamedTuple):
-    """A file or folder as the archive states it; not `is_plain`: a link, device or the like."""
+    """Describes a file or folder as the archive states it; links and devices are not `is_plain`."""
 
     name: str
     is_folder: bool
@@ -105,7 +105,7 @@ def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Entry]:
 
 def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Entry]:
     for member in tar:
-        # A sparse file is regular to tarfile, yet unpacks to any size that it likes.
+        # To tarfile a sparse file is regular, yet it may unpack to any size.
         is_plain = (member.isreg() and not member.issparse()) or member.isdir()
         opening = partial(tar.extractfile, member)
         yield _Entry(member.name, member.isdir(), is_plain, member.size, opening)
@@ -119,7 +119,7 @@ def _write_all(
         if count > MAX_ENTRIES:
             raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
         path = PurePosixPath(entry.name)
-        # A tool of Windows may have written backslashes, where they lead out.
+        # Tools of Windows write backslashes.
         if path.is_absolute() or ".." in re.split(r"[/\\]", entry.name) or "\0" in entry.name:
             raise InternalError(f"Failed to save model: {archive_name}")
         if not entry.is_plain:
@@ -136,14 +136,14 @@ def _write_all(
 
 
 def _write(entry: _Entry, target: Path) -> None:
-    """Writes an entry where none is yet; its length must be the one in the archive's header."""
+    """Writes an entry, over no other; its length must be the one in the archive's header."""
     left_bytes = entry.size_bytes
     try:
         (target if entry.is_folder else target.parent).mkdir(parents=True, exist_ok=True)
         if entry.is_folder:
             return
         source = entry.open()
-        assert source is not None  # only of what is neither file nor link
+        assert source is not None  # tarfile returns None for devices, which are refused above
         with source, target.open("xb") as stream:
             while chunk := source.read(_CHUNK_BYTES):
                 left_bytes -= len(chunk)
@@ -153,7 +153,7 @@ def _write(entry: _Entry, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_NAME:
             raise
-        # To this file system two names may be one, as model.py and Model.py.
+        # This file system may not tell model.py from Model.py.
         raise InvalidModel(
             f"Archive entry {entry.name!r} clashes with another one, or cannot be a file here: "
             f"{error.strerror}."

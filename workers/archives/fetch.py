@@ -1,4 +1,4 @@
-"""Finds the archive that a `url` parameter names; one in the web is first brought into the store.
+"""Finds the archive that a `url` parameter names; downloads it into the store if it is remote.
 
 A download must not make a proxy into the local network of this server. Each hop's URL must match
 the allow list, its host is resolved once (DNS rebinding waits for a second time), all its addresses
@@ -50,16 +50,16 @@ def locate_archive(
 ) -> Path:
     """Returns the archive file or model folder in the model store; downloads a remote one.
 
-    What a client names stays in the store. What the operator lays there may be a link, and lead
-    anywhere. A folder that the operator names in `load_models` may be anywhere, too.
+    A client can only name what is in the store. The operator may put links there that lead
+    anywhere, and name folders anywhere in `load_models`.
 
     Args:
         url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
             leads elsewhere only the last part counts, if the store has a file of that name.
         settings: of the node.
         is_registered: take a download that is in the store; the caller compares its SHA-256.
-        is_unused: whether an earlier download from this URL may be replaced.
-        downloader: with a network of its own.
+        is_unused: returns whether an earlier download from this URL may be replaced.
+        downloader: in place of the one for `settings`, in tests.
 
     Raises:
         ModelNotFound: nothing there, or not for clients.
@@ -94,7 +94,7 @@ def _file_in_store(url: str, store: Path) -> Path:
         raise ModelNotFound(_refusal(url))
     if archive := _find(path, store):
         return archive
-    # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
+    # To TorchServe a file URL is a download, so a missing file is a failed download.
     why = _why_not_found(path, store)
     raise DownloadFailed(f"Failed to download archive from: {url}{why}")
 
@@ -118,10 +118,10 @@ def _in_store(name: str, store: Path) -> Path:
 
 
 def _find(name: str, store: Path) -> Path | None:
-    """Returns what the name means in the store, which may itself be known by two paths.
+    """Returns the file or folder of that name in the store, which may itself have two paths.
 
-    The name stays in the store, as `..` in it was refused. Links are not resolved: their targets
-    may have other names, and no suffix to tell the format by.
+    The name cannot lead out of the store, as `..` was refused. Links are not resolved: their
+    targets may have other names, and no suffix to tell the format by.
     """
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
         for root in (store.absolute(), store.resolve()):
@@ -176,7 +176,7 @@ def was_downloaded(url: str, store: Path | None) -> bool:
 
 
 def may_share_a_file(url: str, other: str) -> bool:
-    """Returns whether two `url` parameters may mean one file of the store; each may be its name."""
+    """Returns whether two `url` parameters, URLs or names, may mean one file of the store."""
     return bool(_file_name(url)) and _file_name(url) == _file_name(other)
 
 
@@ -213,13 +213,13 @@ def _store_path(url: str, store: Path) -> Path:
 
 
 def _file_name(url: str) -> str:
-    """Returns the last segment of the URL's path; empty unless a file here may have that name."""
+    """Returns the last segment of the URL's path; empty if no file here may have that name."""
     name = unquote(urlsplit(url).path.rpartition("/")[2])
     return name if _FILE_NAME.fullmatch(name) else ""
 
 
 def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool]) -> None:
-    # The name may be that of a link to a disk that is away.
+    # lexists: the name may belong to a link to a disk that is away.
     if os.path.lexists(target) and not (was_downloaded(url, target.parent) and is_unused()):
         raise InternalError(f"Model file already exists {target.name}")
 
@@ -255,9 +255,9 @@ class Downloader:
                 file = Path(staging) / target.name
                 self._download(url, file)
                 inspect_archive(file, url, work_dir)
-                # Before it is in the store: without a note it would never be replaced or removed.
+                # First: an archive in the store without a note would never be replaced or removed.
                 note_of(file).write_text(url, encoding="utf-8")
-                # Meanwhile it may have been registered, or a file of that name put there.
+                # Meanwhile it may have been registered, or another file may have got that name.
                 if is_known or not was_downloaded(url, store):
                     _check_replaceable(url, target, is_unused)
                 file.rename(target)
@@ -267,13 +267,13 @@ class Downloader:
         return target
 
     def _download(self, url: str, file: Path) -> None:
-        give_up_at = time.monotonic() + MAX_DOWNLOAD_S
+        give_up_s = time.monotonic() + MAX_DOWNLOAD_S
         try:
             with self._open(url) as response, file.open("xb") as stream:
                 for chunk in response.iter_raw():
                     if stream.tell() + len(chunk) > self.max_bytes:
                         raise httpx.TransportError("too large")
-                    if time.monotonic() > give_up_at:
+                    if time.monotonic() > give_up_s:
                         raise httpx.TransportError("too slow")
                     stream.write(chunk)
         except (httpx.HTTPError, httpx.InvalidURL, socket.gaierror, ValueError) as error:
@@ -283,7 +283,7 @@ class Downloader:
 
     @contextlib.contextmanager
     def _open(self, url: str) -> Iterator[httpx.Response]:
-        """Yields the response with status 200, after some redirects at most; its body is unread."""
+        """Yields the response with status 200, its body unread; follows MAX_REDIRECTS at most."""
         hop = url
         # No proxy from the environment: it would resolve the name once more.
         with httpx.Client(transport=self.transport, timeout=_TIMEOUT, trust_env=False) as client:
@@ -298,7 +298,7 @@ class Downloader:
         raise httpx.TransportError("too many redirects")
 
     def _send(self, client: httpx.Client, hop: str, url: str) -> httpx.Response:
-        """Asks the hop's host at an address that was checked, or at the next one of these."""
+        """Asks the hop's host at its first address that takes connections; all were checked."""
         self._check_allowed(hop, url)
         parts = urlsplit(hop)
         host = parts.hostname or ""

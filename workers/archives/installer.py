@@ -40,7 +40,7 @@ FOLDER = "environments"
 READY = "ready"
 REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
-# The workers of a model do not each wait for pip to fail.
+# Within this time the workers of a model share a failure, and do not each wait for pip.
 FAILURE_LASTS_S = 30.0
 # In what pip says of a full disk, or a network that fails: another try may succeed.
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
@@ -49,19 +49,19 @@ _PTH = "shared_with_the_server.pth"
 MAX_REQUIREMENTS_BYTES = 1024**2
 # Options that change where packages come from are the operator's to give, not the archive's.
 _HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
-# Of one requirement, on its line.
+# Options of one requirement, on its line.
 _REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
 _OPTION = re.compile(r"(?:^|\s)(-\S+)")
-# Behind an option, pip may make further ones of these.
+# Behind an option, pip may read further options out of these.
 _QUOTES = re.compile(r"[\"'\\]")
 # pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
 _COMMENT = re.compile(r"(^|\s)#.*$")
-# A file of the archive: in another archive the same text may mean another file.
+# Names a file of the archive: in another archive the same line may mean another file.
 _LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
 
 
 def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[str, str]:
-    """Returns the variables that handlers and pip may see: whose names do not match as a whole.
+    """Returns the variables that handlers and pip may see: `forbidden` matches none of their names.
 
     Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
     """
@@ -92,13 +92,13 @@ class Installer:
         """Installs the model's requirements and returns the interpreter that has them.
 
         Raises:
-            DependenciesFailed: pip says no, the time is up, or the disk fails, which is its cause
-                then; the log has pip's own words.
+            DependenciesFailed: pip failed, took too long, or the disk failed, which is the cause
+                then; the log has pip's output.
         """
         file_name = spec.requirements_file
         if file_name and not self._is_allowed:
-            text = "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
-            log.warning(text, *spec.key, file_name)
+            template = "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
+            log.warning(template, *spec.key, file_name)
         if not file_name or not self._is_allowed:
             return Path(sys.executable)
         try:
@@ -126,7 +126,7 @@ class Installer:
                 mark_used(self._folder / environment_name(requirements, spec.archive_sha256))
 
     def remove_unused(self, *, older_than_s: float) -> None:
-        """Removes the environments that were not marked for so long; pip works on none of them."""
+        """Removes environments that were not marked for this time; pip works in none of them."""
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
@@ -163,7 +163,7 @@ class Installer:
         ]
         reason = ""
 
-        def hear(content: bytes) -> None:
+        def note_line(content: bytes) -> None:
             nonlocal reason
             characters = content.decode(errors="replace").strip()
             line = "".join(char if char.isprintable() else "?" for char in characters)
@@ -180,15 +180,15 @@ class Installer:
         child = spawn(argv, environment, stdout=pipe, stderr=same, cwd=cwd)
         try:
             assert child.stdout is not None
-            await asyncio.wrap_future(read_lines(child.stdout, hear))
+            await asyncio.wrap_future(read_lines(child.stdout, note_line))
             await exited(child)
         finally:
             kill_group(child)  # and its own children
         if child.returncode != 0:
             reason = reason.removeprefix("ERROR:").strip(" .")
-            text = f"{reason}. The node's log has all that pip said."
+            message = f"{reason}. The node's log has all that pip said."
             number = _ERRNO.search(reason)
-            raise DependenciesFailed(text) from (number and OSError(int(number[1]), reason))
+            raise DependenciesFailed(message) from (number and OSError(int(number[1]), reason))
 
 
 def _python_in(folder: Path) -> Path:
@@ -200,9 +200,9 @@ def _is_ready(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> None:
-    """Makes an environment that sees the packages of this one, in place of one left half made."""
+    """Makes an environment that sees the packages of this one; replaces one left half made."""
     shutil.rmtree(folder, ignore_errors=True)
-    # Not by find_spec: setuptools takes that for a sign that pip is running here.
+    # find_spec would import it: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))
     venv.create(folder, system_site_packages=True, symlinks=True, with_pip=not has_pip)
     # An environment made from another one sees the packages of the Python behind both only.
@@ -228,9 +228,10 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 def read_requirements(model_dir: Path, file_name: str) -> str:
-    """Returns the requirements for pip, written anew from the lines that were understood.
+    """Returns the requirements for pip, one a line, without comments.
 
-    Not the file itself: if pip joins lines in another way, it may find an option that we do not.
+    Pip gets these lines and not the file: if it joined lines otherwise, it might find an option
+    that was not checked here.
 
     Raises:
         DependenciesFailed: the file is missing, or says where pip shall look for packages.
@@ -252,8 +253,8 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
                 f"{file_name} has quotes or backslashes among options, in {line!r}."
             )
         allowed = _HARMLESS_OPTIONS + (() if line.startswith("-") else _REQUIREMENT_OPTIONS)
-        for word in _OPTION.findall(line):
-            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        for flag in _OPTION.findall(line):
+            name = flag.partition("=")[0] if flag.startswith("--") else flag[:2]
             if name not in allowed:
                 raise DependenciesFailed(
                     f"{file_name} has the option {name}. Where packages come from is set on the "

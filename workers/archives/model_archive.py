@@ -1,7 +1,7 @@
 """Inspects archives and unpacks them into work_dir/<sha256>.<owner>.<number>.
 
-Each version of a model has a copy of its own, which its handler may change. One that is not as it
-was unpacked is replaced by a new one before the next worker starts.
+Each version of a model has a copy of its own, which its handler may change. A changed copy is
+replaced by a new one before the next worker starts.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _FILE_KEYS = (
     "sourceVocab",
     "target",
 )
-# TorchServe's sentence, which names another file than it means.
+# TorchServe's sentence, which names the wrong file.
 _UNPARSED = "Failed to parse signature.json. MANIFEST.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The owner of a copy that no worker has seen: the next version that needs one takes it over.
@@ -49,10 +49,10 @@ log = logging.getLogger(__name__)
 
 
 def inspect_archive(path: Path, url: str, work_dir: Path) -> ArchiveInfo:
-    """Returns what an archive or a folder says of itself.
+    """Returns what the manifest and model-config.yaml of an archive or a folder say.
 
-    An archive is unpacked in the same pass, for the workers that will need its files. `url` is how
-    the operator named it.
+    An archive is unpacked in the same pass, for the workers that will need its files. `url` is the
+    name that the operator gave it.
 
     Raises:
         InvalidModel: not an archive, over a limit, or a manifest that describes no model.
@@ -122,10 +122,9 @@ def split_handler(handler: str) -> tuple[str, str]:
 
 
 def hash_archive(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes.
+    """Returns the SHA-256 of a file's bytes, or of a folder's manifest and the files it names.
 
-    Of a folder, that of its manifest and of the files that this names: a handler may write others
-    beside them, and a folder is used where it lies.
+    A handler may write other files beside these, as a folder is used where it lies.
 
     Raises:
         InvalidModel: one of those files is a link that leaves the folder.
@@ -152,7 +151,7 @@ def hash_archive(path: Path) -> str:
 
 
 def _read(folder: Path, file_name: str) -> bytes | None:
-    """Returns the content of a file that lies in the folder; None if there is none."""
+    """Returns the content of a file in the folder; None if it is missing or lies elsewhere."""
     if "\0" in file_name:
         return None
     file = folder / file_name
@@ -199,7 +198,7 @@ def _config_file_of(manifest: Mapping[str, Any] | None) -> str:
 
 
 def _named_files(manifest: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yields the files that a manifest may name, relative to the model's folder; some are none."""
+    """Yields the files that a manifest may name, relative to the folder; they need not exist."""
     for name in filter(None, map(_as_text, map(_model_of(manifest).get, _FILE_KEYS))):
         module = name.partition(":")[0]
         for file in (name, module, f"{module}.py"):
@@ -208,7 +207,7 @@ def _named_files(manifest: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _as_text(value: Any) -> str | None:
-    """Returns text as it is, a number as text (`"modelVersion": 1.0`), and None for the rest."""
+    """Returns text as it is, a number (`"modelVersion": 1.0`) as text, and None for the rest."""
     if isinstance(value, str):
         return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -221,12 +220,12 @@ def _as_text(value: Any) -> str | None:
 def find_unpacked(
     sha256: str, work_dir: Path, owner: str = _NOBODY, *, is_exact: bool = False
 ) -> Path | None:
-    """Returns the folder that was unpacked earlier for this owner, if one is as it was then.
+    """Returns the folder that was unpacked earlier for this owner, if it has not changed since.
 
-    With `is_exact`, none that has further files, as of a cache, unless a worker lives in it.
+    With `is_exact`, further files, such as a cache, count as a change, unless a worker uses it.
     """
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
-        raise InvalidModel("The archive is registered without a SHA-256: register it anew.")
+        raise InvalidModel("The archive is registered without a SHA-256: register it again.")
     copy = free_place(f"{sha256}.{owner}", work_dir, is_exact=is_exact)
     if not is_as_made(copy) and is_as_made(unused := work_dir / f"{sha256}.{_NOBODY}.0"):
         with contextlib.suppress(OSError):  # another process was faster
@@ -237,10 +236,10 @@ def find_unpacked(
 def unpack_archive(
     path: Path, sha256: str, work_dir: Path, owner: str = _NOBODY, *, is_exact: bool = False
 ) -> Path:
-    """Unpacks the model's files, unless they are there, and returns their folder.
+    """Unpacks the model's files, unless that was done before, and returns their folder.
 
-    A folder is not copied but linked to, as TorchServe does: weights may be large. Several
-    processes may race; the first rename wins and the others throw theirs away.
+    A folder is not copied but linked to, as TorchServe does: weights may be large. Of several
+    processes that race, the first to rename wins, and the others discard their copies.
 
     Raises:
         InvalidModel: the archive is not the one with that SHA-256, or over a limit.
@@ -272,7 +271,7 @@ def not_saved(name: str, path: Path, error: Exception) -> InternalError:
 
 
 def _unpacked(path: Path, staging: Path, before: os.stat_result) -> Path:
-    """Makes a whole copy in a staging folder."""
+    """Makes a complete copy in a staging folder."""
     content, copy = staging / "content", staging / "copy"
     copy.mkdir()
     if path.is_dir():

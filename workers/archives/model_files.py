@@ -1,4 +1,4 @@
-"""A node's disk: archives become folders, which are removed when no model needs them."""
+"""Keeps a node's disk: unpacks archives into folders, and removes those that no model needs."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
 
 
 class ModelFiles:
-    """The model store and the work folder of one node."""
+    """Prepares the files of models in one node's model store and work folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -54,12 +54,12 @@ class ModelFiles:
     async def prepare(self, spec: ModelSpec, *, is_exact: bool = False) -> Prepared:
         """Unpacks the archive and installs its requirements, unless this host has them already.
 
-        An archive is unpacked once for all workers of this node that need it. Others do not wait,
-        as one may take many minutes, except downloads with the same file name in the store. With
-        `is_exact`, no files are there that workers have left beside its own, unless one lives.
+        An archive is unpacked once for all workers of this node that need it, which may take
+        minutes; other archives do not wait for it, unless they are downloads to the same file. With
+        `is_exact`, the folder has no files that workers left, unless a worker still runs there.
 
         Raises:
-            ServeError: the archive cannot be had, is not the one that was registered, or has
+            ServeError: the archive cannot be fetched, has changed since it was registered, or has
                 requirements that cannot be installed.
         """
         model_dir = await in_daemon_thread(partial(self._find_unpacked, spec, is_exact=is_exact))
@@ -70,14 +70,14 @@ class ModelFiles:
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
-        """Keeps the files of these models and deletes old files that no model needs.
+        """Marks the files of these models as used, and deletes files that no model needs.
 
-        Those are of killed processes, or were not marked for `unused_files_kept`. Nodes may share a
-        work folder: each marks what it needs, far more often than that.
+        These are left by killed processes, or were not marked for `unused_files_kept`. Nodes may
+        share a work folder: each marks what it needs, far more often than that.
         """
         kept_s = self._settings.unused_files_kept_s
         for spec in specs:
-            with contextlib.suppress(ServeError):  # its SHA-256 is none
+            with contextlib.suppress(ServeError):  # no SHA-256
                 if (unpacked := self._find_unpacked(spec)) is not None:
                     self._installer.mark_used(spec, unpacked)
         remove_unused(self._work_dir, self._work_dir, older_than_s=kept_s)
@@ -89,7 +89,7 @@ class ModelFiles:
             self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
     def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
-        """Removes what was downloaded from these URLs, unless other URLs mean it, too."""
+        """Removes what was downloaded from these URLs, unless one in `kept` means the same file."""
         for url in urls:
             if _is_meant(url, kept):
                 continue
@@ -100,8 +100,8 @@ class ModelFiles:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
     def _sweep_downloads(self, store: Path, kept: Collection[str]) -> None:
-        """Removes downloads that were not needed for long, as of a registration that has failed."""
-        # The first time all are kept: models of before the last stop may be registered again soon.
+        """Removes downloads that no model has needed for long, left by failed registrations."""
+        # The first sweep keeps all: models of before the last stop may be registered again soon.
         is_first, self._has_swept = not self._has_swept, True
         kept_s = self._settings.unused_files_kept_s
         for note in store.glob(".*.url"):
@@ -123,9 +123,9 @@ class ModelFiles:
         return fetch.locate_archive(spec.model_url, self._settings, is_registered=True)
 
     def _owner(self, spec: ModelSpec) -> str:
-        """Returns a word for whose the unpacked files are: a version's, or a folder's in the store.
+        """Returns a hash of the version, and of the folder in the store that it is served from.
 
-        Two versions of one archive do not disturb each other, whatever their handlers write.
+        It names the unpacked files, so that the handlers of two versions do not share a folder.
         """
         folder = ""
         if not fetch.name_of_download(spec.model_url):

@@ -1,10 +1,10 @@
-"""Staging folders, in which archives are downloaded, unpacked and removed.
+"""Keeps staging folders, in which archives are downloaded, unpacked and removed.
 
-A process removes its own, unless it is killed or told to stop meanwhile. Removed files pass through
-one, too: a folder that is half removed must not be taken for a whole one.
+A process removes its own, unless it is killed or told to stop meanwhile. Removal goes through a
+staging folder, too, because a folder that is half removed must not be taken for a complete one.
 
     work_dir/<name>.<number>/model   an archive's files, or a link to a folder of the model store
-    work_dir/<name>.<number>/stamp   how each of them was; workers hold a lock on it
+    work_dir/<name>.<number>/stamp   each file's inode, size and time; workers hold a lock on it
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _BYTECODE = "__pycache__"
 
 
 def work_dir_of(settings: Settings) -> Path:
-    """Returns the folder in which a node unpacks archives; by default the first writable one."""
+    """Returns the folder in which a node unpacks archives: set, or else the first writable one."""
     named = settings.work_dir
     folders = [*_default_work_dirs()] if named is None else [named]
     if (folder := next(filter(is_writable, folders), None)) is not None:
@@ -58,8 +58,8 @@ def home_cache() -> Path | None:
 def _default_work_dirs() -> Iterator[Path]:
     if (home := home_cache()) is not None:
         yield home / "torchferry" / "models"
-    # A container may run as a user that its system does not know, whose home is / then. What others
-    # can write may hold other models.
+    # A container may run as a user that its system does not know, whose home is / then. A folder
+    # that others can write to may hold other models.
     with contextlib.suppress(OSError):
         own = Path(tempfile.gettempdir(), f"torchferry-{os.getuid()}")
         own.mkdir(mode=0o700, exist_ok=True)
@@ -76,8 +76,8 @@ def is_writable(folder: Path) -> bool:
 def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
     """Yields a new staging folder and removes it afterwards.
 
-    Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that is still at
-    work would take the rest for a whole model. That folder stays until `remove_abandoned`.
+    Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that still
+    unpacks would take the rest for a complete model. This one stays until `remove_abandoned`.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))
@@ -103,7 +103,7 @@ def unmarked_s(path: Path) -> float:
 
 
 def write_stamp(copy: Path) -> None:
-    """Notes how the files below `model` are now, for `is_as_made`; not the files behind a link."""
+    """Notes the state of the files below `model`, for `is_as_made`; not of files behind a link."""
     model = copy / MODEL
     paths = [] if model.is_symlink() else model.rglob("*")
     states = {str(path.relative_to(model)): _state(path) for path in paths}
@@ -111,16 +111,16 @@ def write_stamp(copy: Path) -> None:
 
 
 def is_as_made(copy: Path, *, is_exact: bool = False) -> bool:
-    """Returns whether all files are there and as they were unpacked.
+    """Returns whether all files are there and unchanged since they were unpacked.
 
-    What a handler has written beside them, as a cache, is kept, unless `is_exact`.
+    With `is_exact`, further files, such as a handler's cache, count as a change.
     """
     model = copy / MODEL
     try:
         states = json.loads((copy / _STAMP).read_bytes())
         if is_exact and not model.is_symlink():
-            there = (path.relative_to(model) for path in model.rglob("*"))
-            if {str(path) for path in there if _BYTECODE not in path.parts} - states.keys():
+            paths = (path.relative_to(model) for path in model.rglob("*"))
+            if {str(path) for path in paths if _BYTECODE not in path.parts} - states.keys():
                 return False
         is_same = all(_state(model / name) == state for name, state in states.items())
         return is_same and model.is_dir()
@@ -136,10 +136,10 @@ def _state(path: Path) -> list[int]:
 
 
 def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
-    """Returns the first folder of that name that is as it was made, or where to make one.
+    """Returns the first unchanged folder of that name, or the path to make one at.
 
-    Deletes others on its way, unless a worker holds them. One that is whole, but not exact, is
-    shared with the workers that hold it.
+    Deletes changed ones on its way, unless a worker holds them. A held folder that has only got
+    further files is shared with its workers.
     """
     for number in itertools.count():
         copy = work_dir / f"{name}.{number}"
@@ -150,15 +150,15 @@ def free_place(name: str, work_dir: Path, *, is_exact: bool = False) -> Path:
 
 
 def hold(model_dir: Path) -> None:
-    """Keeps an unpacked archive from being deleted while this process lives, or one it forked."""
+    """Keeps an unpacked archive from being deleted while this process or a fork of it lives."""
     with contextlib.suppress(OSError):  # a folder of the model store has no stamp
         fcntl.flock(os.open(model_dir.parent / _STAMP, os.O_RDONLY), fcntl.LOCK_SH)
 
 
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
-    """Deletes the hash-named entries of `folder` that were not marked as used for so long.
+    """Deletes the hash-named entries of `folder` that were not marked as used for this time.
 
-    A worker that needs one at this very moment fails to start; its next try makes it anew.
+    A worker that needs one at this very moment fails to start; its next try makes it again.
     """
 
     def is_young(path: Path) -> bool:
@@ -172,9 +172,9 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
 
 
 def _remove_unheld(path: Path, work_dir: Path, is_needed: Callable[[], bool]) -> bool:
-    """Deletes the entry, which is moved into a staging folder first; returns whether it is gone.
+    """Deletes the entry, by way of a staging folder; returns whether it is gone.
 
-    It stays where a worker holds it, or where it is needed after all.
+    It stays if a worker holds it, or if it is needed after all.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as cleanup:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

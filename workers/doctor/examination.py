@@ -1,4 +1,4 @@
-"""What can be said of an archive before it is deployed; nothing of it is executed.
+"""Finds what keeps an archive from running, before it is deployed; executes nothing of it.
 
 Findings come in the order in which a server would come to them.
 """
@@ -39,14 +39,14 @@ from workers.python_models.files_without_code import Port, how_to_export, is_one
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
 
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
-# Where torch says in a page of text which class it has met.
+# Finds in torch's page of text the class that it refuses.
 _FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+)")
 _PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
 _NOT_INSTALLED = (
     "install it on the nodes, or name it in a requirements.txt, with a --config that says "
     "install_py_dep_per_model=true"
 )
-# What need not run when the file is loaded, or may fail without harm.
+# Statements that need not run when the file is loaded, or may fail without harm.
 _MAY_FAIL = (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
 # Key of model-config.yaml -> the type that counts. First the server's keys, then those that
 # handlers read.
@@ -60,9 +60,9 @@ _COUNTS: Mapping[str, type] = {
 
 
 class Finding(NamedTuple):
-    """One sentence about one part of the archive; a problem says what to do.
+    """Judges one part of the archive in a sentence; a problem says what to do.
 
-    A problem keeps the model from running as it is meant to; a note should be read.
+    A problem keeps the model from running as intended; a note should be read.
     """
 
     part: str
@@ -83,7 +83,7 @@ def problem(part: str, text: str) -> Finding:
 
 
 class _Unusable(Exception):
-    """Tells that a file cannot be loaded, and why."""
+    """A file cannot be loaded; the text says why."""
 
 
 class Report(NamedTuple):
@@ -100,7 +100,7 @@ class Report(NamedTuple):
 def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> Report:
     """Unpacks the archive into a temporary folder and examines it.
 
-    The server will run with install_py_dep_per_model or not, and with this service_envelope.
+    `is_installing` and `envelope` are the server's install_py_dep_per_model and service_envelope.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
@@ -151,8 +151,7 @@ class _Examination:
 
     def _examine_manifest(self) -> Iterator[Finding]:
         if self._info.manifest is None:
-            text = "MAR-INF/MANIFEST.json is missing: register with handler=..."
-            yield note("manifest", text)
+            yield note("manifest", "MAR-INF/MANIFEST.json is missing: register with handler=...")
         try:
             spec = spec_from_registration({}, self._info, ModelDefaults())
             yield ok("manifest", f"{spec.model_name} version {spec.model_version}")
@@ -187,7 +186,7 @@ class _Examination:
 
     @cached_property
     def _own_handler(self) -> str | None:
-        """The file of the archive that Python imports as the handler."""
+        """Returns the file of the archive that Python imports as the handler."""
         folder = PurePosixPath(self._info.handler.partition(":")[0]).parent
         names = (f"{folder / self._handler}.py", f"{self._handler}.py")
         return next((name for name in names if name in self._files), None)
@@ -258,9 +257,9 @@ class _Examination:
             yield problem("weights", text) if is_loaded_by_us else note("weights", text)
 
     def _leaves_loading_to_us(self) -> bool:
-        """Returns whether the handler is built in, or extends one that is and loads nothing itself.
+        """Returns whether a built-in handler loads the weights: itself, or as the base of another.
 
-        A function that is the entry point need not call `initialize`.
+        A function as entry point counts as loading, as it need not call `initialize`.
         """
         if self._own_handler is None:
             return True
@@ -271,7 +270,7 @@ class _Examination:
         return "ts.torch_handler" in source and not loads_itself
 
     def _examine_config(self) -> Iterator[Finding]:
-        """Yields a finding for each key of model-config.yaml that will not do what it says."""
+        """Yields a finding for each key of model-config.yaml that has no effect, or another one."""
         part, config = "model-config", self._info.config
         findings = []
         for key, value in config.items():
@@ -300,7 +299,7 @@ def _parsed(name: str, path: Path) -> ast.Module | Finding:
 
 
 def _names_of(body: list[ast.stmt]) -> set[str]:
-    """Returns the functions of a module but async ones, and names that it imports or assigns."""
+    """Returns the module's functions, except async ones, and the names it imports or assigns."""
     names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -350,7 +349,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _examine_target(model: Mapping[str, Any], folder: Path) -> Finding:
-    """Judges what a worker of ours will load without a handler."""
+    """Judges the target that a worker loads without a handler."""
     named = model.get("target") or model.get("serializedFile")
     if not isinstance(named, str) or not named:
         return problem("target", "the manifest names no target, and no serializedFile")
@@ -381,7 +380,7 @@ def _examined(target: Target) -> Finding:
 
 
 def _inputs_of(path: Path) -> list[Port]:
-    """Returns the inputs of a file without code, as far as they are known.
+    """Returns the inputs of a file without code; [] where only a worker can find them.
 
     Raises:
         _Unusable: no worker can load it.
@@ -419,7 +418,7 @@ def _check_checkpoint(path: Path) -> None:
     """Loads the file with `weights_only`, as BaseHandler does in a worker.
 
     Raises:
-        _Unusable: a worker could not.
+        _Unusable: a worker could not load it.
     """
     torch = importlib.import_module("torch")
     try:

@@ -1,4 +1,4 @@
-"""What a handler sends while it runs: pieces of answers, and how far jobs are.
+"""Sends what a handler gives out while it runs: pieces of answers, and the progress of jobs.
 
 A piece is split if it is larger than one entry of the queue may be. A client that is too slow makes
 the handler wait for a while; then its answer ends broken, and the rest of its batch goes on.
@@ -39,7 +39,7 @@ class StreamAbandoned(Exception):
 
 @dataclass
 class BatchStream:
-    """Sends the pieces of one batch at a time, and keeps those of jobs until the end."""
+    """Sends the pieces of a batch's answers; keeps the pieces of jobs for their replies."""
 
     call: HandlerCall
     take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
@@ -57,12 +57,12 @@ class BatchStream:
         self.call.context.send_pieces = self.send
 
     def drop(self, items: Sequence[Claimed]) -> None:
-        """Drops what is kept of a run that failed."""
+        """Drops the pieces of jobs from a run that failed."""
         for item in items:
             self.kept.pop(item.request_id, None)
 
     def ends(self, items: Sequence[Claimed], replies: Sequence[Reply]) -> list[Reply]:
-        """Returns the replies as the ends of answers that were sent in pieces; forgets these."""
+        """Returns the replies as the ends of answers that were sent in pieces, and starts over."""
         ends = []
         for item, reply in zip(items, replies, strict=True):
             end = BROKEN if item.request_id in self.broken else reply
@@ -75,10 +75,10 @@ class BatchStream:
         return ends
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
-        """Sends these clients the next piece of their answers; blocks while one cannot take it.
+        """Sends the next piece to the clients of these requests; blocks while one cannot take it.
 
-        `request_ids`, of some of the batch or all, have the numbers of `outputs`. Threads of the
-        handler may call it at the same time; each waits for the ones before it.
+        `request_ids` has the numbers of `outputs` as keys, for all of the batch or some. Threads of
+        the handler may call it at the same time; they take turns.
 
         Raises:
             ValueError: a piece is missing, or a request is not of this batch.
@@ -92,7 +92,7 @@ class BatchStream:
                 "worker's own process."
             )
         with self._sending:
-            # Kept: a thread that outlives its batch must not send to clients of the next one.
+            # Read once: a thread that outlives its batch must not send to clients of the next one.
             items = self.call.items
             if not items:
                 raise RuntimeError("The batch has been answered: no piece can follow.")
@@ -101,12 +101,12 @@ class BatchStream:
     def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
         waiting: dict[int, deque[bytes]] = {}
         for row, output in outputs.items():
-            name, body = items[row].request_id, encode_output(output)
+            request_id, body = items[row].request_id, encode_output(output)
             if items[row].owned.is_of_job:
-                self.kept.setdefault(name, bytearray()).extend(body)
+                self.kept.setdefault(request_id, bytearray()).extend(body)
                 self.deadline.resume()  # as after a piece that is sent
-            # The first one goes even if it is empty: it brings status and headers.
-            elif name not in self.broken and (body or not self.counts.get(name)):
+            # The first piece is sent even if it is empty: it brings status and headers.
+            elif request_id not in self.broken and (body or not self.counts.get(request_id)):
                 starts = range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
                 waiting[row] = deque(body[start : start + CHUNK_LIMIT_BYTES] for start in starts)
         last_progress_s = time.monotonic()
@@ -123,7 +123,7 @@ class BatchStream:
             raise StreamAbandoned
 
     def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
-        """Sends the next piece of each row; returns whether one was taken or will never be."""
+        """Sends the next piece of each row; returns whether any was taken, or never will be."""
         rows = list(waiting)
         chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
         self.deadline.pause()
@@ -160,9 +160,9 @@ def _by_row(
 ) -> dict[int, Any]:
     rows = {item.request_id: row for row, item in enumerate(items)}
     try:
-        # Indexing would take a text apart into its letters.
+        # Indexing would split a text into its letters.
         pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
-        return {rows[name]: pieces[number] for number, name in request_ids.items()}
+        return {rows[request_id]: pieces[number] for number, request_id in request_ids.items()}
     except (LookupError, TypeError) as error:
         raise ValueError(
             f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
@@ -172,10 +172,10 @@ def _by_row(
 
 @dataclass
 class JobReporter:
-    """Writes the latest progress of each job, at once and then now and then.
+    """Writes the latest progress of each job, then pauses for `pause_s`.
 
-    A thread writes it: no handler waits for Redis, or fails for it. What comes late is of no job
-    that runs, and Redis does not keep it.
+    It has a thread, so that no handler waits for Redis, or fails with it. Redis does not keep
+    progress that comes when its job has ended.
     """
 
     call: HandlerCall
@@ -196,7 +196,7 @@ class JobReporter:
             for item in self.call.items
             if item.owned.is_of_job and item.request_id in request_ids
         ]
-        # The thread is not in a process that the handler has forked, but maybe its lock is.
+        # A process that the handler has forked lacks the thread, and may have its lock, held.
         if not jobs or os.getpid() != self._pid:
             return
         value = Progress(share, text).encode()

@@ -1,6 +1,6 @@
-"""What a handler raised, for the log and for its author.
+"""Shows what a handler raised, in the log and to its author.
 
-The log has each traceback in full once, then in one line while the same one goes on. The author
+The log has each traceback in full once, then in one line while the same one recurs. The author
 sees the model's own files and lines.
 """
 
@@ -26,7 +26,7 @@ MAX_IDS = 8
 MAX_TEXT_CHARS = 4000
 MAX_LINE_CHARS = 300
 LOOKED_AT = 1000  # the innermost calls
-# Calls of the last exception, and of those that led to it; the innermost again.
+# Calls shown of the last exception, and of its causes, the innermost ones.
 MOST_CALLS, CAUSE_CALLS, MAX_CAUSES = 7, 2, 2
 
 _DIRECT = "The above exception was the direct cause of the following exception:"
@@ -39,7 +39,7 @@ _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 
 
 class FailureLog:
-    """Knows the logged tracebacks. Keeps no exception: it would hold a batch's tensors."""
+    """Logs tracebacks, each in full once. Keeps no exception: it would hold a batch's tensors."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FailureLog:
         self._written_at_s: dict[tuple[str, str, int], float] = {}
 
     def write(self, message: str, error: Exception) -> None:
-        """Logs the message, and the traceback unless the same one was logged lately."""
+        """Logs the message, with the traceback unless the same one was logged in QUIET_S."""
         raised = (type(error).__name__, "?", 0)
         for frame, line in walk_tb(error.__traceback__):
             raised = (raised[0], frame.f_code.co_filename, line)
@@ -88,8 +88,8 @@ def sentence(error: BaseException, most_chars: int) -> str:
 def user_traceback(error: BaseException, root: Path) -> str:
     """Returns the traceback's calls in files below `root` only, named relative to it.
 
-    Calls of installed packages and of this server are left out. If none is left, the innermost
-    one of a library stays. Exceptions that led to this one come first, as Python has it.
+    Leaves out calls of installed packages and of this server; if no other call is left, the
+    innermost one of a library stays. Causes of the exception come first, as in Python.
     """
     files = _Files(root)
     shown = TracebackException(
@@ -98,13 +98,13 @@ def user_traceback(error: BaseException, root: Path) -> str:
     calls = files.own_calls(shown.stack) or _library_calls(shown.stack)
     text = _formatted(shown, calls[-MOST_CALLS:], files)
     for _ in range(MAX_CAUSES):
-        led_to_it = shown.__cause__ or shown.__context__
-        if led_to_it is None:
+        cause = shown.__cause__ or shown.__context__
+        if cause is None:
             break
         link = _DIRECT if shown.__cause__ else _DURING
-        calls = files.own_calls(led_to_it.stack)[-CAUSE_CALLS:]
-        text = f"{_formatted(led_to_it, calls, files)}\n\n{link}\n\n{text}"
-        shown = led_to_it
+        calls = files.own_calls(cause.stack)[-CAUSE_CALLS:]
+        text = f"{_formatted(cause, calls, files)}\n\n{link}\n\n{text}"
+        shown = cause
     return text
 
 

@@ -1,4 +1,4 @@
-"""One call of a model's handler: what it is given, what it returns, and everything around that.
+"""Calls a model's handler: makes its rows, encodes its outputs, and undoes its side effects.
 
 Source: TorchServe 0.12 docs/batch_inference_with_ts.md and its worker protocol, as an interface.
 """
@@ -27,8 +27,8 @@ from batching.settings.settings import Settings
 from workers.handling.handlers import LoadedModel
 from workers.python_models.open_inference import Inference
 
-# PredictionTime is one number, and what is measured for a batch is sent with its replies. A worker
-# that runs a thousand batches a second need not send it each time.
+# PredictionTime is sent with the replies of a batch. A worker that runs a thousand batches a second
+# need not send it each time.
 SAMPLE_S = 0.05
 _FORK_CAME_BACK = (
     "a process that the handler forked came back from it, and was ended: end such processes by "
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ForkGuard:
-    """Ends the processes that a handler forks, when they come back from it.
+    """Ends processes that a handler forks and that return from it.
 
     Such a process would go on as a second worker, with the first one's id, lease and connections.
     The worker's own process makes the guard. (`os.register_at_fork` misses native code's forks.)
@@ -46,22 +46,22 @@ class ForkGuard:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # Shared with the forks, so that the log tells of the first one only.
-        self._is_told = mmap.mmap(-1, 1)
+        # Shared with the forks, so that only the first one is logged.
+        self._is_logged = mmap.mmap(-1, 1)
 
     def end_fork(self) -> None:
-        """Ends any other process at once; belongs behind all code of the handler, in a `finally`.
+        """Ends any other process at once; must be called in a `finally` after the handler's code.
 
-        Without its exit handlers, which are copies of the worker's; with the exit code that it
-        would have had, for a handler that waits for it.
+        It runs no exit handlers, which are copies of the worker's, and uses the exit code that the
+        process would have had, for a handler that waits for it.
         """
         if os.getpid() == self._pid:
             return
         error = sys.exception()
         code = error.code if isinstance(error, SystemExit) else error
         try:
-            if not self._is_told[0]:
-                self._is_told[0] = True
+            if not self._is_logged[0]:
+                self._is_logged[0] = True
                 log.error(_FORK_CAME_BACK, exc_info=None if error is not code else error)
         finally:
             os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
@@ -76,13 +76,13 @@ class HandlerCall:
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self.context = context = model.context
         self.items: Sequence[Claimed] = ()
-        # Those that came in the Open Inference Protocol, by their numbers in the batch.
+        # Requests in the Open Inference Protocol, by their numbers in the batch.
         self._inferences: dict[int, Inference] = {}
         self._decodes_itself = model.decodes_itself
         envelope = None if model.decodes_itself else ENVELOPES.get(settings.service_envelope)
         self._handle = envelope(model.entry).handle if envelope else model.entry
         self._is_decoding = settings.decode_input_request
-        # This envelope takes the handler's rows apart itself.
+        # This envelope reads the protocol's document itself.
         self._is_open_inference = settings.service_envelope == "kservev2"
         self._guard = ForkGuard()
         self._on_sigterm: Any = None
@@ -94,7 +94,7 @@ class HandlerCall:
         )
 
     def __call__(self, items: Sequence[Claimed]) -> Any:
-        """Returns what the handler makes of the requests; raises anything that it raises."""
+        """Returns the handler's outputs for the requests; raises anything that it raises."""
         context = self.context
         rows = items if self._decodes_itself else self._rows(items)
         ids = {index: item.request_id for index, item in enumerate(items)}
@@ -114,8 +114,8 @@ class HandlerCall:
         finally:
             self._guard.end_fork()
             self.items = ()
-            # SIGTERM stops this worker again: libraries take the signal over at their first call,
-            # and nothing else would end this process.
+            # Libraries may take SIGTERM over at their first call; without it, a stop would have to
+            # kill this process.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def encode(self, index: int, output: Any) -> bytes:
@@ -149,7 +149,7 @@ class HandlerCall:
 
 
 def _processors(items: Sequence[Claimed]) -> list[RequestProcessor]:
-    """Returns the headers of each request: each part's own under the part's name, and its own."""
+    """Returns the headers of each request, with each part's headers under the part's name."""
     return [
         RequestProcessor(
             {part.name: {"content-type": part.content_type} for part in item.request.parts}
@@ -161,7 +161,7 @@ def _processors(items: Sequence[Claimed]) -> list[RequestProcessor]:
 
 @lru_cache(maxsize=256)
 def _reader(content_type: str, is_decoding: bool) -> Callable[[Part], Any] | None:
-    """Returns what reads contents of this type; None if the handler gets the bytes."""
+    """Returns a function that reads contents of this type; None if the handler gets the bytes."""
     kind, _, parameters = content_type.partition(";")
     kind = kind.strip().lower()
     if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
@@ -184,7 +184,7 @@ def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
 
 
 def encode_output(output: Any) -> bytes:
-    """Returns an answer's body: bytes as such, text as UTF-8, tensors saved, the rest as JSON."""
+    """Returns an answer's body: bytes unchanged, text as UTF-8, tensors saved, the rest as JSON."""
     if isinstance(output, bytes | bytearray):
         return bytes(output)
     try:

@@ -30,6 +30,7 @@ from workers.archives.model_archive import (
     read_model_config,
     split_handler,
 )
+from workers.handling.findings import Findings
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
 
@@ -46,11 +47,11 @@ Entry = Callable[[Any, Context], Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
+    """Holds a handler that is ready: `entry(rows, context)` answers with one element per row."""
 
     entry: Entry
     context: Context
-    decodes_itself: bool = False  # it is given the claimed requests themselves
+    decodes_itself: bool = False  # `entry` takes the claimed requests themselves
     interface: Mapping[str, Any] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None
     code_dir: Path = Path()  # of the model's own code
@@ -79,6 +80,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
+    if settings.work_dir is not None:
+        context.recall = Findings(settings.work_dir, spec.archive_sha256).recall
     for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
@@ -109,7 +112,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
 def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
     """Returns the folder of the model's own code, which may be served where it lies."""
     if spec.decodes_itself:
-        with contextlib.suppress(ValueError):  # the manifest names nothing, as loading will say
+        with contextlib.suppress(ValueError):  # loading reports a manifest that names nothing
             path = target_of(spec, model_dir).path
             return model_dir if path is None else path.parent
     return model_dir
@@ -143,18 +146,18 @@ def _limit_images(max_image_pixels: int) -> None:
 
 
 def _choose_gpu(device: Device) -> None:
-    """Makes a handler's plain `.cuda()` go to its worker's GPU, not to the first one of all.
+    """Makes a handler's plain `.cuda()` use its worker's GPU, instead of the first one.
 
-    Only if the handler has loaded torch: this takes some memory of the GPU.
+    Only if the handler has loaded torch, as this takes some memory of the GPU.
     """
     torch = sys.modules.get("torch")
     if device.kind != "cuda" or torch is None or not torch.cuda.is_available():
         return
     torch.cuda.set_device(device.index)
-    # TF32 where the GPU has it, unless the handler's module has chosen. Not when the base handler
-    # is imported, as in TorchServe 0.12 ts/torch_handler/base_handler.py: the worker's GPU is not
-    # known then, and to ask would take memory of the first one.
-    # Torch refuses this name after a choice by its newer ones.
+    # TF32 where the GPU has it, unless the handler's module has chosen. TorchServe 0.12 does this
+    # when ts/torch_handler/base_handler.py is imported; the worker's GPU is not known then, and to
+    # ask would take memory of the first one.
+    # Torch refuses this name after a choice by its newer names.
     with contextlib.suppress(RuntimeError):
         is_default = torch.get_float32_matmul_precision() == "highest"
         is_base = BASE_HANDLER in sys.modules
@@ -168,7 +171,7 @@ def _import_handler(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A handler of the archive that lacks a package must not hide behind a built-in one.
+        # If the archive's own handler lacks a package, no built-in one may run in its place.
         if error.name != module_name:
             raise
     built_in = f"{BUILT_IN_PACKAGE}.{module_name}"
@@ -211,7 +214,7 @@ _COMPILER = "torch._dynamo.utils"
 
 
 class CompilerDeferred:
-    """Makes later imports of torchvision leave the compiler out, until it is first used."""
+    """Makes torchvision import the compiler only when it is first used."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
@@ -222,7 +225,7 @@ class CompilerDeferred:
 
 
 class _Loader(SourceFileLoader):
-    """Runs the module while the compiler's name stands for a module that loads it late."""
+    """Runs the module while the compiler's name stands for a module that loads it when used."""
 
     def exec_module(self, module: ModuleType) -> None:
         late = _LateCompiler(_COMPILER)

@@ -1,4 +1,4 @@
-"""Brings the handler's measurements to Redis: with the replies of the batch that they are of.
+"""Brings the handler's measurements to Redis, with the replies of their batch.
 
 While a batch runs, the handler only adds numbers up.
 """
@@ -54,20 +54,20 @@ class MetricsReporter:
         self._is_logging = is_logging
         self._hostname = socket.gethostname()
         self._unsent: dict[Series, float] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @contextlib.contextmanager
     def unsent(self) -> Iterator[list[Measurement]]:
-        """Gives what has not been sent, to be sent in the with block.
+        """Yields the measurements that have not been sent, to be sent in the `with` block.
 
-        If that raises, the same is given again with what comes next.
+        If the block raises, they are yielded again, with what comes next.
         """
         self._collect()
         yield [Measurement(series, value) for series, value in self._unsent.items()]
         self._unsent.clear()
 
     def _collect(self) -> None:
-        """Adds what was measured since the last time to what is unsent, and logs it."""
+        """Adds what was measured since the last call, and logs it."""
         for metric in list(self._store.cache.values()):
             for labels, change in metric.take().items():
                 if (series := self._series(metric, labels)) is None:
@@ -107,8 +107,8 @@ class MetricsReporter:
         series = Series(metric.metric_name, kind, unit, (*labels, (HOSTNAME, self._hostname)))
         if not why_not and not is_named_well(series):
             why_not = "not a name that Prometheus takes"
-        if why_not and series.name not in self._told:
-            self._told.add(series.name)
+        if why_not and series.name not in self._warned:
+            self._warned.add(series.name)
             log.warning("metric %s is not shown: %s", series.name, why_not)
         return None if why_not else series
 
@@ -117,14 +117,14 @@ class MetricsFile(WatchedFileHandler):
     """Appends handlers' metrics to TorchServe's file, before the replies are sent.
 
     Other workers append to it, too, and the supervisor rolls it. The console has the same lines, so
-    one that the file does not take is only said once.
+    a failure to write is reported only once.
     """
 
     def __init__(self, settings: Settings) -> None:
         folder = Path(os.environ.get(METRICS_VARIABLE) or settings.log_location)
         super().__init__(folder / MODEL_METRICS_FILE, delay=True)
         self.setFormatter(LineFormatter({}))
-        self._is_said = False
+        self._has_complained = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -133,6 +133,6 @@ class MetricsFile(WatchedFileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
-        if not self._is_said:
-            self._is_said = True
+        if not self._has_complained:
+            self._has_complained = True
             log.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])

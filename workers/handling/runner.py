@@ -1,7 +1,7 @@
 """Runs a handler over a batch and makes one reply per request, whatever happens.
 
 TorchServe answers a whole batch with the failure of one row. Here a batch that fails is run again
-item by item, so that only the request at fault fails.
+item by item, so that only the request that fails it gets an error.
 """
 
 import logging
@@ -47,7 +47,7 @@ class DeviceBroken(Exception):
 
 @dataclass
 class Runner:
-    """One loaded model, one batch at a time."""
+    """Runs batches through one loaded model, one at a time."""
 
     call: HandlerCall
     stream: BatchStream
@@ -57,7 +57,7 @@ class Runner:
     shown_dir: Path | None = None  # the folder of code whose lines clients may see in tracebacks
     is_device_broken: bool = field(default=False, init=False)
     _is_unbatched: bool = field(default=False, init=False)  # this batch fails, but no item alone
-    _is_told: bool = field(default=False, init=False)
+    _is_unbatched_logged: bool = field(default=False, init=False)
     # Of the last batch that several items failed together.
     _why_failed: str = field(default="", init=False)
 
@@ -72,8 +72,8 @@ class Runner:
         request for an explanation or a description runs alone.
 
         Raises:
-            DeviceBroken: over several items. In this process all would fail, in another one only
-                the one at fault.
+            DeviceBroken: while several items ran. In this process all would fail now; in another
+                one only the item that broke the device.
             RedisError, OSError: the items of a failed batch could not be read again.
         """
         started_ns = time.perf_counter_ns()
@@ -111,10 +111,10 @@ class Runner:
         return replies
 
     def _note_unbatched(self, size: int) -> None:
-        """Notes that batching is lost without anybody's fault, for the metrics; says so once."""
+        """Counts a batch that failed although each item succeeds alone; logs the first one."""
         self._is_unbatched = True
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_unbatched_logged:
+            self._is_unbatched_logged = True
             log.warning(
                 "model=%s cannot be run in batches: one of %d requests failed as a whole, and each "
                 "of them succeeded alone. Clients get their answers, but each batch like this one "
@@ -124,17 +124,17 @@ class Runner:
             )
 
     def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
-        # TorchServe's handlers ask the first row's headers what a whole batch is about.
+        # TorchServe's handlers ask the first row's headers what the whole batch asks for.
         alike = [item for item in items if not _is_special(item)]
         replies = self._run_together(alike) if alike else []
         by_id = {item.request_id: reply for item, reply in zip(alike, replies, strict=True)}
         return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
 
     def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
-        """Returns the replies; None when several items failed together, for an unknown one's fault.
+        """Returns the replies; None when several items failed together, and any may be the cause.
 
-        The exception is gone by the time the items run again, and with it the tensors that its
-        traceback holds.
+        It returns before the items run again, so that the exception is gone, and with it the
+        tensors that its traceback holds.
         """
         self.deadline.run()
         try:
@@ -183,7 +183,7 @@ class Runner:
             headers = context.get_response_headers(index)
             return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
-            # An output may raise anything when it is encoded; its neighbours are answered.
+            # Encoding an output may raise anything; the other items are answered.
             self._failures.write(f"answer refused {self._what([item])} row={index}", error)
             return self._as_reply(error)
 
@@ -238,8 +238,8 @@ def _as_answer(error: Exception) -> ServeError:
 
 
 def _has_broken_device(error: Exception) -> bool:
-    # After a failed assertion or an illegal access in a kernel, all later calls fail with the same
-    # text until the process ends; after a lack of memory or a wrong argument, none does.
+    # After a failed assertion or an illegal access in a kernel, all later calls fail in the same
+    # way until the process ends; after a lack of memory or a wrong argument they succeed.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         try:

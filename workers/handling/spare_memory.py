@@ -1,4 +1,4 @@
-"""Gives back what a rare batch has taken; what most batches need stays, for their speed."""
+"""Gives back memory that a rare batch has taken; keeps what most batches need, for their speed."""
 
 import contextlib
 import ctypes
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_S = 3.0
-# Memory beyond what batches were seen to need goes at the next look. The rest is tried more and
-# more seldom: to fetch an ordinary batch's memory again costs up to a tenth of its run.
+# Memory beyond what batches were seen to need is given back at the next look. The rest is tried at
+# growing intervals: to fetch an ordinary batch's memory again costs up to a tenth of its run.
 MOST_PAUSE_S = 60.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def taken_bytes() -> int:
-    """Returns this process's own memory, without files that it maps, and what torch has of GPUs."""
+    """Returns this process's own memory, without mapped files, and what torch holds of GPUs."""
     taken = 0
     with contextlib.suppress(OSError):  # no Linux
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
@@ -35,16 +35,16 @@ def free_gpu_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Gives freed memory back: the C library's, where it is glibc, and torch's of GPUs."""
+    """Gives freed memory back: glibc's, and torch's on GPUs."""
     free_gpu_memory()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class SpareMemory:
-    """Looks now and then at what a worker has taken, and has it give back what is too much.
+    """Has a worker give memory back when it holds more than its batches need.
 
-    Its worker calls `look` at `look_at_s`, by the monotonic clock, and notes that it `has_run`.
+    The worker calls `look` at `look_at_s` (monotonic), and sets `has_run` after a batch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SpareMemory:
         taken: Callable[[], int] = taken_bytes,
         give_back: Callable[[], None] = give_back_memory,
     ) -> None:
-        """Makes one that keeps so much beyond what batches need; with 0 it keeps everything."""
+        """Lets the worker keep `spare_bytes` beyond what batches need; with 0, everything."""
         self.look_at_s = 0.0 if spare_bytes else math.inf
         self.has_run = False  # a batch, since memory was given back
         self._spare_bytes = spare_bytes

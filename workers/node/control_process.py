@@ -26,7 +26,7 @@ STOP_S = 2.0
 
 
 class ControlProcesses:
-    """Starts processes for control jobs when one waits, two at most at a time."""
+    """Starts processes for control jobs when one waits, MOST_PROCESSES at a time."""
 
     def __init__(
         self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog
@@ -39,7 +39,7 @@ class ControlProcesses:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Starts processes until cancelled; they end then."""
+        """Starts processes until cancelled; then ends them."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):

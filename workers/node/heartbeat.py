@@ -1,6 +1,6 @@
 """Beats for the node and for its workers, from a process that computes nothing.
 
-What workers of a silent node held is taken back.
+Takes back the requests of silent workers, too.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # Each beat also wakes a worker for requests that wait, so a lost wakeup costs less than a second.
 BEAT_S = 0.9
-# How late to look: in the millisecond of its deadline a silent worker still counts as alive.
+# How late to look: at its deadline, to the millisecond, a silent worker still counts as alive.
 OVERDUE_S = 0.02
 # Otherwise all nodes would look at the same moment; now the first one leaves nothing to the others.
 JITTER_S = 0.1
@@ -31,8 +31,8 @@ JITTER_S = 0.1
 class Heartbeat:
     """Tells Redis every `beat_s` that this node and its workers are alive.
 
-    Each answer says for how long other nodes, and workers of these versions, have been silent. What
-    is known of the nodes themselves is kept under None, beside the versions.
+    Each answer says for how long other nodes, and workers of these versions, have been silent. In
+    the collections of version keys, None stands for the nodes.
     """
 
     queue: NodeQueue
@@ -52,7 +52,7 @@ class Heartbeat:
     _is_overdue: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
-        """Beats until cancelled; the next beat makes up for one that fails."""
+        """Beats until cancelled; after a failed beat, the next one is soon enough."""
         while True:
             started = time.monotonic()
             try:
@@ -64,10 +64,10 @@ class Heartbeat:
             await asyncio.sleep(max(0.1, self.beat_s - (time.monotonic() - started)))
 
     async def beat(self) -> None:
-        """Beats once; repeats everything to a Redis that had forgotten this node or a worker.
+        """Beats once; repeats everything if Redis had forgotten this node or a worker.
 
-        Redis was emptied then, or another node took a living worker for dead. After a beat whose
-        answer was lost, everything is repeated too, as that answer may have said so.
+        Redis was emptied then, or another node took a living worker for dead. It also repeats
+        everything after a beat whose answer was lost, as that answer may have said so.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self.versions()}
         for record in self.records():
@@ -86,14 +86,13 @@ class Heartbeat:
             self.on_forgotten()
 
     def doubt(self) -> None:
-        """Makes the next beat repeat everything: this may be another Redis, with an older state."""
+        """Makes the next beat repeat everything: Redis may have an older state by now."""
         self._is_in_doubt = True
 
     def is_steady(self, key: VersionKey | None) -> bool:
         """Returns whether silent workers of this version, or silent nodes (None), count as dead.
 
-        Only while our own beats are heard: after an outage all look dead until all have had time to
-        beat.
+        Not after an outage of our own beats: then all look dead until all have had time to beat.
         """
         if key not in self._heard_at:
             return True
@@ -107,11 +106,11 @@ class Heartbeat:
     async def _beat_group(
         self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None
     ) -> None:
-        told = {*workers, None} if node_id else {*workers}
-        again = self._unsure & told
-        self._unsure |= told  # until the answer comes
-        # Only those are listed whose deadline comes before the beat after next; the next beat lists
-        # the others in time.
+        beaten = {*workers, None} if node_id else {*workers}
+        again = self._unsure & beaten
+        self._unsure |= beaten  # until the answer comes
+        # The answer lists workers whose deadline comes before the beat after next; the next beat
+        # lists the others in time.
         quiet_s = max(0.0, self.dead_after_s - 2 * self.beat_s)
         heard = await self.queue.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
@@ -119,8 +118,8 @@ class Heartbeat:
         for silent_s in set(heard.silent_s):
             overdue_in_s = max(0.0, self.dead_after_s + OVERDUE_S - silent_s)
             loop.call_later(overdue_in_s, self._is_overdue.set)
-        for key in told:
-            self._hear(key)
+        for key in beaten:
+            self._note_success(key)
         # A slot beats for its worker before it is seen here, so no worker should be new.
         forgotten: set[VersionKey | None]
         forgotten = {key for key, count in heard.added.items() if count > 0}
@@ -128,10 +127,10 @@ class Heartbeat:
             self._unsure.update(self._heard_at)
             forgotten.update(workers, [None])
         self._is_forgotten |= bool(forgotten)
-        await self._tell_again(again | forgotten)
-        self._unsure -= told
+        await self._repeat(again | forgotten)
+        self._unsure -= beaten
 
-    async def _tell_again(self, keys: Set[VersionKey | None]) -> None:
+    async def _repeat(self, keys: Set[VersionKey | None]) -> None:
         for record in self.records():
             if record.key in keys:
                 await record.report_again()
@@ -145,8 +144,8 @@ class Heartbeat:
     async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
         """Hides the workers that were hidden, or forgotten, while the beat was on its way.
 
-        The beat has listed them as alive. Silent from then on, they would be taken for dead, and
-        their status, with the reason why they were given up, would be forgotten.
+        The beat has listed them as alive. As they stay silent, they would be taken for dead, and
+        their status, which says why they were given up, would be forgotten.
         """
         expected = {record.worker_id for record in self.records() if record.is_expected}
         for key, worker_ids in workers.items():
@@ -154,36 +153,36 @@ class Heartbeat:
                 await self.queue.hide(key, worker_id)
 
     async def _forget_former(self, key: VersionKey) -> None:
-        """Forgets workers that had ended, and that a server which took over lists again."""
+        """Forgets ended workers that a Redis which took over, with an older state, lists again."""
         # Asked first: a worker that begins meanwhile is known before it is listed.
         listed = await self.queue.listed_workers(key, self.node.node_id)
         known = {record.worker_id for record in self.records()}
         for worker_id in listed:
             if worker_id not in known:
-                # What it owned may be back, too. `reap` acts on one that still seems to beat.
+                # Its lease may be back, too; `reap` would wait until it no longer seems to beat.
                 await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
 
-    def _hear(self, key: VersionKey | None) -> None:
+    def _note_success(self, key: VersionKey | None) -> None:
         now = time.monotonic()
         if now - self._heard_at.get(key, now) > self._gap_s:
             self._steady_from[key] = now + self.dead_after_s
         self._heard_at[key] = now
 
     def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
-        """Keeps track of these versions only; a new one counts as heard at this first try.
+        """Keeps track of these versions only; a new version counts as beaten for at this first try.
 
-        Not at the first success: an outage may begin before that.
+        Waiting for the first success would miss an outage that begins before it.
         """
         now = time.monotonic()
         self._unsure &= {*workers, None}
         self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}
 
-    # --- what others have stopped beating for. Every node looks; the first one to look acts
+    # --- silent workers and nodes: every node looks for them, and the first one acts
 
     async def reap_forever(self) -> None:
-        """Reaps whenever a node or a worker, of this node or another, should have beaten.
+        """Reaps whenever a beat of some node or worker is overdue.
 
-        One that is overdue after an error is noticed at the next beat.
+        After an error, the next beat finds what is overdue.
         """
         while True:
             await self._is_overdue.wait()

@@ -1,4 +1,4 @@
-"""Measures the host and the workers' memory now and then, under TorchServe's names and units.
+"""Measures the host and the workers' memory at intervals, under TorchServe's names and units.
 
 Source: TorchServe 0.12 ts/metrics/system_metrics.py, `MetricCollector`.
 """
@@ -57,7 +57,7 @@ async def report_host(
 
 
 def measure() -> tuple[HostSample, ...]:
-    """Returns how busy the host and its GPUs are. Blocks for a tenth of a second, GPUs aside."""
+    """Returns how busy the host and its GPUs are. Blocks for 0.1 s, and while nvidia-smi runs."""
     memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
     host = {
         "CPUUtilization": psutil.cpu_percent(_CPU_WINDOW_S),
@@ -81,8 +81,8 @@ def measure() -> tuple[HostSample, ...]:
 def gpu_samples(line: str) -> Iterator[HostSample]:
     """Yields the samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
 
-    Leaves out a value that the card does not tell (`[N/A]`), and lines of another kind, such as
-    "No devices were found".
+    Leaves out values that the card does not know (`[N/A]`), and other lines, such as "No devices
+    were found".
     """
     index, *texts = (text.strip() for text in line.split(","))
     if len(texts) != len(_GPU_QUERY) - 1:

@@ -1,4 +1,4 @@
-"""A node: one per container or host. Turns what the registry wants into running worker processes.
+"""Runs a node, one per container or host: turns what the registry wants into worker processes.
 
 Heartbeat says that the node and its workers live, and takes back what dead nodes held;
 UnregisteredVersions refuses requests for versions that are gone; Slot keeps one worker process
@@ -79,7 +79,7 @@ class Node:
         self._keeper = RegistryMemory(self._registry)
         self._client = connect_async(store_url(settings))
         self._queue = NodeQueue(self._client, int(settings.dead_after_s * 1000))
-        # Made once, so that workers can be scaled down where no further thread can be started.
+        # Started once, so that workers can be scaled down where no further thread can start.
         self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
@@ -98,7 +98,7 @@ class Node:
             prepare=self._files.prepare,
             outage=self._outage,
         )
-        # A version whose last worker has ended may be closed for good now.
+        # When a version's last worker has ended, the version may be closed.
         self._slots = Slots(context, gpus, on_ended=self._must_look.set)
         self._heartbeat = Heartbeat(
             self._queue,
@@ -122,7 +122,7 @@ class Node:
         ]
         roles = [
             *starters,
-            # Without beats others take its requests: if this fails, a new node is better.
+            # Without beats others take its requests: if this role fails, the node ends.
             asyncio.create_task(self._heartbeat.run(), name="heartbeat"),
             self._keep(self._heartbeat.reap_forever, "dead workers"),
             self._keep(self._follow_changes, "changes"),
@@ -164,7 +164,7 @@ class Node:
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     async def _sweep_forever(self) -> None:
-        """Keeps disk and memory free of what nobody needs: models and arenas."""
+        """Removes files of models that are not registered any more, and arenas that were left."""
         await self._has_reconciled.wait()
         while True:
             remove_abandoned(self._settings.shared_memory_dir)
@@ -175,7 +175,7 @@ class Node:
             await asyncio.sleep(self._settings.unused_files_kept_s / LOOKS_WHILE_KEPT)
 
     def _on_joined(self) -> None:
-        """Acts on a beat after which Redis knows this node, for the first time or once more."""
+        """Reports ready and repairs the registry when Redis knows this node, or knows it again."""
         notify_ready()
         self._repairs_due += 1
         self._must_look.set()
@@ -237,14 +237,14 @@ class Node:
             # In a cluster one server may forget its versions while the registry's server does not.
             await self._thread.run(partial(self._registry.repair, self._wanted.values()))
             self._repairs_done = due
-        # After the slots: a version that is wanted again has a worker coming then, for which its
-        # requests wait.
+        # After the slots: a version that is wanted again has a worker by then, and its requests
+        # wait for that.
         await self._unregistered_versions.look()
         at_work = [slot.spec.key for slot in self._slots.all()]
         await self._queue.close_unused([*self._versions(), *at_work])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
-        """Returns what was registered when this node last looked, and what is now."""
+        """Returns what was registered when this node last looked, and what is registered now."""
         loop = asyncio.get_running_loop()
 
         def beat() -> None:
@@ -264,10 +264,10 @@ async def keep_probe_files(
 ) -> None:
     """Writes files for probes, as a node listens on no port; removes an earlier node's first.
 
-    `alive` is touched for as long as the node's loop turns, whether or not Redis answers:
-    restarting nodes does not bring Redis back, and costs their loaded models. `ready` is there
-    while every worker that can be counted on serves, so that a rolling update waits for the models
-    of the new node; one that keeps failing must not stop the update of all others.
+    `alive` is touched while the node's loop turns, whether or not Redis answers: restarting nodes
+    does not bring Redis back, and costs their loaded models. `ready` exists while every worker that
+    is expected serves, so that a rolling update waits for the models of the new node; a worker that
+    keeps failing is not expected, and does not stop the update.
     """
     reminder = Reminder()
 
@@ -296,7 +296,7 @@ def run(settings: Settings) -> int:
     """Runs a node until it is told to stop; returns the exit status.
 
     Raises:
-        SettingsError: it cannot start with these settings.
+        SettingsError: the node cannot start with these settings.
     """
     read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
     check_server(settings)

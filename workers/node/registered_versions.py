@@ -1,4 +1,4 @@
-"""What is registered, also when Redis has forgotten it, and what was registered until lately."""
+"""Remembers what is registered, in case Redis forgets it, and what has been unregistered."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -21,17 +21,17 @@ class RegistryMemory:
         self._known: Mapping[str, ModelEntry] = {}
 
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
-        """Returns what is registered now; first registers again what an emptied Redis forgot.
+        """Returns what is registered; first registers again what an emptied Redis forgot.
 
-        Blocks. All nodes do this at once: doing it twice is harmless. A new epoch shows, too, that
-        Redis was emptied, as a node that knows of no model may have come back first and set it.
-        `on_emptied` beats, before models are registered again: requests to a version without a
-        worker are refused, requests to one that is not back yet wait for it.
+        Blocks. All nodes do this at once, which is harmless. A new epoch shows, too, that Redis was
+        emptied: a node that knows no model may have come back first and set it. `on_emptied` beats
+        before models are registered again: a registered version without workers refuses requests,
+        while requests to a version that is not registered yet wait for it.
         """
         while True:
             # A version whose record cannot be read is not unregistered: its workers serve on.
             known = self._registry.snapshot(self._known)
-            # Read after the models: models from before an emptying must not pass for what is left.
+            # Read after the models: with a new epoch, the old models would pass for current ones.
             epoch = self._registry.epoch()
             if epoch and epoch == self._epoch:
                 self._known = known
@@ -47,7 +47,7 @@ class RegistryMemory:
 class UnregisteredVersions:
     """Remembers versions that were unregistered, or scaled to nothing, until no worker is left.
 
-    Every node runs one: a worker's own node may be the one that dies before its last batch is over.
+    Every node does this, as a worker's own node may die before its last batch is over.
     """
 
     def __init__(self, queue: NodeQueue) -> None:
@@ -58,13 +58,13 @@ class UnregisteredVersions:
 
     @property
     def ended(self) -> list[VersionKey]:
-        """Versions that may have workers, or requests that wait, and are to have none."""
+        """Returns the versions that may still have workers or waiting requests, and should not."""
         return list(self._ended)
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """Adds the versions that are to have no workers any more; drops those wanted again."""
-        # Registered versions that had no workers before need no look. A new node cannot know these,
-        # as the only node with workers may have died: it looks at all versions once.
+        """Adds the versions that should have no workers any more; drops versions wanted again."""
+        # Registered versions that had no workers before are done already. A new node cannot know
+        # that, as the only node with workers may have died: it looks at all versions once.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
         if self._is_new:
             self._is_new, known = False, set(specs)
@@ -79,7 +79,7 @@ class UnregisteredVersions:
         await self._queue.together([partial(self._close, *ended) for ended in self._ended.items()])
 
     async def _close(self, key: VersionKey, is_registered: bool) -> None:
-        # Asked first: the next look refuses the requests that are given back after that.
+        # Asked first: requests that a worker gives back after this are refused at the next look.
         is_staffed = await self._queue.is_staffed(key)
         reason = "no_worker" if is_registered else "unregistered"
         if count := await self._queue.refuse_waiting(key, reason):

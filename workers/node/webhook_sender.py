@@ -1,8 +1,8 @@
-"""Tells receivers on the web what became of their jobs: a thread of the node (ADR 0025).
+"""Tells receivers on the web what became of their jobs, in a thread of the node (ADR 0025).
 
-A message goes to its receiver without becoming a proxy into the local network: as for downloads of
-archives, the host is resolved once, all its addresses must be public, and the connection goes to an
-address that was checked. A second question to the resolver is what DNS rebinding waits for.
+Nobody may use it as a proxy into the local network: as for downloads of archives, the host is
+resolved once (DNS rebinding waits for a second time), all its addresses must be public, and the
+connection goes to one of them.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 END_S = 1.0  # for the thread, when its node stops
 TRY_S = 15.0
-# Longer than a try and what is around it.
+# Longer than a try with its calls to Redis.
 LEASE_S = 4 * TRY_S
 MOST_AT_ONCE = 50
-# A receiver that answers at once may have most of them; one that is slow leaves room for others.
+# A fast receiver may have most of them; a slow one leaves room for others.
 MOST_PER_HOST, MOST_PER_SLOW_HOST = 40, 4
 SLOW_S = 1.0
 MOST_HOSTS = 1000  # that are remembered as slow
@@ -78,7 +78,7 @@ async def send_webhooks(settings: Settings) -> None:
 
 
 async def _send(settings: Settings) -> None:
-    # It says each request, whose URL may be a secret.
+    # It logs each request's URL, which may be a secret.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
     assert rules is not None
@@ -99,7 +99,7 @@ async def _send(settings: Settings) -> None:
 
 
 class ReceiverAnswer(NamedTuple):
-    """Tells what a receiver answered; status 0 and the reason, if it did not."""
+    """Keeps what a receiver answered; without an answer, status 0 and the reason."""
 
     status: int
     retry_after: str = ""
@@ -107,13 +107,13 @@ class ReceiverAnswer(NamedTuple):
 
     @property
     def complaint(self) -> str:
-        """Returns what went wrong; empty if nothing did."""
+        """Returns what went wrong; "" after a success."""
         if self.error or not self.status:
             return self.error or "no answer"
         return "" if self.status < 300 else f"status {self.status}"  # noqa: PLR2004 - 2xx is good
 
     def outcome(self, tries: int) -> tuple[WebhookOutcome, float]:
-        """Returns how this try ended, the seconds until the next; `tries` were made before it."""
+        """Returns how this try ended and the seconds until the next, after `tries` earlier ones."""
         if 200 <= self.status < 300:  # noqa: PLR2004 - the range is its own name
             return WebhookOutcome.DELIVERED, 0.0
         if self.status == _GONE:
@@ -127,9 +127,9 @@ class ReceiverAnswer(NamedTuple):
 
 
 class WebhookSender:
-    """Takes events that are due, and tells their receivers.
+    """Claims events that are due, and tells their receivers.
 
-    Runs until it is cancelled; what was under way then is due again after LEASE_S.
+    Runs until it is cancelled; events that were under way are due again after LEASE_S.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class WebhookSender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Looks for events that are due, once a second while there are none."""
+        """Claims due events, once a second while there are none."""
         try:
             while True:
-                count = await self._take_some()
+                count = await self._claim_due()
                 if len(self._tasks) >= MOST_AT_ONCE:
                     await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif not count:
@@ -163,7 +163,7 @@ class WebhookSender:
         finally:
             await end_tasks(self._tasks)
 
-    async def _take_some(self) -> int:
+    async def _claim_due(self) -> int:
         try:
             count = MOST_AT_ONCE - len(self._tasks)
             events = await self._webhooks.claim(count, int(LEASE_S * 1000))
@@ -228,13 +228,13 @@ class _Host:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether one more may be tried."""
+        """Returns whether one more try may begin."""
         is_slow = max(self.took_s, self.oldest_s) > SLOW_S
         return len(self.began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
 
 
 def _message(event: Event, job: Job, keys: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
-    """Returns headers and body: with the same id at each try."""
+    """Returns headers and body; each try has the same message id."""
     assert job.webhook is not None
     moment = datetime.datetime.now(datetime.UTC)  # receivers refuse what is old
     document = job_document(job, job.webhook.receiver.base_url)
@@ -257,7 +257,7 @@ def _message(event: Event, job: Job, keys: Sequence[bytes]) -> tuple[dict[str, s
 
 
 def _result(job: Job) -> dict[str, Any] | None:
-    """Returns the result if it is there and small; what is not UTF-8, as base64."""
+    """Returns the job's result if it is small; base64 if it is not UTF-8; None without one."""
     reply = small_reply(job)
     if reply is None or len(reply.body) > MOST_RESULT_BYTES:
         return None
@@ -277,7 +277,7 @@ async def resolve(host: str, port: int) -> list[str]:
     Raises:
         OSError, UnicodeError: it has none.
     """
-    # Not by the loop, whose threads a stopping node would wait for.
+    # The loop's own resolver uses threads that a stopping node would wait for.
     entries = await in_daemon_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     )
@@ -293,7 +293,7 @@ class Delivery:
         self._rules = rules
         self._resolve = resolve
         # No proxy from the environment: it would resolve the name once more. No connection is kept:
-        # it would be one to whom the name led a while ago.
+        # the name may lead elsewhere by the next message.
         self._client = httpx.AsyncClient(
             verify=context,
             timeout=TRY_S,
@@ -335,6 +335,6 @@ class Delivery:
             except httpx.ConnectError as error:
                 failure = error
                 continue
-            await answer.aclose()  # of its body nothing is wanted
+            await answer.aclose()  # its body is of no use
             return ReceiverAnswer(answer.status_code, answer.headers.get("retry-after", ""))
         raise failure

@@ -1,1 +1,1 @@
-"""Models in Python, and files that need no code: rows are decoded, run and encoded here."""
+"""Runs models in Python, and files that need no code: decodes rows, and encodes outputs."""

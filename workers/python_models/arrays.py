@@ -42,7 +42,7 @@ def array_of(value: Any, dtype: Any = None) -> Any:
 
 
 def numbers_of(value: Any, dtype: Any = None) -> Any:
-    """Returns the array; of JSON, there may be only numbers in it."""
+    """Returns an array; from JSON it must have numbers only."""
     array = array_of(value, dtype)
     if not hasattr(value, "shape") and array.dtype.kind not in "biuf":
         raise ValueError("not an array of numbers")
@@ -50,7 +50,7 @@ def numbers_of(value: Any, dtype: Any = None) -> Any:
 
 
 def torch_tensor_of(value: Any) -> Any:
-    """Returns it as torch.tensor() would: JSON's numbers with a point are of the default type."""
+    """Returns a tensor as torch.tensor() would: numbers with a point get the default type."""
     torch: Any = import_module("torch")
     tensor = torch.from_numpy(numbers_of(value).copy())
     is_typed = hasattr(value, "shape") or not tensor.is_floating_point()
@@ -58,7 +58,7 @@ def torch_tensor_of(value: Any) -> Any:
 
 
 def texts(tensor: Tensor) -> list[Any]:
-    """Returns the values; what is UTF-8 among the elements of BYTES is text."""
+    """Returns the values; elements of BYTES that are UTF-8 become text."""
     return [_text(value) if isinstance(value, bytes) else value for value in tensor.values]
 
 
@@ -76,7 +76,7 @@ def _text(value: bytes) -> str | bytes:
 
 
 def _read_npy(content: bytes | bytearray) -> Any:
-    """Runs nothing of the file; a head that says too much takes no memory that is ever used."""
+    """Reads the array, and runs nothing; a head that claims too much takes memory never used."""
     np: Any = import_module("numpy")
     stream = io.BytesIO(content)
     try:
@@ -86,5 +86,5 @@ def _read_npy(content: bytes | bytearray) -> Any:
     if array.dtype.kind not in "biufcSU":
         raise BadRequest("The .npy file holds neither numbers nor text, but records.")
     if stream.tell() != len(content):
-        raise BadRequest("The .npy file has not as many bytes as its head says.")
+        raise BadRequest("The .npy file is longer than its head says.")
     return array

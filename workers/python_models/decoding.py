@@ -1,4 +1,4 @@
-"""Makes a row of a request, by the annotation of `predict`: `list[T]` takes rows of type T."""
+"""Makes rows of requests, by the annotation of `predict`: `list[T]` takes rows of type T."""
 
 import base64
 import typing
@@ -23,9 +23,9 @@ _JSON, _URLENCODED = "application/json", "application/x-www-form-urlencoded"
 _INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
 _IMAGE, _ARRAY, _TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
 _FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
-# Of nested types in a schema.
+# How deep types may be nested in a schema.
 _MOST_LEVELS = 8
-# In refusals of bodies, where the annotation's own name does not tell.
+# What a refusal says is wanted, where the annotation's name does not tell.
 _WANTED = {"text": "text in UTF-8 or JSON string", "any": "JSON"}
 # In the schema of a file within a form.
 _FILE_MARK = "ferry-part"
@@ -33,13 +33,13 @@ _FILE_MARK = "ferry-part"
 
 @dataclass
 class Row:
-    """One request: its parts by name, undecoded."""
+    """Holds one request: its parts by name, undecoded."""
 
     parts: Mapping[str, Part]
 
     @cached_property
     def inference(self) -> Inference | None:
-        """Returns the request if it is one of the Open Inference Protocol."""
+        """Returns the request read by the Open Inference Protocol; None if it is none of it."""
         body = self.parts.get("body")
         if body is None or not body.content_type.startswith(_INFERENCE):
             return None
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def body(self) -> Part:
-        """Returns the part that is meant where a model takes one value.
+        """Returns the only value of the request.
 
         Raises:
             BadRequest: there are several, and none is called `body` or `data`.
@@ -65,14 +65,14 @@ class Row:
             raise BadRequest(
                 f"One value is wanted, as the body or as a field `data`; fields: {names}."
             )
-        # `curl -d` says that any body is a form; `data=…` is one, as TorchServe's clients send it.
+        # `curl -d` calls any body a form; `data=…`, as TorchServe's clients send it, is one.
         if part.content_type != _URLENCODED or not part.content.startswith((b"data=", b"body=")):
             return part
         return next(iter(self.fields.values())) if len(self.fields) == 1 else part
 
     @cached_property
     def fields(self) -> Mapping[str, Part]:
-        """Returns the parts of a form, those of an urlencoded body among them."""
+        """Returns the fields of a form, be it multipart or urlencoded."""
         body = self.parts.get("body")
         if len(self.parts) != 1 or body is None or body.content_type != _URLENCODED:
             return self.parts
@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Makes a row of a body. `kind` is one of json, text, image, bytes, tensor, form and any."""
+    """Makes a row of a body. `kind`: json, text, image, bytes, tensor, form or any."""
 
     kind: str
     type_name: str
@@ -103,7 +103,7 @@ class Decoder:
 
 
 class FileModel(Model):
-    """A model of a file without code: `load` sets how it reads rows, and what it says of itself."""
+    """Serves a file without code: `load` sets how it reads rows, and how it describes itself."""
 
     decoder: Decoder
     interface: dict[str, Any]
@@ -177,13 +177,13 @@ def _decode_any(row: Row) -> Any:
 
 
 def _guessed(part: Part) -> Any:
-    """Returns JSON as Python values, an image as such, else bytes; clients often send no type."""
+    """Returns an image, JSON's values, or bytes: clients often send no content type."""
     if part.content_type.startswith("image/"):
         return _image(part.content)
     try:
         return msgspec.json.decode(part.content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        # A slip in the JSON of `curl -d` would be served as a row of its characters' numbers.
+        # Otherwise misspelt JSON of `curl -d` would be served as bytes.
         if part.content_type in (_JSON, _URLENCODED) and part.content.startswith((b"[", b"{")):
             raise
         return bytes(part.content)
@@ -283,7 +283,7 @@ def _image(value: Any) -> Any:
 
 
 def _file(value: Any) -> bytes | bytearray:
-    """Returns the bytes of a file; as text, or as a whole body of JSON, it is in base64."""
+    """Returns the bytes of a file; text, or a body of JSON, has them in base64."""
     if isinstance(value, bytes | bytearray):
         if value[:1] != b'"':
             return value
@@ -314,7 +314,7 @@ def _library_schema(kind: Any) -> dict[str, Any]:
 
 
 def _dtype(kind: Any) -> Any:
-    """Returns numpy's type in `NDArray[np.float32]`; None where it is not said."""
+    """Returns numpy's type in `NDArray[np.float32]`; None without one."""
     arguments = typing.get_args(kind)
     inner = typing.get_args(arguments[1]) if len(arguments) > 1 else ()
     return inner[0] if inner and isinstance(inner[0], type) else None
@@ -326,7 +326,7 @@ def _name_of(annotation: Any) -> str:
 
 
 def _inlined(schema: Any) -> Any:
-    """Returns a JSON schema without references, so that another document can hold it."""
+    """Returns a JSON schema without references, so that it can be put into another document."""
     definitions = schema.get("$defs", {})
 
     def inline(value: Any, levels: int) -> Any:

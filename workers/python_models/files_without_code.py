@@ -1,6 +1,6 @@
-"""Serves what needs no code: ONNX, torch.export's .pt2, TorchScript, and pipelines of transformers.
+"""Serves models without code: ONNX, torch.export's .pt2, TorchScript, and transformers' pipelines.
 
-Rows of files are tensors, by name and shape from the file.
+Files take tensors as rows, with the names and shapes that the file has.
 """
 
 import json
@@ -20,7 +20,7 @@ from workers.python_models import arrays
 from workers.python_models.decoding import Decoder, FileModel, Row, decoder_of
 from workers.python_models.open_inference import OUTPUT_NAME
 
-# Of an axis.
+# The length of an axis that may have any.
 DYNAMIC = -1
 # What onnxruntime takes from numpy, which has no BF16.
 _ONNX_TYPES = BY_DTYPE | {"float": "FP32", "double": "FP64", "string": BYTES, "bfloat16": ""}
@@ -55,13 +55,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output, as the Open Inference Protocol describes it.
+    """Describes an input or output as the Open Inference Protocol does.
 
     Attributes:
         name: in the file.
         datatype: of the protocol.
         shape: with the axis of the batch; empty where the file says neither type nor shape.
-        likely_float: there, the datatype that numbers with a point become.
+        likely_float: the datatype of numbers with a point, where the file says no type.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Port:
         return self._converted(array, self.datatype)
 
     def _unconverted(self, value: Any) -> Any:
-        """Returns text or numbers as an array, without the protocol's axis of the batch."""
+        """Returns text or numbers as an array without the axis of the batch, in their own type."""
         np = import_module("numpy")
         if isinstance(value, Tensor):
             value = arrays.without_batch(value, 2 if self.likely_float else len(self.shape))
@@ -111,7 +111,7 @@ class Port:
         return array
 
     def _converted(self, array: Any, datatype: str) -> Any:
-        """Returns the array in this type, in which whole numbers stay what they were."""
+        """Returns the array in this type; refuses values that it cannot hold."""
         np = import_module("numpy")
         if datatype == BYTES:
             return array.astype(object, copy=False)
@@ -119,13 +119,13 @@ class Port:
             converted = array.astype(arrays.DTYPES[datatype], copy=False)
         compared = np.isfinite if converted.dtype.kind == "f" else np.asarray
         if not np.array_equal(compared(array), compared(converted)):
-            raise BadInput(f"Input {self.name} is of {datatype}: a value of it is none.")
+            raise BadInput(f"Input {self.name} has a value that {datatype} cannot hold.")
         return converted
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A loaded file: `run` takes arrays by input name, and returns arrays or tensors by name."""
+    """Holds a loaded file: `run` takes arrays by name, and returns arrays or tensors by name."""
 
     inputs: Sequence[Port]
     outputs: Sequence[Port]
@@ -177,12 +177,12 @@ class TensorModel(FileModel):
         try:
             outputs = self._net.run(stacked)
         except RuntimeError as error:
-            # A row alone, of a file that says no shape to check it by, is refused.
+            # Without a shape to check it by, a row that fails alone is the client's mistake.
             is_checked = not any(port.likely_float for port in self._net.inputs)
             if is_checked or len(rows) > 1 or "CUDA" in str(error):
                 raise
             sent = (f"{name} {it.dtype} {list(it.shape)}" for name, it in rows[0].items())
-            reason = str(error).strip().splitlines()[-1]  # TorchScript's source stands before it
+            reason = str(error).strip().splitlines()[-1]  # before it stands TorchScript's source
             return [BadInput(f"The model does not take {', '.join(sent)}: {reason}")]
         for name, value in outputs.items():
             shape = list(getattr(value, "shape", ()))
@@ -224,7 +224,7 @@ class TensorModel(FileModel):
 
 
 def load_net(path: Path, device: str) -> Net:
-    """Loads the file.
+    """Loads a file without code.
 
     Raises:
         FileNotFoundError: there is none.
@@ -306,7 +306,7 @@ def _torch_port(name: str, value: Any) -> Port:
     datatype = _datatype(value)
     if not datatype:
         raise ValueError(
-            f"{name} is no tensor of numbers or bool: export the model with such ones alone"
+            f"{name} is no tensor of numbers or bool: export the model with such tensors only"
         )
     return Port(name, datatype, _axes(value.shape))
 
@@ -370,7 +370,7 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 class Pipeline(FileModel):
-    """A pipeline of the library transformers: of a local folder, a model of the hub, or a task."""
+    """Serves a pipeline of transformers: a local folder, a model of the hub, or a task."""
 
     _pipeline: Any
 
@@ -409,7 +409,7 @@ class Pipeline(FileModel):
 
 
 def _task_of(folder: Path) -> str | None:
-    """Returns the task of a model in a local folder; None, so that the hub says it, elsewhere."""
+    """Returns the task of a model in a local folder; None for models of the hub, which knows it."""
     if not folder.is_dir():
         return None
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol, for handlers that know nothing of it.
+"""Reads and answers requests of the Open Inference Protocol, for handlers that do not know it.
 
 Source: KServe Open Inference Protocol v2 "Inference", and Triton's binary tensor data extension,
 which Triton's clients use unless told otherwise.
@@ -28,7 +28,7 @@ _BINARY_SIZE = "binary_data_size"
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """A request. `asked` has the parameters of the outputs that it asks for, by their names."""
+    """Holds a request. `asked`: name of an output that it asks for -> parameters."""
 
     document: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
@@ -51,9 +51,9 @@ class Inference:
         return cls(document, dict(tensors), {it["name"]: _parameters(it) for it in named})
 
     def row(self) -> dict[str, Any]:
-        """Returns the handler's row: a value per input under its name; a single one as `body`, too.
+        """Returns the handler's row: input name -> value; an only input is `body`, too.
 
-        One element of BYTES is that element, as a file's content would be.
+        A BYTES tensor of one element becomes that element, like the content of a file.
         """
         row = {name: _plain(tensor) for name, tensor in self.inputs.items()}
         if len(row) == 1:
@@ -69,7 +69,7 @@ class Inference:
     def answer(
         self, output: Any, model_name: str, model_version: str
     ) -> tuple[bytes, dict[str, str]]:
-        """Returns body and headers for a handler's output; one that is an answer stays as it is."""
+        """Returns body and headers for a handler's output, which may be a whole answer already."""
         if isinstance(output, dict) and isinstance(output.get("outputs"), list):
             return json.dumps(output).encode(), {"content-type": "application/json"}
         document: dict[str, Any] = {"model_name": model_name, "model_version": model_version}
@@ -92,12 +92,13 @@ class Inference:
         return head + binary, headers
 
     def _named(self, output: Any) -> dict[str, Tensor]:
-        """Returns the outputs by name; of several, only those that the request asks for."""
+        """Returns the outputs by name; if there are several, only the ones asked for."""
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}
-            shaped = {name: t for name, t in tensors.items() if t is not None and t.shape}
+            shaped = {name: it for name, it in tensors.items() if it is not None and it.shape}
             if len(shaped) == len(output):
-                return {n: t for n, t in shaped.items() if not self.asked or n in self.asked}
+                wanted = self.asked or shaped
+                return {name: tensor for name, tensor in shaped.items() if name in wanted}
         name = next(iter(self.asked)) if len(self.asked) == 1 else OUTPUT_NAME
         return {name: tensor_of(output) or text_tensor(output)}
 

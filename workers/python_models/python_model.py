@@ -43,14 +43,14 @@ JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
 _UNITS = {MetricTypes.COUNTER: "count", MetricTypes.HISTOGRAM: ""}
 # Sends the next piece of answers, by the indexes of their rows: bodies with content types.
 Send = Callable[[Mapping[int, tuple[bytes, str]]], None]
-# Returns what came with the rows in these indexes.
-Told = Callable[[Sequence[int]], Requests]
+# Returns what came with the rows of these indexes.
+RequestsOf = Callable[[Sequence[int]], Requests]
 Outcome = Answer | Exception
 log = logging.getLogger(__name__)
 
 
 class PythonModel:
-    """One model.
+    """Runs one model.
 
     Raises:
         TypeError: the annotation of `predict` is no type of rows.
@@ -93,21 +93,22 @@ class PythonModel:
                 interface["example"] = value
         return interface | (self.model.interface if isinstance(self.model, FileModel) else {})
 
-    def answer(self, rows: Sequence[Row], told: Told, send: Send) -> list[Outcome]:
+    def answer(self, rows: Sequence[Row], requests_of: RequestsOf, send: Send) -> list[Outcome]:
         """Returns an answer or an error for each row; `send` takes pieces of streamed answers."""
         outcomes: list[Any] = [self._decoder.decode(row) for row in rows]
         indexes = [i for i, value in enumerate(outcomes) if not isinstance(value, Exception)]
         if indexes:
-            outputs = self._run([outcomes[index] for index in indexes], indexes, told, send)
+            values = [outcomes[index] for index in indexes]
+            outputs = self._run(values, indexes, requests_of, send)
             for index, output in zip(indexes, outputs, strict=True):
                 outcomes[index] = self._encoded(rows[index], output)
         return outcomes
 
     def _run(
-        self, values: list[Any], indexes: Sequence[int], told: Told, send: Send
+        self, values: list[Any], indexes: Sequence[int], requests_of: RequestsOf, send: Send
     ) -> Sequence[Any]:
         size = len(values)  # the list is the model's own
-        arguments = (values, told(indexes)) if self._takes_requests else (values,)
+        arguments = (values, requests_of(indexes)) if self._takes_requests else (values,)
         outputs = self.model.predict(*arguments)
         if self._is_stream:
             with contextlib.closing(outputs):
@@ -131,17 +132,18 @@ class PythonModel:
             return PredictionFailed(f"predict returned what no tensor can be made of: {error}.")
 
     def _named(self, output: Any) -> Any:
-        """Returns a file's only output under the name that its metadata has."""
+        """Returns a file's only output under its name in the file's metadata."""
         outputs = self.model.interface["outputs"] if isinstance(self.model, FileModel) else []
         has_axis = len(getattr(output, "shape", [])) > 0
         return {outputs[0]["name"]: output} if len(outputs) == 1 and has_axis else output
 
 
 class LoadedTarget(PythonModel):
-    """The model of an archive that names a target: imported, loaded and warmed up.
+    """Imports, loads and warms up the model of an archive that names a target.
 
     Raises:
-        Exception: whatever the model raises; TypeError, LookupError: it is none.
+        TypeError, LookupError: the target is no model.
+        Exception: whatever the model raises.
     """
 
     def __init__(self, spec: ModelSpec, context: Context, model_dir: Path, device: str) -> None:
@@ -173,7 +175,11 @@ class LoadedTarget(PythonModel):
             context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
 
         rows = [Row({part.name: part for part in item.request.parts}) for item in items]
-        return self.answer(rows, lambda some: self._told([items[index] for index in some]), send)
+
+        def requests_of(indexes: Sequence[int]) -> Requests:
+            return self._requests([items[index] for index in indexes])
+
+        return self.answer(rows, requests_of, send)
 
     def close(self) -> None:
         try:
@@ -181,7 +187,7 @@ class LoadedTarget(PythonModel):
         except Exception:  # it may raise anything, and the worker ends in any case
             log.exception("unload failed")
 
-    def _told(self, items: Sequence[Claimed]) -> Requests:
+    def _requests(self, items: Sequence[Claimed]) -> Requests:
         now_s = time.monotonic()
         headers, queries, deadlines_s = [], [], []
         for item in items:
@@ -195,7 +201,7 @@ class LoadedTarget(PythonModel):
 
 
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
-    """Returns what the version's manifest names."""
+    """Returns the target in the version's manifest."""
     section = (spec.manifest or {}).get("model") or {}
     target = section.get("target") or section.get("serializedFile")
     if not isinstance(target, str) or not target:
@@ -217,7 +223,7 @@ def _model_of(target: Target, model_dir: Path) -> Model:
 
 
 def _stream(steps: Iterable[Any], indexes: Sequence[int], send: Send) -> list[Any]:
-    """Sends what each step yields; returns the ends of the answers."""
+    """Sends the pieces that each step yields; returns the ends of the answers."""
     ends: dict[int, Any] = dict.fromkeys(indexes, Answer())
     for step in steps:
         pieces = {}
@@ -264,7 +270,7 @@ def encode(value: Any) -> tuple[bytes, str]:
 
 
 def encoded(output: Any) -> Answer:
-    """Returns the whole answer to a row."""
+    """Returns the answer to a row, with its body encoded."""
     answer = output if isinstance(output, Answer) else Answer(output)
     body, kind = encode(answer.body)
     headers = {"content-type": answer.content_type or kind, **answer.headers}
@@ -272,10 +278,10 @@ def encoded(output: Any) -> Answer:
 
 
 def _rows_of(outputs: Any, size: int) -> list[Any]:
-    """Returns the outputs of a batch one by one; of an array or tensor, along its first axis."""
+    """Returns the list of a batch's outputs; splits an array or tensor along its first axis."""
     if hasattr(outputs, "detach"):
         tensor = outputs.detach().cpu()
-        is_known = str(tensor.dtype) != "torch.bfloat16"  # which numpy is not
+        is_known = str(tensor.dtype) != "torch.bfloat16"  # numpy has no such type
         outputs = (tensor if is_known else tensor.float()).numpy()
     if not isinstance(outputs, list | tuple) and not getattr(outputs, "shape", ()):
         raise PredictionFailed(

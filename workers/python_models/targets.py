@@ -19,7 +19,7 @@ TENSOR_SUFFIXES = frozenset({".onnx", ".pt", ".pts", ".pth", ".ts", ".pt2"})
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Names what is served. `path` is absolute; of `hf:NAME` it is None. `name` may be empty."""
+    """Names what is served. `path` is absolute, or None for `hf:NAME`; `name` may be empty."""
 
     text: str
     path: Path | None
@@ -27,7 +27,7 @@ class Target:
 
     @classmethod
     def of(cls, text: str, model_dir: Path) -> "Target":
-        """Reads `FILE.py:NAME`, `FILE.onnx` or `hf:NAME`; files are in the folder, or absolute."""
+        """Reads `FILE.py:NAME`, `FILE.onnx` or `hf:NAME`; files are relative to the folder."""
         if text.startswith(HUGGING_FACE):
             return cls(text, None, text.removeprefix(HUGGING_FACE))
         file, _, name = text.partition(".py:")
@@ -35,10 +35,10 @@ class Target:
 
 
 def load_module(path: Path, model_dir: Path) -> ModuleType:
-    """Imports a target's Python file, and what lies beside it, from the folder that is served.
+    """Imports a target's Python file, and the modules beside it.
 
-    With `sources` in the model's folder, code is what was there when the version was registered; it
-    still goes by its own path, which errors and `__file__` have.
+    With `sources` in the model's folder, the code is the copy from the registration; errors and
+    `__file__` still have the path of the original.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -61,7 +61,7 @@ def load_module(path: Path, model_dir: Path) -> ModuleType:
 
 
 def find_model(module: ModuleType, name: str) -> Model:
-    """Returns the model of this name: the class' object, or one around the function."""
+    """Returns an object of the model class of this name, or one around the function."""
     member = getattr(module, name or "predict", None)
     if inspect.isclass(member) and issubclass(member, Model):
         model: Model = member()
@@ -87,7 +87,7 @@ class _FunctionModel(Model):
 class _CopyLoader(SourceFileLoader):
     """Compiles the registered copy of a file under the file's own path.
 
-    Without Python's cache, which would keep the copy's code for the file.
+    It uses no bytecode cache, which would keep the copy's code for the file.
     """
 
     def __init__(self, name: str, path: Path, copy: Path) -> None:
@@ -102,7 +102,7 @@ class _CopyLoader(SourceFileLoader):
 
 
 class _RegisteredModules(MetaPathFinder):
-    """Finds the modules beside the target's file, and has them compiled from their copies."""
+    """Finds the modules beside the target's file, and compiles them from their copies."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self._folder = folder

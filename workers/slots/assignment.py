@@ -1,4 +1,4 @@
-"""What a node tells a worker process before it starts, and how the process ends."""
+"""Defines what a node tells a worker process at its start, and with which codes that exits."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One worker's model, device and name; one JSON value in its environment."""
+    """Says which model a worker runs, where and under which name; JSON in its environment."""
 
     spec: ModelSpec
     worker_id: str
@@ -52,7 +52,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """A return code as `subprocess` has it, and why the node ended the process, if it did."""
+    """Keeps a return code as `subprocess` has it, and why the node ended the process, if it did."""
 
     code: int
     ended_for: str = ""

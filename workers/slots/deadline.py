@@ -1,4 +1,4 @@
-"""Until when a worker may be at what it does, in memory that its node reads."""
+"""Keeps the moment until which a worker may take for its step, in memory that its node reads."""
 
 import math
 import mmap
@@ -9,9 +9,9 @@ import tempfile
 import time
 
 _BYTES = 16
-# For a server of Redis that is away, and for clients that are slow.
+# For a Redis that is away, and for clients that are slow.
 WAIT_S = 30.0
-# Has the worker write its stacks, and then ends it. No handler uses it; SIGALRM is theirs.
+# Makes the worker write its stacks and end. No handler uses it; SIGALRM is theirs.
 SIGNAL_OF_LATE = signal.SIGVTALRM
 
 
@@ -27,11 +27,11 @@ def shared_memory() -> int:
 
 
 class Deadline:
-    """Written by a worker, at the cost of a store, and watched by its node.
+    """Tells a worker's node when to end it; writing costs the worker one store to memory.
 
-    The node needs nothing of the worker for that: neither its interpreter's lock, nor its threads
-    and signals, which are all the handler's. Without a descriptor, in a process that is no worker,
-    nobody watches.
+    Reading needs nothing of the worker: neither its interpreter's lock, nor its threads and
+    signals, which the handler may hold or change. Without a descriptor, in a process that is no
+    worker, nobody watches.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Deadline:
 
     @property
     def ends_at(self) -> float:
-        """Returns the time, by the monotonic clock, at which the process is to be ended."""
+        """Returns when the process is to be ended, by the monotonic clock."""
         return self._times[0] or math.inf
 
     @property
@@ -74,9 +74,9 @@ class Deadline:
         self.end(self._wait_s)
 
     def resume(self) -> None:
-        """Begins the handler's time anew, unless it has returned."""
+        """Starts the handler's time over, unless it has returned."""
         self.end(self._run_s)
-        # A thread of the handler may send on after the handler has returned, and an idle worker
+        # A thread of the handler may still send after the handler has returned, and an idle worker
         # would be ended. Checked last, as the handler may return at any moment.
         if not self._is_running:
             self.wait()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 MOST_UNPUBLISHED = 16  # reports of one worker, which has three; model code may write any number
-PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
+PROVEN_AFTER_S = 2.0  # a worker that was READY for this time has not died of its start
 _NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": False}
 
 
@@ -96,7 +96,7 @@ class Slot:
         await self.record.end()
 
     async def _give_up(self) -> None:
-        way_out = "register it anew, or scale it to 0 and back"
+        way_out = "register it again, or scale it to 0 and back"
         log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
         await self.record.set_state(WorkerState.FAILED)
         # Unless another worker of the version lives, no request waits for one any more.
@@ -154,9 +154,9 @@ class Slot:
         )
 
     async def _prepared(self, *, is_exact: bool) -> Prepared | None:
-        """Returns what a process needs; None once the slot is to stop, which waits for no download.
+        """Returns what a process needs; None if the slot is to stop meanwhile.
 
-        A download goes on without this slot, for the next one that needs it.
+        A download then goes on without this slot, for the next one that needs it.
         """
         preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
@@ -305,8 +305,8 @@ class Slot:
 class SlotRecord:
     """Keeps the status of one slot's worker in Redis, under the worker's name.
 
-    Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
-    hidden: their status can be seen, but no request is queued for them.
+    Only a worker that serves, or will probably serve soon, is listed as alive. Others are hidden:
+    their status can be seen, but no request is queued for them.
     """
 
     def __init__(
@@ -329,14 +329,14 @@ class SlotRecord:
 
     @property
     def is_expected(self) -> bool:
-        """Returns whether it serves now or can be counted on to serve soon: requests may queue."""
+        """Returns whether the worker serves, or will probably serve soon: requests may queue."""
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
         return self.state is WorkerState.READY or (is_coming and not self._backoff.is_doubtful)
 
     async def begin(self, status: WorkerStatus) -> None:
         """Puts a new worker in the place of the former one.
 
-        Lists it as alive before the former one is forgotten, so that one of them always is.
+        Lists it as alive before it forgets the former one, so that one of them always is listed.
         """
         previous_id, self.status = self.worker_id, status
         self.successor_id = None
@@ -356,7 +356,7 @@ class SlotRecord:
     async def expect(self, successor_id: str) -> None:
         """Lists the slot's next worker as alive, beside the current one, before it begins.
 
-        A state in which it is not expected hides both.
+        A state that is not expected hides both.
         """
         self.successor_id = successor_id
         await self.beat(successor_id)
@@ -367,7 +367,7 @@ class SlotRecord:
             await self.retry(self._queue.beat, {self.key: [worker_id]})
 
     async def report_again(self, **changes: Any) -> None:
-        """Publishes the state once more, with these changes; raises if Redis does not answer."""
+        """Publishes the status with these changes; raises if Redis does not answer."""
         if self.status is None:
             return
         status = self.status = replace(self.status, **changes)
@@ -381,7 +381,7 @@ class SlotRecord:
             await self.retry(self._queue.forget, self.key, worker_id)
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Returns the verb's result, once Redis answers; only for those that may be repeated."""
+        """Calls the verb until Redis answers; only for verbs that may be repeated."""
         name = getattr(verb, "__name__", str(verb))
         while True:
             try:

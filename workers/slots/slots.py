@@ -1,4 +1,4 @@
-"""The worker slots of one node: opened and stopped as the registry wants, drained in the end."""
+"""Opens and stops the worker slots of one node as the registry wants; drains them in the end."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class Slots:
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """Opens and stops slots until there are as many as these want. Opens none in a drain."""
+        """Opens and stops slots as these versions want; does nothing in a drain."""
         if self._is_draining:
             return
         for (key, number), slot in self._slots.items():
@@ -82,7 +82,7 @@ class Slots:
         if not task.cancelled() and (error := task.exception()):
             log.error("slot %s ended: %r", slot_key, error, exc_info=error)
         else:
-            # Not after an error, which may come again at once: that waits for the regular look.
+            # After an error, which may come again at once, the regular look is soon enough.
             self._on_ended()
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:

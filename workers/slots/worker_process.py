@@ -1,4 +1,4 @@
-"""A worker's operating-system process, seen from its node: started, listened to, ended."""
+"""Starts a worker's operating-system process, reads its reports, and ends it when it is late."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
 LOOK_S = 1.0  # no longer than the shortest response_timeout: a batch may begin meanwhile
-# When this process has stood still for so long, as in a container that was paused, its worker may
-# have done so, too, and has time to come back from a wait for work.
+# When this process stood still for this time, as in a container that was paused, its worker may
+# have done so, too, and gets time to come back from a wait for work.
 STILL_S = 1.0
 RECOVERY_S = 3.0
 STACKS_S = 0.2
@@ -45,7 +45,7 @@ MOST_REPORT_BYTES = 2**20
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory
 # from the kernel and gives it back for every batch, page by page: a tenth of a ResNet-152's time.
-# Like this, a worker keeps the memory that it has used, until `SpareMemory` has it give some back.
+# With these, a worker keeps the memory that it has used, until `SpareMemory` gives some back.
 # Other C libraries ignore these variables.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -58,7 +58,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker says of itself: FAILED when it could not load; READY with its interface."""
+    """Says how a worker does: FAILED when it could not load; READY with its interface."""
 
     state: WorkerState
     error: str = ""
@@ -68,7 +68,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class WorkerProcess:
-    """One run of `python -m workers.handling.worker`."""
+    """Watches one run of `python -m workers.handling.worker`."""
 
     def __init__(
         self, child: "subprocess.Popen[bytes]", reader_fd: int, deadline: Deadline
@@ -78,7 +78,7 @@ class WorkerProcess:
         self._reader_fd = reader_fd
         self._deadline = deadline
         self._last_turn = math.inf
-        # To the outputs of this process, whatever becomes of them: no print waits or fails.
+        # Copied to this process's own outputs; whatever becomes of these, no print waits or fails.
         self._outputs = [
             read_lines(stream, outlet(fd).write_line)
             for fd, stream in ((1, child.stdout), (2, child.stderr))
@@ -120,14 +120,14 @@ class WorkerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Returns its memory; 0 once it is gone, or while there is no descriptor left to look."""
+        """Returns the process's memory; 0 if it is gone, or no descriptor is left to look."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss)
         except (psutil.Error, OSError):
             return 0
 
     def terminate(self) -> None:
-        """Asks the process to finish its batch and end, which it may not go on without."""
+        """Asks the process to finish its batch and end; it may look for work MOST_TURNS times."""
         self._last_turn = min(self._last_turn, self._deadline.turns + MOST_TURNS)
         self._send(signal.SIGTERM)
 
@@ -138,7 +138,7 @@ class WorkerProcess:
             self._send(signal.SIGKILL)
 
     async def watch(self, on_report: Callable[[WorkerReport], None]) -> ExitStatus:
-        """Returns how it ended, once it has; kills it on an error."""
+        """Waits for the process to end, and returns how it ended; kills it on an error."""
         try:
             return await self._watch(on_report)
         except asyncio.CancelledError:
@@ -156,17 +156,17 @@ class WorkerProcess:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
-        hearing = asyncio.create_task(_hear(reader, on_report))
+        reports = asyncio.create_task(_read_reports(reader, on_report))
         ending = asyncio.create_task(self._end_when_late())
         outputs = [asyncio.wrap_future(output) for output in self._outputs]
         try:
             await exited(self._child)
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
-            await asyncio.wait({hearing, *outputs}, timeout=PIPE_PATIENCE_S)
+            await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
-            for waiting in (hearing, ending, *outputs):
+            for waiting in (reports, ending, *outputs):
                 waiting.cancel()
             transport.close()
         return ExitStatus(self._child.returncode, self._ended_for)
@@ -189,20 +189,22 @@ class WorkerProcess:
         self.kill(LATE)
 
     def _send(self, number: int) -> None:
-        # Popen would reap a process that has just ended, and the rest of its group were lost then.
+        # Popen would reap a process that has just ended, and the rest of its group would be lost.
         if not has_exited(self._child):
             os.kill(self.pid, number)
 
     async def _reap_orphans(self) -> None:
-        """Leaves no zombies of the handler's own processes where this process is a PID 1."""
-        end = time.monotonic() + PIPE_PATIENCE_S
+        """Reaps the handler's own processes, which would stay zombies where we are PID 1."""
+        end_s = time.monotonic() + PIPE_PATIENCE_S
         with contextlib.suppress(ChildProcessError):  # none is left, or another process has them
-            while time.monotonic() < end:
+            while time.monotonic() < end_s:
                 if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
                     await asyncio.sleep(ORPHANS_POLL_S)
 
 
-async def _hear(reader: asyncio.StreamReader, on_report: Callable[[WorkerReport], None]) -> None:
+async def _read_reports(
+    reader: asyncio.StreamReader, on_report: Callable[[WorkerReport], None]
+) -> None:
     while True:
         try:
             if not (line := await reader.readline()):
@@ -225,7 +227,7 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
     home = home_cache()
     caches = {}
     if settings.work_dir is not None and (home is None or not is_writable(home)):
-        # Handlers download weights, as by torch.hub, into a folder that this user may not write.
+        # Otherwise handlers download weights, by torch.hub for example, into an unwritable folder.
         caches["XDG_CACHE_HOME"] = str(settings.work_dir.absolute() / "caches")
     root = str(Path(__file__).resolve().parents[2])
     # Installed packages are found anyway, and must not come before a model's own. Their folder may

@@ -1,1 +1,1 @@
-"""Timing, imports and micro-batching for handlers."""
+"""Helps handlers with timing, imports and micro-batching."""

@@ -1,11 +1,11 @@
-"""Streams the text that `generate` of a transformers model writes, all rows of a batch at once."""
+"""Streams the text that a transformers model generates, for all rows of a batch."""
 
 import importlib
 from typing import Any
 
 
 class TextIteratorStreamerBatch:
-    """Iterates over steps; each is a list with {"text": new text} of every row.
+    """Iterates over steps; each is a list with {"text": new text} for every row.
 
     Pass it to `model.generate(streamer=…)` in one thread and iterate over it in another. Once it
     has ended, the next call of `generate` with as many rows may use it again.

@@ -31,7 +31,7 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Threads per step. Setting it for some steps leaves the others as they are."""
+        """Returns the threads per step. Setting it for some steps leaves the others unchanged."""
         return self._parallelism
 
     @parallelism.setter
@@ -49,7 +49,7 @@ class MicroBatching:
     def get_micro_batch_idx(self) -> int | None:
         """Returns which part of the batch the calling step works on, counting from 0.
 
-        None where it works on the whole batch: under the profiler, or for an explanation.
+        None if it works on the whole batch: under the profiler, or for an explanation.
         """
         return getattr(self._local, "index", None)
 
@@ -60,7 +60,7 @@ class MicroBatching:
     def __call__(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         """Returns one output per row, or the explanation or description that the request asks for.
 
-        Only outputs are made in parts. With the profiler on, as in TorchServe, nothing is.
+        Only outputs are made in parts; with the profiler on, they are not, as in TorchServe.
 
         Source: TorchServe ts/handler_utils/micro_batching.py @525656c, as an interface.
         """
@@ -76,8 +76,8 @@ class MicroBatching:
         """Returns one output per row, in their order; raises the error of the first failing part.
 
         Each step of a part waits in a thread of its own for the step before it. This cannot lock
-        up: every pool works first in, first out, and waits for an earlier pool. All steps end
-        first: the status or header that a late step sets would go to a request of the next batch.
+        up: every pool works first in, first out, and waits for an earlier pool. It waits for all
+        steps, as a late one would set its status or header for a request of the next batch.
         """
         run, size = with_own_state(self._run), self.micro_batch_size
         last_steps: list[Future[Any]] = []

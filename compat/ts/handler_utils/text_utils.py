@@ -16,10 +16,10 @@ _BLANK = re.compile(r"<br />|[;:]")
 
 
 class Words(list[str]):
-    """Holds the words of a batch's rows, one after the other; handlers find them at the tokens.
+    """Holds the words of a batch's rows, one after the other; handlers get them with the tokens.
 
-    `starts` says where the tokens of each row begin. Not in text_classifier.py: a handler has to be
-    the only class of its module.
+    `starts` says where the tokens of each row begin. It is not in text_classifier.py, as a handler
+    has to be the only class of its module.
     """
 
     starts: Sequence[int] = (0,)

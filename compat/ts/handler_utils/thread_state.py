@@ -1,4 +1,4 @@
-"""Lets threads of ours run a handler's steps as the thread would that asks for them."""
+"""Runs a handler's steps in other threads with the state of the thread that asks."""
 
 import contextvars
 import sys
@@ -20,7 +20,7 @@ def with_own_state(step: Callable[..., Any], cores: int | None = None) -> Callab
     is_inference, has_grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def run(*arguments: Any) -> Any:
-        # It stays so: a new thread takes the number that any thread has set last.
+        # Never reset: a new thread takes the number that any thread has set last.
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         with torch.inference_mode(is_inference), torch.set_grad_enabled(has_grad):

@@ -1,4 +1,4 @@
-"""`@timed` for the steps of a handler."""
+"""Times the steps of a handler, by `@timed`."""
 
 import functools
 import sys
@@ -26,7 +26,7 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _time_of_gpu_s() -> float:
-    """Waits for the GPU, so that its work counts for the step that gave it; returns the time."""
+    """Returns the time, after it has waited for the GPU: its work counts for the step before."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Imports by name, the frame around a handler's steps, and the streaming helper."""
+"""Imports classes by name, runs a handler's steps, and streams pieces of answers."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def config_of(handler: Any) -> dict[str, Any]:
-    """Returns what the handler's model-config.yaml says, also before the handler has a context."""
+    """Returns the handler's model-config.yaml; {} before the handler has a context."""
     return getattr(getattr(handler, "context", None), "model_yaml_config", None) or {}
 
 
@@ -54,8 +54,8 @@ def send_intermediate_predict_response(
 
     Args:
         ret: the pieces, of the kinds that a handler may return. Extra pieces do no harm.
-        req_id_map: maps an index of `ret` to the request that gets this piece: either
-            `context.request_ids`, or fewer requests, numbered as you like.
+        req_id_map: index of `ret` -> id of the request that gets this piece: either
+            `context.request_ids`, or fewer requests, with numbers of your choice.
         message: without effect; the context's reason phrase is sent.
         code: without effect; the context's status is sent.
         context: the context that the handler was given.
@@ -63,7 +63,7 @@ def send_intermediate_predict_response(
     Raises:
         RuntimeError: the context is not a worker's, or the handler has returned.
         ValueError: a piece is missing, or a request is not of this batch.
-        Exception: no client is left; the handler should let it pass.
+        Exception: no client is left; the handler should not catch it.
     """
     send_pieces = getattr(context, "send_pieces", None)
     if send_pieces is None:

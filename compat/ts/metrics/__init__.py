@@ -1,1 +1,1 @@
-"""The metrics of handlers."""
+"""Keeps the metrics of handlers."""

@@ -1,4 +1,4 @@
-"""A metric that keeps its values for each set of labels until they are taken."""
+"""Keeps a metric's values for each set of labels, until they are taken."""
 
 import bisect
 import logging
@@ -26,10 +26,10 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class Change:
-    """The measurements under one set of labels since the last `take`.
+    """Holds the measurements under one set of labels since the last `take`.
 
     `value` is the sum for a counter and a histogram, the last value for a gauge; `counts` has a
-    histogram's observations by bucket, those above the last bound at the end.
+    histogram's observations by bucket; the last bucket has no bound.
     """
 
     value: float = 0.0
@@ -54,7 +54,7 @@ class CachingMetric:
         self._lock = threading.Lock()
 
     def redefine(self, unit: str, dimension_names: Sequence[str] | None) -> None:
-        """Redefines the metric as the handler says; this overrides the metrics_config file."""
+        """Redefines the metric for a handler; this overrides the metrics_config file."""
         self.unit = full_name(unit)
         self.dimension_names = list(dimension_names or ())
 
@@ -75,7 +75,7 @@ class CachingMetric:
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """Records the value under dimensions as objects, which are the metric's from now on."""
+        """Records the value, and makes these dimensions the metric's own from now on."""
         self.dimension_names = [dimension.name for dimension in dimensions]
         self.add_or_update(value, [dimension.value for dimension in dimensions])
 
@@ -106,8 +106,8 @@ class CachingMetric:
 
 
 def labels_of(pairs: Iterable[tuple[str, object]]) -> Labels:
-    # Cut here and not where series are sent: labels that become equal are one set of labels, of
-    # which a gauge keeps the last value. JSON may bring half a character, which has no UTF-8.
+    # Cut here and not where series are sent: labels that become equal are one set, for which a
+    # gauge keeps the last value. JSON may bring half a surrogate pair, which has no UTF-8.
     return tuple(
         (str(name), str(item)[:MAX_LABEL_CHARS].encode("utf-8", "replace").decode())
         for name, item in pairs

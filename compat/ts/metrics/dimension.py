@@ -1,4 +1,4 @@
-"""A label of a metric."""
+"""Names a label of a metric, as TorchServe does: a dimension."""
 
 
 class Dimension:

@@ -1,4 +1,4 @@
-"""A single measurement with its labels."""
+"""Holds a single measurement with its labels."""
 
 from typing import Any
 

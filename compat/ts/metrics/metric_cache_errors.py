@@ -1,4 +1,4 @@
-"""The errors of `context.metrics`, for handlers that catch them."""
+"""Defines the errors of `context.metrics`, for handlers that catch them."""
 
 
 class MetricsCacheKeyError(KeyError):

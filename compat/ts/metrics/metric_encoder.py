@@ -1,4 +1,4 @@
-"""Metrics in JSON."""
+"""Writes metrics as JSON."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from ts.metrics.metric import Metric
 
 
 class MetricEncoder(json.JSONEncoder):
-    """For `json.dumps(metric, cls=MetricEncoder)`."""
+    """Serves `json.dumps(metric, cls=MetricEncoder)`."""
 
     def default(self, o: Any) -> Any:
         return o.to_dict() if isinstance(o, Metric | Dimension) else super().default(o)

@@ -1,4 +1,4 @@
-"""Kinds of metrics."""
+"""Names the kinds of metrics."""
 
 from enum import StrEnum
 

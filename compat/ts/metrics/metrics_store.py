@@ -1,4 +1,4 @@
-"""`context.metrics`: the measurements of the handlers of one worker.
+"""Takes the measurements of a worker's handler: `context.metrics`.
 
 Source: TorchServe 0.12 docs/metrics.md and ts/metrics, as an interface.
 """
@@ -21,7 +21,7 @@ _Dimensions = Sequence[Dimension] | None
 
 
 class MetricsStore:
-    """Values by metric. The handler's own dimensions come before the model's name and level.
+    """Keeps values by metric. The handler's own dimensions come before the model's name and level.
 
     Without `request_ids` the level is Error, as in TorchServe; a model that loads has an id.
     """

@@ -1,4 +1,4 @@
-"""Resident memory of processes."""
+"""Measures the resident memory of processes."""
 
 from collections.abc import Iterable
 

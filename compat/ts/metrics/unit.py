@@ -1,4 +1,4 @@
-"""The full names of the units that handlers abbreviate."""
+"""Spells out the units that handlers abbreviate."""
 
 NAMES: dict[str | None, str] = {
     "ms": "Milliseconds",

@@ -1,1 +1,1 @@
-"""The older home of the streaming helper."""
+"""Has the streaming helper in its older place."""

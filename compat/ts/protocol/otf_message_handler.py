@@ -1,4 +1,4 @@
-"""The older home of the streaming helper."""
+"""Has the streaming helper in its older place."""
 
 from ts.handler_utils.utils import send_intermediate_predict_response
 

@@ -1,1 +1,1 @@
-"""Handlers that archives name instead of bringing their own."""
+"""Has the handlers that archives name instead of bringing their own."""

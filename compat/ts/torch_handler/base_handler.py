@@ -1,4 +1,4 @@
-"""The handler that most others extend: load the weights, then preprocess → inference → postprocess.
+"""Loads weights and runs preprocess → inference → postprocess: the base of most handlers.
 
 Source: TorchServe 0.12 docs/custom_service.md and ts/torch_handler, as an interface.
 """
@@ -33,7 +33,7 @@ from ts.utils.util import (
 
 logger = logging.getLogger(__name__)
 
-# Importing such a package makes its backend known to torch.compile.
+# torch.compile knows these backends only when their package has been imported.
 BACKEND_MODULES = {"openvino": "openvino.torch", "tensorrt": "torch_tensorrt"}
 PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's documentation says
 
@@ -71,7 +71,7 @@ class BaseHandler:
         model_dir = properties["model_dir"]
         model_section = self.manifest["model"]
         weights_file = model_section.get("serializedFile")
-        # Set here, too: some handlers' `__init__` does not call the one of this class.
+        # Set here, too: some handlers' `__init__` does not call this class's.
         self.model_pt_path = str(Path(model_dir) / weights_file) if weights_file else None
         self.model = self._load_model(model_dir, model_section.get("modelFile", ""))
         self._compile_model()
@@ -128,7 +128,7 @@ class BaseHandler:
         if options is None or not isinstance(self.model, torch.nn.Module):
             return
         try:
-            # It compiles when it is first called, when an error would fail the request.
+            # It compiles at the first call, and an error would fail that request.
             torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - documented, under this name
             if module := BACKEND_MODULES.get(options.get("backend", "")):
                 importlib.import_module(module)
@@ -240,7 +240,7 @@ def _pick_device(gpu_id: Any) -> torch.device:
 
 
 def captum_attributions() -> ModuleType:
-    """Imports what explains predictions, or answers with status 501."""
+    """Imports captum.attr, which explains predictions; without it, clients get status 501."""
     try:
         return importlib.import_module("captum.attr")
     except ImportError as error:

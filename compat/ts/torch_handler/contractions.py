@@ -1,6 +1,6 @@
-"""English contractions and their full forms. Source: TorchServe 0.12 CONTRACTION_MAP.
+"""Lists English contractions and their full forms. Source: TorchServe 0.12 CONTRACTION_MAP.
 
-Those that TorchServe leaves as they are ("he've") are not in it, so that scores are the same.
+Contractions that TorchServe does not know ("he've") are left out, so that scores are the same.
 """
 
 _ASKING = ["what", "when", "where", "who", "why"]

@@ -1,4 +1,4 @@
-"""Finds out from an `image_processing`, before it runs, which size and colours it wants."""
+"""Finds out from an `image_processing`, before it runs, which size and colours it needs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ _CONVOLUTION_DIMENSIONS = 4
 
 
 def short_side_after(processing: Any) -> int | None:
-    """Returns to how many pixels these steps scale the short side, at any length of the long one.
+    """Returns to how many pixels these steps scale the short side, whatever the long one is.
 
-    None where they do not, or where that cannot be known.
+    None if they do not, or if that cannot be known.
     """
     for step in getattr(processing, "transforms", [processing]):
         name = type(step).__name__
@@ -28,10 +28,10 @@ def short_side_after(processing: Any) -> int | None:
 
 
 def keeps_grey(handler: Any) -> bool:
-    """Returns whether `image_processing` is given grey images as they came, as in TorchServe.
+    """Returns whether grey images stay grey for `image_processing`, as in TorchServe.
 
-    They become RGB where they would fail: in the built-in transforms, before a Normalize of three
-    means, and before a model whose first convolution takes three channels.
+    They become RGB where grey ones would fail: in the built-in transforms, before a Normalize of
+    three means, and before a model whose first convolution takes three channels.
     """
     if "image_processing" not in vars(handler):
         owner = next(cls for cls in type(handler).__mro__ if "image_processing" in vars(cls))

@@ -1,4 +1,4 @@
-"""Turns what a client sent into an image, or refuses it with a reason that helps the client."""
+"""Reads the image that a client sent, or refuses it with a reason that helps the client."""
 
 import base64
 import io
@@ -24,33 +24,34 @@ _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _TIFF_NUMBERS = (256, 257, 259, 277, 278, 322, 323)
 _WIDTH, _HEIGHT, _COMPRESSION, _SAMPLES, _ROWS, _TILE_WIDTH, _TILE_HEIGHT = _TIFF_NUMBERS
 _TIFF_OFFSETS = (273, 324)
-# By type and count, of four bytes. libtiff and Pillow do not agree on all others.
+# Type and count -> format of four bytes. On other types libtiff and Pillow do not always agree.
 _TIFF_TYPES = {(3, 1): "H2x", (4, 1): "L"}
-# Strips and tiles of a TIFF. Each takes some 10 µs, even if it holds a single pixel.
+# Of strips and tiles of a TIFF. Each takes some 10 µs, even if it holds a single pixel.
 _MOST_PIECES = 2**16
-# Numbers of which nobody knows where white is.
+# Modes whose white is not known.
 _OPEN_SCALES = ("I", "F")
 
 # A larger image is scaled down while it is read, if it will be scaled down anyway, and a process
-# reads one of them at a time: decoded, it takes 4 bytes a pixel or more.
+# reads one at a time: decoded, it takes 4 bytes a pixel or more.
 LARGE_PIXELS = 25_000_000
 _ONE_LARGE_IMAGE = threading.Lock()
-# How many times as long as needed its short side stays: scores then differ less than by another
-# quality of JPEG.
+# Its short side stays this many times longer than needed: scores then differ less than between two
+# qualities of JPEG.
 _SPARE_SCALE = 4
 
-# How many times as long as wide any image may be. Otherwise a limit of pixels below the model's own
-# size would refuse all images.
+# Any image may be this many times longer than wide. Otherwise a limit of pixels below the model's
+# own size would refuse all images.
 _NEVER_TOO_THIN = 10
 
-# Of a JPEG, and fewer of a large one. Encoders write some ten; a million pixels take 2 ms in each.
+# Scans of a JPEG; a large one may have fewer. Encoders write about ten; a scan of a million pixels
+# takes 2 ms.
 MOST_SCANS = 50
 
 _START_OF_JPEG = b"\xff\xd8"
 _START_OF_SCAN = b"\xff\xda"
 _END_OF_JPEG = b"\xff\xd9"
-# The marker of a segment that has a length, as libjpeg finds it. D0 to D8 have none; libjpeg skips
-# markers below C0 without a length when it looks for a restart; FF only fills.
+# A marker whose segment has a length, as libjpeg finds it. D0 to D8 have none; markers below C0
+# are skipped by libjpeg without a length when it looks for a restart; FF only fills.
 _MARKER = re.compile(rb"\xff[^\x00-\xbf\xd0-\xd8\xff]")
 
 _UNREADABLE = (
@@ -109,9 +110,9 @@ def open_image(
 
 
 def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
-    """Returns whether these bytes are a JPEG in grey or RGB that is not large, by head and end.
+    """Returns whether head and end are those of a JPEG in grey or RGB that is not large.
 
-    The pixels may still turn out to be broken. The arguments are those of `open_image`.
+    The pixels may still turn out to be broken. The arguments are as for `open_image`.
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
         return False
@@ -144,13 +145,13 @@ def _converted(image: Image.Image, *, keep_grey: bool) -> Image.Image:
 
 
 def _shrunk(image: Image.Image, short_side: int | None, *, keep_grey: bool) -> Image.Image:
-    """Returns the pixels, the short side still some times as long as it will be."""
+    """Returns the image scaled down, its short side still _SPARE_SCALE times as long as needed."""
     width, height = image.size
     side = _SPARE_SCALE * short_side if short_side else min(image.size)
     scale = side / min(image.size)
     if scale >= 1:
         return _converted(image, keep_grey=keep_grey)
-    # A half, quarter or eighth of a JPEG is decoded, and the box is what of it was in the picture.
+    # A JPEG is decoded at a half, quarter or eighth; the box is the picture without its padding.
     drafted = image.draft(None, (side, side))
     size = round(width * scale), round(height * scale)
     box = drafted[1] if drafted else None
@@ -161,8 +162,8 @@ def _shrunk(image: Image.Image, short_side: int | None, *, keep_grey: bool) -> I
 def _check_tiff(content: bytes) -> None:
     """Refuses a first page that would take more time or memory than its pixels say.
 
-    Of a tile, libtiff decodes all, however little the image has of it; Pillow decodes a strip as
-    often as it is named.
+    libtiff decodes a whole tile, even if the image has little of it; Pillow decodes a strip as
+    often as the file names it.
     """
     order = _TIFF_ORDERS[content[:4]]
     (start,) = struct.unpack_from(f"{order}L", content, 4)
@@ -198,11 +199,11 @@ def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
 
 
 def _has_too_many_scans(jpeg: bytes | bytearray, size: tuple[int, int]) -> bool:
-    """Returns whether a JPEG goes over its pixels more than MOST_SCANS times, if it is not large.
+    """Returns whether a JPEG has more than MOST_SCANS scans; a large one may have fewer.
 
-    Scans of thumbnails, and those behind the end, do not count.
+    Scans of thumbnails, and scans behind the end, do not count.
     """
-    # Counts at least all scans, and is quick.
+    # A quick count, which is never too low.
     most = min(MOST_SCANS, MOST_SCANS * LARGE_PIXELS // math.prod(size))
     if jpeg.count(_START_OF_SCAN) <= most:
         return False

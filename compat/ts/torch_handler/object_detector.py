@@ -27,7 +27,7 @@ class ObjectDetector(VisionHandler):
         return torch.stack(images) if is_uniform else images
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model; torchvision's return one {"boxes", "labels", "scores"} per image."""
+        """Runs the model; torchvision's models return {"boxes", "labels", "scores"} per image."""
         if not isinstance(data, list):
             return super().inference(data, *args, **kwargs)
         with torch.inference_mode():
@@ -35,8 +35,8 @@ class ObjectDetector(VisionHandler):
 
     def postprocess(self, data: Any) -> list[Any]:
         """Returns the detections of each image that are at least as likely as `threshold`."""
-        # A scripted detector answers (losses, detections). Not in `inference`: handlers extend this
-        # class for models whose answers are tuples of another kind, and read them here.
+        # A scripted detector answers (losses, detections). Read here and not in `inference`, as
+        # handlers extend this class for models with other tuples, and override this method.
         rows = data[1] if isinstance(data, tuple) else data
         return [self._detections(row) for row in rows]
 

@@ -21,7 +21,7 @@ class TextClassifier(TextHandler):
     ngrams = 2
 
     def preprocess(self, data: Any) -> Any:
-        """Returns the token numbers of all rows one after the other, int64, and their words."""
+        """Returns the token numbers of all rows, int64 [all tokens], and their words."""
         rows = [self._words(row.get("data") or row.get("body")) for row in data]
         numbers = [self._token_numbers(words) for words in rows]
         words = Words(itertools.chain.from_iterable(rows))

@@ -1,4 +1,4 @@
-"""The clean-up, tokens and vocabulary that text handlers share."""
+"""Cleans texts up, and makes tokens and their numbers of them, for text handlers."""
 
 import functools
 import re
@@ -39,7 +39,7 @@ class TextHandler(BaseHandler):
 
         Raises:
             FileNotFoundError: the model's folder has no source_vocab.pt.
-            RuntimeError: it is not a dict of token and number, but perhaps a torchtext object.
+            RuntimeError: it is no dict of token and number; it may be a torchtext object.
         """
         super().initialize(context)
         path = self.get_source_vocab_path(context)
@@ -50,7 +50,7 @@ class TextHandler(BaseHandler):
         except Exception as error:
             why = str(error).partition("\n")[0]
             raise RuntimeError(
-                f"{Path(path).name} must hold a dict of token and number. Of a torchtext "
+                f"{Path(path).name} must hold a dict of token and number. If you have a torchtext "
                 f"vocabulary, save `vocab.get_stoi()` with torch.save. ({why})"
             ) from error
 
@@ -79,8 +79,8 @@ class TextHandler(BaseHandler):
         return shares / torch.linalg.vector_norm(shares.sum(dim=-1))
 
     def _remove_html_tags(self, text: str) -> str:
-        # Gives the same as TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<`
-        # that is not closed there: 40 kB of them took 15 s.
+        # Equal to TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<` that is
+        # not closed there: 40 kB of them took 15 s.
         return _TAGS.sub(_without_markup, text)
 
     def _expand_contractions(self, text: str) -> str:
@@ -88,7 +88,8 @@ class TextHandler(BaseHandler):
         return _CONTRACTIONS.sub(_expanded, text).replace("'", "")
 
     def _remove_accented_characters(self, text: str) -> str:
-        # In pieces of any end: characters that would be sorted across an end are not ASCII, and go.
+        # In pieces, cut anywhere: characters that would be sorted across a cut are no ASCII, and
+        # are dropped.
         pieces = (
             unicodedata.normalize("NFKD", text[start : start + _PIECE_CHARACTERS])
             for start in range(0, len(text), _PIECE_CHARACTERS)
@@ -98,7 +99,7 @@ class TextHandler(BaseHandler):
     def _remove_punctuation(self, text: str) -> str:
         return text.translate(str.maketrans("", "", string.punctuation))
 
-    # As TorchServe's first handlers were written.
+    # TorchServe's first handlers spell it so.
     def _remove_puncutation(self, text: str) -> str:
         return self._remove_punctuation(text)
 

@@ -1,4 +1,4 @@
-"""The base of the image handlers: turns rows of bytes into one batch of pixels."""
+"""Turns rows of bytes into one batch of pixels: the base of the image handlers."""
 
 import functools
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import config_of
 from ts.torch_handler import acceleration
 from ts.torch_handler.acceleration.image_batches import DECODERS, ImageBatches
-from ts.torch_handler.acceleration.preparation import DTYPES, prepare
+from ts.torch_handler.acceleration.preparation import DTYPES, measured_now, prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.image_steps import keeps_grey, short_side_after
 from ts.torch_handler.images import open_image
@@ -21,7 +21,7 @@ EXPLANATION_STEPS = 15
 
 
 class VisionHandler(BaseHandler):
-    """A subclass sets `image_processing`: PIL image → float32 [3, height, width]."""
+    """Needs a subclass that sets `image_processing`: PIL image → float32 [3, height, width]."""
 
     image_processing: ClassVar[Any] = None
 
@@ -33,8 +33,8 @@ class VisionHandler(BaseHandler):
 
         By default, only the built-in handlers' models are prepared: a handler of your own may look
         into its model. `prepare: true` in model-config.yaml says that it does not; `false` leaves
-        every model as it came. `dtype: bfloat16` or `float16` computes in half precision; with
-        `jpeg_decoder: gpu` the GPU reads JPEGs. `acceleration: off` turns all of that off.
+        every model unchanged. `dtype: bfloat16` or `float16` computes in half precision; with
+        `jpeg_decoder: gpu` the GPU reads JPEGs. `acceleration: off` turns all of this off.
         """
         super().initialize(context)
         if self._fast_batches is None:
@@ -48,11 +48,11 @@ class VisionHandler(BaseHandler):
         if is_wanted and self.has_one_size and self._compile_options() is None:
             self._prepare_model(context, dtype)
 
-    # Cached properties, not attributes that a constructor sets: handlers exist that do not call it,
-    # and others whose `initialize` does not call this class's.
+    # Cached properties, because some handlers call neither this class's constructor nor its
+    # `initialize`, which would set attributes.
     @functools.cached_property
     def _fast_batches(self) -> ImageBatches | None:
-        """Reads and lays out batches in place of the plain steps below; None: not accelerated."""
+        """Returns what reads and lays out batches faster than the plain steps; None: nothing."""
         return ImageBatches(self, self._image) if acceleration.is_on(config_of(self)) else None
 
     @functools.cached_property
@@ -68,7 +68,9 @@ class VisionHandler(BaseHandler):
         image = Image.new("L", (256, 256), 128)
         grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
         example = grey.unsqueeze(0).to(self.device)
-        prepared = prepare(self.model, reload, example, dtype, properties.get("batch_size", 1))
+        batch_size = properties.get("batch_size", 1)
+        recall = getattr(context, "recall", None) or measured_now
+        prepared = prepare(self.model, reload, example, dtype, batch_size, recall=recall)
         self.model = prepared or reload()
         give_back_memory()
 

@@ -31,8 +31,8 @@ _STARTED_S = time.time()  # noqa: TID251
 def load_state(model: Any, path: str, model_dir: str, device: torch.device | str | None) -> None:
     """Loads a state dict into the model; on the CPU, workers of one host share the memory.
 
-    Handlers may call this before they have a device: weights then go where they were saved, and
-    are not mapped. A checkpoint that wants to run code when it is loaded is refused.
+    Handlers may call this before they have a device: weights then go to the device they were saved
+    from, and are not mapped. A checkpoint that would run code is refused.
     """
     is_mapped = device is not None and _may_be_mapped(path, model_dir, torch.device(device))
     state = torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
@@ -42,11 +42,11 @@ def load_state(model: Any, path: str, model_dir: str, device: torch.device | str
 
 
 def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
-    """Returns whether the weights may stay in the file, because it will not be written to.
+    """Returns whether the weights may stay in the file, because nobody will write to it.
 
     A write would change the answers or, if it shortens the file, kill the process; deleting the
-    file is harmless. An unpacked archive is written once; a folder in the model store is linked to
-    and stays its owner's; and a handler may write the file anew whenever it starts.
+    file is harmless. An unpacked archive is written once. A folder in the model store is a link,
+    and its owner may write there; a handler may write the file again at each start.
     """
     file, folder = Path(path).resolve(), Path(model_dir)
     return (
@@ -66,10 +66,10 @@ def _entries(file: str | Path) -> list[zipfile.ZipInfo]:
 
 
 def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
-    """Lets the model's weights that equal the mapped ones use the file's memory.
+    """Moves the model's weights that equal the mapped ones to the file's memory.
 
-    Not by `load_state_dict(assign=True)`: that would change the types of weights, and leave random
-    numbers where the model holds a weight, or a part of it, under another name.
+    `load_state_dict(assign=True)` would change the types of weights, and leave random numbers where
+    the model holds a weight, or a part of it, under another name.
     """
     for name, weight in itertools.chain(model.named_parameters(), model.named_buffers()):
         own, file = weight.data, mapped.get(name)
@@ -108,7 +108,8 @@ def load_torchscript(path: str, device: torch.device) -> Any:
         except RuntimeError as error:
             if _TENSORRT_CLASSES not in str(error):
                 raise
-            # This makes the classes known. TorchServe imports it for every model, which takes long.
+            # Importing it defines the classes. TorchServe imports it for every model, which takes
+            # long.
             importlib.import_module("torch_tensorrt")
             return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
 

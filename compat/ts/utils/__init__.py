@@ -1,1 +1,1 @@
-"""Helpers that handlers import."""
+"""Helps handlers with classes and labels."""

@@ -1,4 +1,4 @@
-"""Labels, class look-up and the exception that carries a status to the client."""
+"""Maps classes to labels, finds classes, and has the exception that sets a client's status."""
 
 import inspect
 import itertools
@@ -15,7 +15,7 @@ import yaml
 
 logger = logging.getLogger(__name__)
 
-# No run in it holds an ampersand, so no part of a text is looked at more than twice.
+# No repetition in it can match an ampersand, so no part of a text is read more than twice.
 ENTITY = "&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});"
 CLEANUP_REGEX = re.compile(f"<.*?>|{ENTITY}")
 

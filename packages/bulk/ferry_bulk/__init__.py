@@ -1,5 +1,5 @@
-"""Many inputs as one file, in OpenAI's shape: a service beside a server, whose client it is.
+"""Runs many inputs from one file, by OpenAI's API: a service that is a client of a server.
 
 `main` starts it: `app` answers clients, `feeder` finds batches and has a `BatchRun` run each of
-them. They meet in the `folder`, whose files are the truth; nothing else is kept.
+them. They meet in the `folder`; nothing is kept outside of its files.
 """

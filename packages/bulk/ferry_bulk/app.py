@@ -29,7 +29,7 @@ _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class BulkApp(Flask):
-    """Serves files and batches; clients have to send the token unless that is empty."""
+    """Serves files and batches; clients have to send the token, if there is one."""
 
     def __init__(self, folder: BulkFolder, *, max_file_bytes: int, token: str = "") -> None:
         super().__init__(__name__)
@@ -157,7 +157,7 @@ class BulkApp(Flask):
         return batch
 
     def _cancel_batch(self, batch_id: str) -> Record:
-        """Has the feeder cancel a batch; one that has ended stays as it is."""
+        """Has the feeder cancel the batch, unless it has ended."""
         batch = self._folder.batch(batch_id)
         if batch["status"] not in FINAL:
             self._folder.ask_to_cancel(batch_id)
@@ -169,7 +169,7 @@ class BulkApp(Flask):
 
 
 def read_window_s(text: Any) -> int:
-    """Returns how long a batch may take."""
+    """Returns how long a batch may take, in seconds: `24h` or `7d`."""
     window = _WINDOW.fullmatch(text) if isinstance(text, str) else None
     window_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
     if not 0 < window_s <= KEPT_S:
@@ -178,7 +178,7 @@ def read_window_s(text: Any) -> int:
 
 
 def read_expiry_s(asked: Any) -> int:
-    """Returns for how long files are to be kept."""
+    """Returns for how many seconds files are kept."""
     if asked is None:
         return KEPT_S
     asked = asked if isinstance(asked, dict) else {}
@@ -193,14 +193,14 @@ def read_expiry_s(asked: Any) -> int:
 
 
 def read_metadata(asked: Any) -> dict[str, str] | None:
-    """Returns what a client notes with its batch."""
+    """Returns the texts that a client keeps with its batch."""
     if asked is None:
         return None
     is_fit = (
         isinstance(asked, dict)
         and len(asked) <= _MOST_METADATA
         and all(len(key) <= _LONGEST_KEY for key in asked)
-        and all(isinstance(one, str) and len(one) <= _LONGEST_VALUE for one in asked.values())
+        and all(isinstance(it, str) and len(it) <= _LONGEST_VALUE for it in asked.values())
     )
     if not is_fit:
         raise _bad("metadata must be at most 16 texts of up to 512 characters, by name.")
@@ -208,7 +208,7 @@ def read_metadata(asked: Any) -> dict[str, str] | None:
 
 
 def _page(records: Sequence[Record], show: Callable[[Record], Record]) -> Record:
-    """Answers with the page of a list that the client asks for."""
+    """Returns the page of a list that the client asks for."""
     limit_text, after = request.args.get("limit", ""), request.args.get("after", "")
     limit = _LIMIT.fullmatch(limit_text or str(_USUAL_PAGE))
     if limit is None:

@@ -1,9 +1,9 @@
-"""Runs one batch: has a few lines at a time predicted, and writes their answers down.
+"""Runs one batch: sends a few lines at a time to the server, and writes their answers down.
 
-A line is done when it is in the output or the error file, and in no other case. Each line there
-begins with an id that ends in its number, so a run that begins anew reads which lines are done,
-cuts off half a last one, and goes on. So each line is in one of the files, once, whatever dies in
-between; a handler may see a line again, as it may any job.
+A line is done if and only if it is in the output or the error file. Each line there begins with an
+id that ends in its number, so a run that starts again reads which lines are done, cuts off half a
+last line, and goes on. So each line is in one of the files, once, whatever dies in between; a
+handler may see a line again, as it may any job.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ from ferry_bulk.model_server import Answer, ModelServer
 
 log = logging.getLogger(__name__)
 
-# Of a batch, so many bytes of lines are with the server, or on their way, at a time.
+# How many bytes of one batch's lines may be under way at once.
 _MOST_BYTES = 64 * 1024 * 1024
 _FILE_FIELDS = ("output_file_id", "error_file_id")
 _LOOK_S = 0.25
 _SAVE_S = 1.0
-# Results of jobs are kept for so long after their end, and longer by as many minutes as lines take
-# seconds: slow ones, of which there are few, need not run again when this process was away.
+# Results of jobs are kept for a minute, and a minute more for each second that lines take: slow
+# lines, of which there are few, need not run again when this process was away.
 _SHORTEST_KEPT_S, _LONGEST_KEPT_S, _KEPT_S_PER_S = 60, 3_600, 60
 
 
-# What came of a line; None: the batch ended before.
+# A line with its answer or error; None: the batch ended before.
 LineOutcome: TypeAlias = tuple[InputLine, Answer | BadLine | None]
 
 
 class BatchRun:
-    """One batch, from where it was left to its end, of which a few lines are `in_flight`."""
+    """Runs one batch from where it was left to its end, with `in_flight` lines at a time."""
 
     def __init__(
         self, batch: Record, folder: BulkFolder, server: ModelServer, in_flight: int
@@ -63,7 +63,7 @@ class BatchRun:
         self._end: str | None = None
 
     def run(self) -> None:
-        """Returns when the batch has ended; after an OSError it may be run again."""
+        """Runs the batch to its end; after an OSError it may be run again."""
         has_input = self._input.exists()
         if has_input and self.batch["status"] == "validating":
             total = sum(1 for _ in read_lines(self._input))
@@ -89,7 +89,7 @@ class BatchRun:
             self._finish(end)
 
     def _undone(self) -> Iterator[RawLine]:
-        """Yields the lines that are not done when they are reached, from the first one."""
+        """Yields the lines that are not done yet, in their order."""
         for number, text in read_lines(self._input):
             if not self._done[number]:
                 yield number, text
@@ -105,14 +105,14 @@ class BatchRun:
                         return "completed"
                     self._write_down()
             finally:
-                # Also where this failed: no thread is to wait then.
+                # After an error, too: no thread may wait on.
                 self._halted.set()
         while self._under_way:
             self._write_down()
         return end
 
     def _look_for_end(self) -> str | None:
-        """Returns how the batch ends before its lines do, None if it goes on."""
+        """Returns "cancelled" or "expired" if the batch ends early; None if it goes on."""
         if self._folder.is_to_cancel(self.batch["id"]):
             if self.batch["status"] != "cancelling":
                 self._save(entering(self._counted(), "cancelling"))
@@ -154,7 +154,7 @@ class BatchRun:
         return line, answer
 
     def _write_down(self) -> None:
-        """Writes down all that has come, and waits a little for it if there is nothing."""
+        """Writes down all outcomes that have come; waits up to _LOOK_S for the first."""
         with contextlib.suppress(Empty):
             self._write_one(self._outcomes.get(timeout=_LOOK_S).result())
             while True:
@@ -172,7 +172,7 @@ class BatchRun:
         if isinstance(answer, BadLine):
             self._refuse(line.number, answer)
             return
-        # Its job's time was over with the batch's, which ends all lines.
+        # The job expired together with the batch, which expires its lines itself.
         is_over = answer and answer.status == HTTPStatus.GATEWAY_TIMEOUT
         if answer is None or (is_over and now_s() >= self.batch["expires_at"]):
             return

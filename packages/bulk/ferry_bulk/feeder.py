@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
 _LOOK_S = 0.5
-_AGAIN_S = 10.0  # until a batch that stopped, as the disk was full, begins again
+_AGAIN_S = 10.0  # until a batch that stopped, on a full disk for example, begins again
 _SWEEP_S = 600.0
 
 
@@ -23,7 +23,7 @@ class Feeder:
         self._folder = folder
         self._make_run = make_run
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "batch")
-        self._seen: set[str] = set()  # which wait for a thread, run, or have ended
+        self._seen: set[str] = set()  # batches that wait for a thread, run, or have ended
 
     def run(self) -> None:
         """Runs batches for ever."""
@@ -43,7 +43,7 @@ class Feeder:
         for batch_id in self._folder.batch_ids() - self._seen:
             try:
                 batch = self._folder.batch(batch_id)
-            except Refused:  # its record cannot be read, which is in the log
+            except Refused:  # its record cannot be read, as the log says
                 self._seen.add(batch_id)
                 continue
             if batch["status"] in FINAL:
@@ -58,7 +58,7 @@ class Feeder:
         log.info("batch runs: %s", batch_id)
         try:
             self._make_run(self._folder.batch(batch_id)).run()
-        except Exception:  # whatever it is, the batch is not lost: it begins again from its files
+        except Exception:  # whatever it is, the batch goes on from its files
             log.exception("batch stopped, and begins again: %s", batch_id)
             time.sleep(_AGAIN_S)
             self._seen.discard(batch_id)

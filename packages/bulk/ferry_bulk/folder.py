@@ -1,4 +1,4 @@
-"""The folder of all files and batches, and what is kept of each, as JSON beside the lines.
+"""Keeps all files and batches in a folder, with a record of each as JSON.
 
 lock                  held by the one process that uses the folder
 files/ID.jsonl        the lines
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Record: TypeAlias = dict[str, Any]
 
-KEPT_S = 30 * 86_400  # a file that says nothing else, and the record of a batch after its end
+KEPT_S = 30 * 86_400  # of files by default, and of a batch's record after its end
 FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 _UNSHOWN_KEPT_S = 86_400
 _COPY_BYTES = 1024 * 1024
@@ -56,7 +56,7 @@ class BulkFolder:
         """Makes the folders, which only this user can read, and keeps other processes out.
 
         Raises:
-            OSError: it cannot be used, or one uses it.
+            OSError: the folder cannot be used, or another process uses it.
         """
         for folder in (self._files, self._batches):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class BulkFolder:
         return _newest_first(self._files)
 
     def delete_file(self, file_id: str) -> None:
-        # The record first: what has none is not shown, and deleted some time.
+        # The record first: lines without a record are not shown, and are swept later.
         (self._files / f"{file_id}.json").unlink(missing_ok=True)
         self.lines_path(file_id).unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ class BulkFolder:
         return _newest_first(self._batches)
 
     def batch_ids(self) -> set[str]:
-        """Returns the ids of all batches, of which some may have unreadable records."""
+        """Returns the ids of all batches, including those with unreadable records."""
         return {path.stem for path in self._batches.glob("*.json")}
 
     def ask_to_cancel(self, batch_id: str) -> None:
@@ -146,18 +146,18 @@ class BulkFolder:
                 log.info("deleted file %s", file["id"])
         for path in self._files.glob("*.jsonl"):
             is_shown = path.stem in used or path.with_suffix(".json").exists()
-            # It is being written, or was when this process was killed.
+            # Without a record it is being written, or this process was killed meanwhile.
             if not is_shown and path.stat().st_mtime < now - _UNSHOWN_KEPT_S:
                 path.unlink(missing_ok=True)
 
 
 def entering(batch: Record, status: str, **changes: Any) -> Record:
-    """Returns the batch in this status from now on."""
+    """Returns the batch with this status, entered now."""
     return {**batch, "status": status, f"{status}_at": now_s(), **changes}
 
 
 def output_ids(batch: Record) -> tuple[str, str]:
-    """Returns the ids that a batch's output and error files have once there are any."""
+    """Returns the ids of a batch's output and error files, which may not exist yet."""
     name = batch["id"].removeprefix("batch_")
     return f"file-{name}-output", f"file-{name}-errors"
 
@@ -176,7 +176,7 @@ def _write(path: Path, record: Record) -> None:
             os.fsync(stream.fileno())
         Path(name).replace(path)
     except BaseException:
-        # A full disk brings many attempts, each with another name.
+        # On a full disk each of many attempts would leave a file.
         Path(name).unlink(missing_ok=True)
         raise
 

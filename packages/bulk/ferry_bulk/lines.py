@@ -1,4 +1,4 @@
-"""The lines of files: reads those of an input one at a time, and writes those of the outputs."""
+"""Reads the lines of an input file one at a time, and writes lines of output files."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 LONGEST_BYTES = 64 * 1024 * 1024  # of a line, which is in memory as a whole
 _SKIP_BYTES = 1024 * 1024
 _URL = re.compile(r"/predictions/([^/\s]+)(?:/[^/\s]+)?/?")
-# Each line of an output begins so, with the number of the line that it answers.
+# The beginning of each output line, with the number of the input line that it answers.
 _LINE_ID = re.compile(rb'{"id": "batch_req_[0-9a-f]+_(\d{1,12})"')
 
 
@@ -27,7 +27,7 @@ _read_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 class BadLine(Exception):
-    """Says why a line cannot be run; `code` is for machines, `custom_id` what is known of it."""
+    """A line cannot be run: `code` and `message` say why; `custom_id` is the line's, if known."""
 
     def __init__(self, code: str, message: str, custom_id: Any = None) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ RawLine: TypeAlias = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """Tells what one line asks for. `path` is percent-encoded."""
+    """Describes the request of one line. `path` is percent-encoded."""
 
     number: int
     custom_id: str
@@ -52,7 +52,7 @@ class InputLine:
 
 
 def read_lines(path: Path) -> Iterator[RawLine]:
-    """Yields each line that is not empty. They are numbered from 0; empty ones have no number."""
+    """Yields the lines that are not empty, numbered from 0."""
     number = 0
     with path.open("rb") as stream:
         while text := stream.readline(LONGEST_BYTES):
@@ -66,10 +66,10 @@ def read_lines(path: Path) -> Iterator[RawLine]:
 
 
 def parse_line(raw: RawLine, endpoint: str) -> InputLine:
-    """Returns what the line asks for, whose url must be the batch's endpoint or below it.
+    """Reads a line, whose url must be the batch's endpoint or below it.
 
     Raises:
-        BadLine: it cannot be run.
+        BadLine: the line cannot be run.
     """
     number, text = raw
     if text is None:
@@ -107,7 +107,7 @@ def parse_line(raw: RawLine, endpoint: str) -> InputLine:
 def _body_to_send(document: dict[str, Any]) -> tuple[str, bytes]:
     """Returns the content type and the bytes of the body.
 
-    A text of another type than JSON is the body itself; anything else is its JSON.
+    With a content type other than JSON, a text is the body itself; anything else is sent as JSON.
 
     Raises:
         ValueError: there is no body, or none that can be sent.
@@ -131,10 +131,10 @@ def _body_to_send(document: dict[str, Any]) -> tuple[str, bytes]:
 
 
 class OutputFile:
-    """A file of lines that only grows; they survive the process, however it ends, once flushed."""
+    """Appends lines to a file; once flushed, they survive the process, however it ends."""
 
     def __init__(self, path: Path, done: bytearray) -> None:
-        """Opens the file, cuts off a last line that is not whole, and notes the others."""
+        """Opens the file, cuts off an incomplete last line, and marks the others in `done`."""
         self._stream: BinaryIO = path.open("a+b")
         path.chmod(0o600)
         self.count = end = 0
@@ -153,7 +153,7 @@ class OutputFile:
         self.count += 1
 
     def flush(self, *, to_disk: bool) -> None:
-        """Returns when the lines survive the end of this process; on the disk, the machine's."""
+        """Returns when the lines survive this process; with `to_disk`, the machine."""
         self._stream.flush()
         if to_disk:
             os.fsync(self._stream.fileno())
@@ -174,7 +174,7 @@ def output_line(batch_id: str, number: int, custom_id: Any, **outcome: Any) -> b
 
 
 def body_to_show(body: bytes, content_type: str) -> dict[str, Any]:
-    """Returns JSON as it is, other text as a text, and anything else in base64."""
+    """Returns a body for an output line: JSON unchanged, text as text, the rest in base64."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The command `ferry-bulk`: answers clients, and feeds batches to a server."""
+"""Runs the command `ferry-bulk`, which answers clients and feeds batches to a server."""
 
 import argparse
 import logging
@@ -43,7 +43,7 @@ def _serve(options: argparse.Namespace) -> None:
     token = _read_token(options.require_token_file, "FERRY_BULK_TOKEN")
     host, _, port = options.listen.rpartition(":")
     with folder.taken():
-        # For uploads until they are whole; not in the memory that /tmp may be.
+        # Uploads are here until they are complete; /tmp may be in memory.
         tempfile.tempdir = str(folder.path)
         web = waitress.create_server(
             BulkApp(folder, max_file_bytes=options.max_file_size, token=token),
@@ -51,7 +51,7 @@ def _serve(options: argparse.Namespace) -> None:
             port=int(port),
             threads=8,
             ident="ferry-bulk",
-            # Somewhat larger ones are refused in words of ours, once they are there.
+            # Slightly larger uploads get a refusal of ours, once they have arrived.
             max_request_body_size=2 * (options.max_file_size + FORM_BYTES),
         )
         if not token and host.strip("[]") not in {"127.0.0.1", "::1", "localhost"}:
@@ -61,7 +61,7 @@ def _serve(options: argparse.Namespace) -> None:
         log.info("ferry-bulk listens at http://%s, and feeds %s", options.listen, options.server)
         web.run()  # until SystemExit or KeyboardInterrupt, which it takes for a wish to stop
         log.info("ferry-bulk stops")
-        # As if killed, which loses nothing: its threads may wait for the server for a while.
+        # A hard exit loses nothing, and threads may wait for the server for a while.
         os._exit(0)
 
 

@@ -1,12 +1,12 @@
-"""The server that predicts: has each line run as a job there, and comes for its answer.
+"""Talks to the server that predicts: submits each line as a job there, and fetches its answer.
 
 A line is submitted with `Prefer: respond-async, wait=2`: it is a job from the start, waits in the
-seats that requests leave free, and mostly needs this one HTTP request. What takes longer is asked
-for by the job's URL. The Idempotency-Key is made of batch and line, so a line that is sent again,
-by another life of this process too, finds its job again.
+seats that requests leave free, and mostly needs this one HTTP request. After 2 s, the answer is
+fetched by the job's URL. The Idempotency-Key is made of batch and line, so a line that is sent
+again, even after a restart of this process, finds its job again.
 
-The requests are those of `http.client`: httpx takes four times as long for each, which is more
-than the server itself takes (ADR 0030).
+The requests use `http.client`: httpx takes four times as long for each, which is more than the
+server itself takes (ADR 0030).
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from ferry_bulk.lines import BadLine, InputLine
 
 log = logging.getLogger(__name__)
 
-# A server that starts, or whose Redis was emptied, registers its models meanwhile.
+# A server that starts, or whose Redis was emptied, registers its models within this time.
 UNKNOWN_S = 10.0
-# As long as one request waits for a job; a thread hears of a cancelled batch after it.
+# How long one request waits for a job; only after that, a thread notices a cancelled batch.
 _WAIT_S = 2
 _ANSWER_TIMEOUT_S = 30.0
 _AGAIN_S, _LONGEST_AGAIN_S = 0.1, 2.0
@@ -39,23 +39,23 @@ _JOB_PATH = re.compile(r"/jobs/[0-9a-f]{32}$")
 
 
 class Answer(NamedTuple):
-    """An answer of the server; names of headers are in lower case."""
+    """Holds an answer of the server; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-# What an answer means for its line. `result`: what the model said, or why it will never be asked.
-# `job`: it waits, or runs. `lost`: the server does not know its job any more. `key_reused`: the
-# model's default version has changed since the line was sent first. `later`: nothing was kept.
+# What an answer means for its line. `result`: the model's answer, or a final refusal. `job`: the
+# line waits or runs. `lost`: the server does not know its job any more. `key_reused`: the model's
+# default version has changed since the line was first sent. `later`: the server kept nothing.
 Kind: TypeAlias = Literal["result", "job", "lost", "key_reused", "unknown_model", "later"]
 
 
 class ModelServer:
-    """A server's inference API, at a URL such as `http://host:8080`. Threads may share it.
+    """Calls a server's inference API, at a URL such as `http://host:8080`. Threads may share it.
 
-    `read_token` returns the token for it; it is called again when the server refuses that.
+    `read_token` returns the token for it, and is called again when the server refuses the token.
     """
 
     def __init__(self, url: str, read_token: Callable[[], str]) -> None:
@@ -81,12 +81,12 @@ class ModelServer:
     def predict(
         self, line: InputLine, job_headers: Mapping[str, str], halted: threading.Event
     ) -> tuple[Answer | None, str]:
-        """Waits for the line's answer, however long the server is away; with None when halted.
+        """Returns the line's answer, however long the server is away; None when halted.
 
-        Returns the path of its job as well, empty where it was not needed.
+        Returns the path of its job as well; empty if one request was enough.
 
         Raises:
-            BadLine: no model of this name and version is there, and none has come.
+            BadLine: for UNKNOWN_S there was no model of this name and version.
         """
         job_path, delay_s = "", 0.0
         headers = {"content-type": line.content_type, **job_headers}
@@ -107,14 +107,14 @@ class ModelServer:
                 return answer, job_path
             if kind == "key_reused":
                 headers["idempotency-key"] += "-again"
-            # A look at the job has no Location: its path stays.
+            # The answer to a GET of the job has no Location: its path stays.
             location = _JOB_PATH.search(answer.headers.get("location", ""))
             job_path = location[0] if location else "" if kind == "lost" else job_path
             delay_s = self._delay_s(kind, answer, line, delay_s)
         return None, job_path
 
     def cancel(self, job_path: str) -> None:
-        """Cancels a job; one that cannot be reached goes on for nobody."""
+        """Cancels a job, if the server can be reached."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             self.send("DELETE", job_path)
 
@@ -124,7 +124,7 @@ class ModelServer:
         """Returns the answer to one request; raises OSError or HTTPException if there is none."""
         own_headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            # The one that was used last is the likeliest to be open.
+            # The connection that was used last is the likeliest to be open.
             connection = self._idle.pop()
         except IndexError:
             connection = self._connect()
@@ -146,24 +146,24 @@ class ModelServer:
             now = time.monotonic()
             if now > self._unknown_since_s.setdefault(line.model_name, now) + UNKNOWN_S:
                 reason = answer.headers.get("x-ferry-reason", "model_not_found")
-                raise BadLine(reason, _told(answer), line.custom_id)
+                raise BadLine(reason, _message(answer), line.custom_id)
             return _LONGEST_AGAIN_S / 4
         if kind == "later":
-            self._warn(f"lines wait: {_told(answer)}")
+            self._warn(f"lines wait: {_message(answer)}")
             if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._token = self._read_token()
             return min(2 * delay_s + _AGAIN_S, _LONGEST_AGAIN_S)
         return 0.0
 
     def _warn(self, why: str) -> None:
-        """Writes to the log what holds up lines, once for all of them."""
+        """Logs what holds up lines, once for all of them, and again after _REMIND_S."""
         if why != self._warned or time.monotonic() > self._silent_until_s:
             self._warned, self._silent_until_s = why, time.monotonic() + _REMIND_S
             log.warning("%s", why)
 
 
 def kind_of(answer: Answer, job_path: str) -> Kind:
-    """Returns what the answer to a submit means; with a `job_path`, to a look at its result."""
+    """Returns what the answer to a submit means; with a `job_path`, to a GET of its result."""
     status, headers = answer.status, answer.headers
     is_in_time = headers.get("preference-applied", "").startswith("wait=")
     # A handler may answer with any status; only its result has the job's id.
@@ -179,7 +179,7 @@ def kind_of(answer: Answer, job_path: str) -> Kind:
     return "later" if is_refused or status >= HTTPStatus.INTERNAL_SERVER_ERROR else "result"
 
 
-def _told(answer: Answer) -> str:
+def _message(answer: Answer) -> str:
     """Returns why the server refused, in its own words."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(answer.body)["message"])

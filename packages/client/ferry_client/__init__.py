@@ -1,7 +1,7 @@
 """Asks a running server for predictions and jobs, from Python.
 
-What to send, what to make of the answer and when to try again is written once, in `flows`; the two
-clients only carry it out, blocking or not.
+`flows` decides what to send, how to read the answer and when to try again; the blocking and the
+asynchronous client only carry that out.
 """
 
 from ferry_client.async_client import AsyncClient, AsyncJob

@@ -16,12 +16,12 @@ from ferry_client.jobs import JobState, JobView, Prediction
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int], None]
 
-# For so long a cancelled call tries to cancel its job.
+# How long a cancelled call tries to cancel its job.
 _FAREWELL_S = 5.0
 
 
 class AsyncClient:
-    """A server's inference API; arguments and errors are those of `ferry.Client`."""
+    """Calls a server's inference API; arguments and errors are as in `ferry.Client`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AsyncClient:
         await self._sender.close()
 
     async def predict(self, model: str, data: Data, **options: Unpack[Options]) -> Prediction:
-        """Returns what the model answers, on a connection that waits for it."""
+        """Returns the model's answer; one connection waits for it."""
         return await self._sender.run(flows.predict(model, data, options, self._sender.patience_s))
 
     async def submit(
@@ -54,7 +54,7 @@ class AsyncClient:
         idempotency_key: str | None = None,
         **options: Unpack[Options],
     ) -> "AsyncJob":
-        """Has the prediction done later, and returns the job that it has become."""
+        """Submits the prediction as a job, and returns the job."""
         return await self._submit(model, data, options, idempotency_key)
 
     async def job(self, job_id: str) -> "AsyncJob":
@@ -116,7 +116,7 @@ class AsyncClient:
                     yield await task
                     under_way.discard(task)
         finally:
-            # Cancelled ones still have something to say to the server.
+            # Cancelled tasks still cancel their jobs.
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def answer(
@@ -129,7 +129,7 @@ class AsyncClient:
         return_errors: bool = False,
     ) -> Prediction | FerryError:
         """Submits a job and returns its result; when cancelled, cancels a job without a key."""
-        # Not cancelled itself: the server may have the job already, and its id is not known yet.
+        # Shielded: the server may have the job already, and only the answer has its id.
         submitting = asyncio.create_task(self._submit(model, data, options, key))
         try:
             job = await asyncio.shield(submitting)
@@ -157,7 +157,7 @@ async def _take_back(submitting: "asyncio.Task[AsyncJob]") -> None:
 
 
 class AsyncJob(JobView):
-    """A prediction that the server does on its own time; its methods are those of `ferry.Job`."""
+    """Follows a job of the server; its methods are as in `ferry.Job`."""
 
     def __init__(self, sender: AsyncSender, state: JobState) -> None:
         super().__init__(state)
@@ -168,15 +168,15 @@ class AsyncJob(JobView):
         return await self._see(flows.look(self.id, self._sender.patience_s))
 
     async def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until the job is over, however it ended."""
+        """Waits until the job has ended, in any way."""
         return await self._see(flows.wait(self.id, timeout_s, self._sender.patience_s))
 
     async def result(self, timeout_s: float | None = None) -> Prediction:
-        """Waits for the result: the answer that the synchronous prediction would have had."""
+        """Waits for the result: the answer of the same prediction without a job."""
         return await self._sender.run(flows.result(self.id, timeout_s, self._sender.patience_s))
 
     async def cancel(self) -> Self:
-        """Cancels the job; lets the result go if it is over."""
+        """Cancels the job; if it has ended, deletes its result."""
         return await self._see(flows.cancel(self.id, self._sender.patience_s))
 
     async def _see(self, flow: Flow[JobState]) -> Self:
@@ -185,7 +185,7 @@ class AsyncJob(JobView):
 
 
 class Future(Protocol):
-    """Names what futures of threads and of event loops have in common."""
+    """Describes what futures of threads and of event loops have in common."""
 
     def cancel(self) -> bool: ...
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None: ...
@@ -202,13 +202,13 @@ def in_order(
 ) -> Generator[F, None, None]:
     """Starts each input when there is room for it; yields the futures in the inputs' order.
 
-    Cancels those that are open when it is closed.
+    Cancels the open futures when it is closed.
 
     Args:
         start: begins the work on one input.
         inputs: taken one by one.
-        in_flight: so many are begun and not yet given out.
-        on_progress: called with the number of finished ones, where their futures call back.
+        in_flight: how many inputs may be started and not yielded.
+        on_progress: called with the number of finished inputs, where their futures call back.
 
     Raises:
         ValueError: `in_flight` is less than 1.
@@ -225,8 +225,8 @@ def in_order(
             on_progress(finished)
 
     try:
-        for one in inputs:
-            future = start(one)
+        for item in inputs:
+            future = start(item)
             future.add_done_callback(count)
             under_way.append(future)
             if len(under_way) >= in_flight:

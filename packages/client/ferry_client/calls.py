@@ -1,4 +1,4 @@
-"""Makes HTTP requests of what a caller wants predicted."""
+"""Makes HTTP requests of a caller's model and data."""
 
 import json
 import mimetypes
@@ -9,18 +9,18 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from urllib.parse import quote
 
 Data: TypeAlias = bytes | str | Path | Mapping[str, Any] | Sequence[Any]
-"""Bytes as they are, text, a file, or anything else that is JSON."""
+"""Bytes, text, a file, or anything that becomes JSON."""
 
-# Longer than any prediction should take, since a model's own limit ends it before.
+# Longer than any prediction should take: a model's own limit is shorter.
 ANSWER_TIMEOUT_S = 900.0
-# The answer is still on its way when the server's own limit is over.
+# For the way of an answer that comes at the end of the server's own limit.
 MARGIN_S = 10.0
 
 
 class Options(TypedDict, total=False):
-    """Says of a submit what is not its model and data.
+    """Holds the options of a prediction.
 
-    version: of the model; without it, the default one. content_type: of the data; without it,
+    version: of the model; by default, its default version. content_type: of the data; by default,
     guessed. timeout_s: from the submit to the job's deadline. result_ttl_s: for how long the result
     is kept, 60 to 604800. priority: `high` waits among the synchronous requests.
     """
@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request, how long to wait before it is sent, and how long for its answer."""
+    """Describes an HTTP request, the delay before it, and how long to wait for its answer."""
 
     method: str
     path: str
@@ -45,11 +45,11 @@ class Call:
 
 
 def prediction_call(model: str, data: Data, options: Options) -> Call:
-    """Returns the request that has the model predict; it waits for the answer.
+    """Returns the request for a prediction, which waits for the answer.
 
     Raises:
         OSError: the data are a file that cannot be read.
-        TypeError, ValueError: they cannot be written as JSON.
+        TypeError, ValueError: the data cannot be written as JSON.
     """
     segments = filter(None, ("predictions", model, options.get("version")))
     content, guessed = read_data(data)
@@ -70,7 +70,7 @@ def prediction_call(model: str, data: Data, options: Options) -> Call:
 
 
 def read_data(data: Data) -> tuple[bytes, str]:
-    """Returns the bytes to send, and their type; empty where none is to be told.
+    """Returns the bytes to send, and their content type; "" for none.
 
     Raises:
         OSError, TypeError, ValueError: as `prediction_call`.
@@ -86,9 +86,9 @@ def read_data(data: Data) -> tuple[bytes, str]:
 
 
 def guessed_type(file_name: str) -> str:
-    """Guesses the type of text and JSON, which handlers get decoded.
+    """Guesses the content type of text and JSON, which are decoded for handlers.
 
-    Everything else goes as bare bytes, as with `curl -T`.
+    Returns "" for everything else, which is sent without a type, as by `curl -T`.
     """
     kind = mimetypes.guess_type(file_name)[0] or ""
     return kind if kind == "application/json" or kind.startswith("text/") else ""

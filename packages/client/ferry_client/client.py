@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class Client:
-    """A server's inference API.
+    """Calls a server's inference API.
 
     Args:
         url: such as `http://host:8080`.
-        token: for a server that asks for one; None: what FERRY_TOKEN in the environment says.
-        patience_s: for so long a request is sent again, while the server says that it is to be
-            sent later (503 with Retry-After) or, once it has answered, cannot be reached.
+        token: for a server that asks for one; None: FERRY_TOKEN in the environment.
+        patience_s: how long a request is sent again while the server refuses it for now (503 with
+            Retry-After) or, after it has once answered, cannot be reached.
 
     Raises:
-        FerryError: any method may raise those of `ferry_client.errors`.
+        FerryError: any method may raise the errors of `ferry_client.errors`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Client:
         self._sender.close()
 
     def predict(self, model: str, data: Data, **options: Unpack[Options]) -> Prediction:
-        """Returns what the model answers, on a connection that waits for it."""
+        """Returns the model's answer; one connection waits for it."""
         return self._sender.run(flows.predict(model, data, options, self._sender.patience_s))
 
     def submit(
@@ -62,12 +62,12 @@ class Client:
         idempotency_key: str | None = None,
         **options: Unpack[Options],
     ) -> "Job":
-        """Has the prediction done later, and returns the job that it has become.
+        """Submits the prediction as a job, and returns the job.
 
         Args:
             model: the model's name.
             data: bytes, text, a file's path, or what is to be sent as JSON.
-            idempotency_key: the same key and data always give the same job, as long as it is kept.
+            idempotency_key: while a job is kept, the same key and data give that job.
             options: see `Options`.
         """
         flow = flows.submit(model, data, options, idempotency_key, self._sender.patience_s)
@@ -112,19 +112,19 @@ class Client:
         return_errors: bool = False,
         **options: Unpack[Options],
     ) -> Iterator[Any]:
-        """Yields the results of all inputs, in their order, as jobs of which some are open at once.
+        """Yields the results of all inputs, in their order; each is a job.
 
-        Jobs that are open when the iteration ends early are cancelled, except for those with keys:
-        the same inputs with the same keys go on where they were.
+        When the iteration ends early, open jobs are cancelled, unless they have keys: the same
+        inputs with the same keys find their jobs again.
 
         Args:
             model: the model's name.
-            inputs: as `data` of `submit`; taken as there is room for them.
-            in_flight: so many jobs at most are open.
-            on_progress: called with the number of finished jobs each time that it grows, in a
-                thread of the client's.
+            inputs: as `data` of `submit`; taken when there is room for them.
+            in_flight: how many jobs may be open at once.
+            on_progress: called with the number of finished jobs after each, in a thread of the
+                client's.
             idempotency_key: gives each input's key.
-            return_errors: yields an input's error in its place; otherwise the first one is raised.
+            return_errors: yields an input's error in its place; otherwise the first is raised.
             options: see `Options`.
         """
         with _BackgroundLoop() as loop:
@@ -145,13 +145,13 @@ class Client:
                 loop.wait(client.close())
 
     async def _async_client(self) -> AsyncClient:
-        """Makes a client of the event loop that this runs on."""
+        """Makes a client for the event loop that this runs on."""
         endpoint = self._sender.endpoint
         return AsyncClient(endpoint.url, endpoint.token, patience_s=self._sender.patience_s)
 
 
 class Job(JobView):
-    """A prediction that the server does on its own time."""
+    """Follows a job of the server."""
 
     def __init__(self, sender: Sender, state: JobState) -> None:
         super().__init__(state)
@@ -162,25 +162,25 @@ class Job(JobView):
         return self._see(flows.look(self.id, self._sender.patience_s))
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until the job is over, however it ended.
+        """Waits until the job has ended, in any way.
 
         Raises:
-            WaitTimeout: it is not over in time.
+            WaitTimeout: it has not ended in time.
         """
         return self._see(flows.wait(self.id, timeout_s, self._sender.patience_s))
 
     def result(self, timeout_s: float | None = None) -> Prediction:
-        """Waits for the result: the answer that the synchronous prediction would have had.
+        """Waits for the result: the answer of the same prediction without a job.
 
         Raises:
             WaitTimeout: there is none in time.
-            ResultGone: the job was cancelled, or its result has been let go.
+            ResultGone: the job was cancelled, or its result has been deleted.
             AnswerError: the job failed.
         """
         return self._sender.run(flows.result(self.id, timeout_s, self._sender.patience_s))
 
     def cancel(self) -> Self:
-        """Cancels the job; lets the result go if it is over."""
+        """Cancels the job; if it has ended, deletes its result."""
         return self._see(flows.cancel(self.id, self._sender.patience_s))
 
     def _see(self, flow: Flow[JobState]) -> Self:
@@ -189,7 +189,7 @@ class Job(JobView):
 
 
 class _BackgroundLoop:
-    """An event loop in a thread of its own, for the length of a with block."""
+    """Runs an event loop in a thread of its own, during a `with` block."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -215,7 +215,7 @@ class _BackgroundLoop:
         return self.start(coroutine).result()
 
     def finish(self) -> None:
-        """Waits until all that was begun has ended."""
+        """Waits until all coroutines have ended."""
         self.wait(_finish())
 
 

@@ -26,17 +26,17 @@ _FAILURES = (httpx.TransportError, httpx.InvalidURL)
 
 
 class Endpoint:
-    """One server's address, and the token for it."""
+    """Knows one server's address and token, and makes httpx clients for it."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
         self.token = token_of(TOKEN_VARIABLE) if token is None else token
-        # One that never answered is not worth waiting for: its address may be wrong.
+        # A server that never answered is not waited for: its address may be wrong.
         self._has_answered = False
         self._context: ssl.SSLContext | None = None
 
     def open(self, kind: Callable[..., H]) -> H:
-        """Returns a client of httpx of this kind.
+        """Returns an httpx client of this kind.
 
         Raises:
             ServerUnreachable: the environment names a proxy or certificates that cannot be used.
@@ -54,7 +54,7 @@ class Endpoint:
 
     def _certificates(self) -> ssl.SSLContext:
         if self._context is None:
-            # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
+            # This reads SSL_CERT_FILE, even with `trust_env=False`.
             self._context = httpx.create_ssl_context()
         return self._context
 
@@ -73,7 +73,7 @@ class Endpoint:
         self._has_answered = True
 
     def failure(self, error: httpx.TransportError | httpx.InvalidURL) -> ServerUnreachable:
-        """Returns the error that a caller sees for one of httpx."""
+        """Returns the caller's error for an error of httpx."""
         is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         is_wrong = isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL)
         return ServerUnreachable(
@@ -96,20 +96,20 @@ def token_of(variable: str) -> str:
 
 
 class ClientPool(Generic[H]):
-    """HTTP clients of which each sends one request at a time, so that it has one connection.
+    """Lends HTTP clients, each for one request at a time, so that each has one connection.
 
-    httpx looks at all connections of a client whenever a request begins or ends: with 64 of them
+    httpx looks at all connections of a client when a request begins or ends: with 64 connections
     that took more time than all the rest.
     """
 
     def __init__(self, endpoint: Endpoint, kind: Callable[..., H]) -> None:
         self._endpoint = endpoint
         self._kind = kind
-        self._idle = [endpoint.open(kind)]  # at once: it tells what is wrong with the environment
+        self._idle = [endpoint.open(kind)]  # at once: it reports what is wrong with the environment
 
     @contextlib.contextmanager
     def one(self) -> Iterator[H]:
-        """Lends a client; the one that was used last is the likeliest to be connected."""
+        """Lends a client, preferably the last used, which is the likeliest to be connected."""
         try:
             http = self._idle.pop()
         except IndexError:
@@ -120,9 +120,9 @@ class ClientPool(Generic[H]):
             self._idle.append(http)
 
     def take_all(self) -> list[H]:
-        """Returns those that are not in use, to be closed."""
-        found, self._idle = self._idle, []
-        return found
+        """Returns the idle clients, to be closed."""
+        idle, self._idle = self._idle, []
+        return idle
 
 
 class Sender:
@@ -153,7 +153,7 @@ class Sender:
         return response
 
     def run(self, flow: Flow[T]) -> T:
-        """Returns what comes of the flow; raises what it raises."""
+        """Sends each call of the flow, and returns its result; raises what the flow raises."""
         try:
             call = next(flow)
             while True:
@@ -192,7 +192,7 @@ class AsyncSender:
         return response
 
     async def run(self, flow: Flow[T]) -> T:
-        """Returns what comes of the flow; raises what it raises."""
+        """Sends each call of the flow, and returns its result; raises what the flow raises."""
         try:
             call = next(flow)
             while True:
@@ -217,12 +217,12 @@ def is_this_machine(url: str) -> bool:
 
 
 def why_not_opened(error: Exception) -> str:
-    """Returns in one sentence why no connection can be tried at all."""
+    """Returns a sentence that says why no connection can be tried at all."""
     return f"a proxy or certificates that the environment names cannot be used: {error}"
 
 
 def why_not_sent(base_url: str, error: httpx.TransportError | httpx.InvalidURL) -> str:
-    """Returns in one sentence why there was no answer."""
+    """Returns a sentence that says why there was no answer."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout():
             return _why_not_connected(base_url, error)

@@ -1,4 +1,4 @@
-"""What a client may raise.
+"""Defines the errors that a client raises.
 
 FerryError
 ├── ServerUnreachable     no server answers at this address, or the connection broke
@@ -8,10 +8,10 @@ FerryError
     ├── Unauthorized      a token is missing or wrong: 401, 403
     ├── NotFound          no such model, version or job: 404
     ├── Conflict          409; 422: the idempotency key is another request's
-    ├── ResultGone        the job was cancelled, or its result has been let go: 410
+    ├── ResultGone        the job was cancelled, or its result has been deleted: 410
     ├── Overloaded        too much is waiting, even after the retries: 429, 503 + Retry-After
-    └── PredictionFailed  the handler or its worker failed, or ran out of time, or nobody has
-                          asked for one: other 5xx
+    └── PredictionFailed  the handler or its worker failed, ran out of time, or does not run:
+                          other 5xx
 """
 
 import json
@@ -45,11 +45,11 @@ class ServerUnreachable(FerryError):
 
 
 class WaitTimeout(FerryError, TimeoutError):
-    """Says that the job has not finished in time. It goes on; wait again, or cancel it."""
+    """The job has not finished in time. It goes on; wait again, or cancel it."""
 
 
 class AnswerError(FerryError):
-    """Says in the server's own words why it refused."""
+    """The server refused; the message has its own words."""
 
     def __init__(self, status: int, error_type: str, message: str, *, job_id: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")
@@ -60,7 +60,7 @@ class AnswerError(FerryError):
 
 
 class BadRequest(AnswerError):
-    """Says that the server does not accept this request."""
+    """The server does not accept this request."""
 
 
 class Unauthorized(AnswerError):
@@ -72,19 +72,19 @@ class NotFound(AnswerError):
 
 
 class Conflict(AnswerError):
-    """Says that its state forbids it, or that the idempotency key is another request's."""
+    """The job's or model's state forbids it, or the idempotency key is another request's."""
 
 
 class ResultGone(AnswerError):
-    """Says that the job was cancelled, or its result let go."""
+    """The job was cancelled, or its result deleted."""
 
 
 class Overloaded(AnswerError):
-    """Says that the server had no room for as long as the client tried again."""
+    """The server had no room as long as the client tried."""
 
 
 class PredictionFailed(AnswerError):
-    """Says that the handler or its worker failed, or that the time was over."""
+    """The handler or its worker failed, or the time was over."""
 
 
 _BY_STATUS = {
@@ -99,11 +99,9 @@ _BY_STATUS = {
 
 
 def error_of(response: httpx.Response, job_id: str = "") -> AnswerError:
-    """Returns the error that this answer is.
+    """Returns the error for an answer with a status of 300 or more.
 
-    Args:
-        response: with a status of 300 or more.
-        job_id: of the job whose result it is.
+    `job_id` is of the job whose result it is.
     """
     status = response.status_code
     error_type, message = _complaint(response)
@@ -135,7 +133,7 @@ def is_page(response: httpx.Response) -> bool:
 
 
 def text_of(response: httpx.Response) -> str:
-    """Returns an answer that is no JSON; of a page, its title or first words."""
+    """Returns the text of an answer that is no JSON; for a page, its title or first words."""
     if not is_page(response):
         return response.text.strip() or response.reason_phrase
     title = _TITLE.search(response.text)

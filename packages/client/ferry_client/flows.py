@@ -1,7 +1,7 @@
-"""What to send, what to make of the answer, and when to try again; sends nothing itself.
+"""Decides what to send, how to read the answer, and when to try again; sends nothing itself.
 
 A flow is a generator: it yields each call, gets the answer sent or the `ServerUnreachable` thrown
-in, and returns what came of it. So the blocking client and the other one share every decision.
+in, and returns its result. So the blocking client and the other one share every decision.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Call, httpx.Response, T]
 
-# As long as one request waits for a job; proxies cut off silent ones after a minute.
+# How long one request waits for a job; proxies cut off silent requests after a minute.
 LONGEST_WAIT_S = 30.0
 _JOB_PLACE = re.compile(r"/jobs/[0-9a-f]{32}$")
 _NO_WORKER = "no_worker"
@@ -44,9 +44,9 @@ def predict(model: str, data: Data, options: Options, patience_s: float) -> Flow
 def submit(
     model: str, data: Data, options: Options, key: str | None, patience_s: float
 ) -> Flow[JobState]:
-    """Has the prediction done later.
+    """Submits the prediction as a job.
 
-    Each submit has a key, so that one whose answer was lost can be sent again.
+    Each submit has a key, so that it can be sent again when its answer was lost.
     """
     call = prediction_call(model, data, options)
     own = {"prefer": "respond-async", "idempotency-key": key or uuid.uuid4().hex}
@@ -55,16 +55,16 @@ def submit(
 
 
 def look(job_id: str, patience_s: float, wait_s: float = 0.0) -> Flow[JobState]:
-    """Asks for the job's state, at once or when it has changed."""
+    """Asks for the job's state, now or when it has changed."""
     call = _waiting(Call("GET", _path(job_id)), wait_s)
     return _job((yield from _persist(call, patience_s)))
 
 
 def wait(job_id: str, timeout_s: float | None, patience_s: float) -> Flow[JobState]:
-    """Waits until the job is over.
+    """Waits until the job has ended.
 
     Raises:
-        WaitTimeout: it is not over in time.
+        WaitTimeout: it has not ended in time.
     """
     end_s = _end(timeout_s)
     while not (state := (yield from look(job_id, patience_s, _left(end_s)))).is_final:
@@ -89,24 +89,24 @@ def result(job_id: str, timeout_s: float | None, patience_s: float) -> Flow[Pred
 
 
 def cancel(job_id: str, patience_s: float) -> Flow[JobState]:
-    """Cancels the job, or lets its result go."""
+    """Cancels the job, or deletes its result."""
     return _job((yield from _persist(Call("DELETE", _path(job_id)), patience_s)))
 
 
 def _persist(
     call: Call, patience_s: float, *, is_repeatable: bool = True, job_id: str = ""
 ) -> Flow[httpx.Response]:
-    """Sends the call until it is answered by something other than "try again later".
+    """Sends the call until the answer is another than "try again later".
 
     Args:
         call: to send.
-        patience_s: after that, no other try is begun.
-        is_repeatable: nothing happens twice if the server got it before, and its answer was lost.
-        job_id: of the job whose result may itself be a 503, which is not to be asked for again.
+        patience_s: after this time, no other try begins.
+        is_repeatable: sending the call twice does no harm, if only its answer was lost.
+        job_id: of the job whose result is asked for, as that may itself be a 503.
     """
     end_s = time.monotonic() + patience_s
     delay_s = _FIRST_DELAY_S
-    has_told = False
+    has_warned = False
     while True:
         try:
             response = yield call
@@ -120,15 +120,15 @@ def _persist(
             retry_s = None if _is_result(response, job_id) else _retry_after_s(response)
             if retry_s is None or time.monotonic() + retry_s > end_s:
                 return response
-            if not has_told and response.headers.get("x-ferry-reason") == _NO_WORKER:
-                # Without this, a program is silent for a minute where a model does not load.
+            if not has_warned and response.headers.get("x-ferry-reason") == _NO_WORKER:
+                # Without this, a program is silent for a minute when a model does not load.
                 log.warning("%s; trying again for %g s", error_of(response).message, patience_s)
-                has_told = True
+                has_warned = True
             call = replace(call, delay_s=retry_s)
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """Returns after how long a refused request is to be sent again; None if it is not."""
+    """Returns after how many seconds to send a refused request again; None: not at all."""
     text = response.headers.get("retry-after", "")
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not text.isdecimal():
         return None
@@ -136,7 +136,7 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _is_accepted(response: httpx.Response) -> bool:
-    """Returns whether the prediction has become a job; a model that takes long may have it so."""
+    """Returns whether the prediction has become a job, as slow models may demand."""
     place = response.headers.get("location", "")
     return response.status_code == httpx.codes.ACCEPTED and bool(_JOB_PLACE.search(place))
 

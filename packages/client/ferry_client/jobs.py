@@ -1,4 +1,4 @@
-"""Holds what a server said: a prediction, a job."""
+"""Holds a server's answers: predictions and jobs."""
 
 import datetime
 import json
@@ -11,7 +11,7 @@ JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled", "ex
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's answer; the names of `headers` are in lower case."""
+    """Holds a model's answer; the names of `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -24,7 +24,7 @@ class Prediction:
 
     @property
     def content_type(self) -> str:
-        """Returns the type that the handler named, without its parameters; empty if none."""
+        """Returns the handler's content type, without parameters; empty if none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
@@ -43,7 +43,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed: what the synchronous prediction would have been answered with."""
+    """Says why a job failed, as the answer to the same prediction without a job would."""
 
     code: int
     type: str
@@ -52,7 +52,7 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Holds how far the handler said it is: a share from 0 to 1, and a few words."""
+    """Holds the handler's progress: a share from 0 to 1, and a text."""
 
     share: float
     text: str = ""
@@ -60,9 +60,9 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as it was when the server was asked; None is what was not known then.
+    """Holds a job as the server described it; None: not known then.
 
-    `position` is how many jobs wait before it. `document` is all that the server said.
+    `position` is how many jobs wait before it. `document` is the server's whole answer.
     """
 
     id: str
@@ -81,7 +81,7 @@ class JobState:
 
     @property
     def is_final(self) -> bool:
-        """Returns whether the job is over."""
+        """Returns whether the job has ended."""
         return self.status not in {"queued", "running"}
 
     @classmethod
@@ -89,7 +89,7 @@ class JobState:
         """Reads the job's JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not a job's.
+            KeyError, TypeError, ValueError: this is not a job.
         """
         error, progress = document.get("error"), document.get("progress")
         return cls(
@@ -110,29 +110,29 @@ class JobState:
 
 
 class JobView:
-    """A job whose state is the one that the server told last."""
+    """Shows a job's last known state."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
 
     @property
     def id(self) -> str:
-        """Returns the job's id, with which any client finds it again."""
+        """Returns the job's id, by which any client finds it again."""
         return self._state.id
 
     @property
     def status(self) -> JobStatus:
-        """Returns its status when the server was last asked."""
+        """Returns the job's status when the server was last asked."""
         return self._state.status
 
     @property
     def progress(self) -> JobProgress | None:
-        """Returns how far its handler had come when the server was last asked; None: not said."""
+        """Returns the handler's progress when the server was last asked; None: it said none."""
         return self._state.progress
 
     @property
     def state(self) -> JobState:
-        """Returns all that the server said when it was last asked."""
+        """Returns the job's whole state when the server was last asked."""
         return self._state
 
     def __repr__(self) -> str:

@@ -1,1 +1,1 @@
-"""Helps to move: compares two servers' answers, and says what a TorchServe becomes here."""
+"""Helps to move: compares two servers' answers, and says what must change in a TorchServe."""

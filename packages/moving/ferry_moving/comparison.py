@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-# So many differences of one request are described.
+# How many differences of one request are described.
 MOST_DIFFERENCES = 3
 _MOST_CHARS = 60
 # Bodies are compared block by block until one differs.
@@ -23,7 +23,7 @@ Path = tuple["Path", str | int] | None
 
 
 class Verdict(StrEnum):
-    """Says what the comparison of two answers comes to."""
+    """Names the result of comparing two answers."""
 
     SAME = "same"
     STATUS = "status"
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One server's answer; its body without content encoding. `failure`: why there is none."""
+    """Holds one server's answer, its body decompressed. `failure`: why there is no answer."""
 
     status: int = 0
     content_type: str = ""
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Says how far two numbers may be apart, and which parts of a JSON body may be anything.
+    """Says how far two numbers may be apart, and which parts of a JSON body do not count.
 
     `ignored` are JSON paths, with `[*]` for each index: `$.time`, `$[*].id`.
     """
@@ -55,7 +55,7 @@ class Tolerance:
 
 
 def compare(old: Answer, new: Answer, tolerance: Tolerance) -> tuple[Verdict, list[str]]:
-    """Returns what the two answers come to, and the first differences in words."""
+    """Returns the verdict on two answers, and their first differences in words."""
     if old.failure or new.failure:
         sides = (("old", old.failure), ("new", new.failure))
         return Verdict.MISSED, [f"no {side} answer: {why}" for side, why in sides if why]
@@ -87,7 +87,7 @@ def _of_bodies(old: bytes, new: bytes, tolerance: Tolerance) -> list[str]:
 
 
 def _of_values(path: Path, old: Any, new: Any, tolerance: Tolerance) -> Iterator[tuple[Path, str]]:
-    """Yields each difference of two parsed bodies, from the front to the back."""
+    """Yields each difference of two parsed bodies, in their order."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old:
             if key in new:

@@ -1,4 +1,4 @@
-"""What the services of a compose file that run TorchServe need here."""
+"""Says what must change in a compose file's services that run TorchServe."""
 
 import itertools
 import shlex
@@ -63,7 +63,7 @@ def _is_torchserve(service: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    """Returns a scalar as text. Lists and objects, whose aliases may go in circles, are none."""
+    """Returns a scalar as text; "" for lists and objects, whose aliases may be circular."""
     return str(value) if isinstance(value, str | int | float) else ""
 
 
@@ -72,7 +72,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _words(service: Service) -> list[str]:
-    """Returns the words of entry point and command; in place of a shell's script, those of it."""
+    """Returns the words of entry point and command; a shell's script counts as its words."""
     words: list[str] = []
     for part in (service.get("entrypoint"), service.get("command")):
         for word in map(_scalar, part) if isinstance(part, list) else _split(_scalar(part)):

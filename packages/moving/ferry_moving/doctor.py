@@ -1,4 +1,4 @@
-"""`ferry doctor CONFIG`: what becomes of a TorchServe here, row by row."""
+"""`ferry doctor CONFIG`: says what must change in a TorchServe, row by row."""
 
 import contextlib
 import dataclasses
@@ -25,11 +25,11 @@ _STYLES = {NOTE: "yellow", CHANGE: "red"}
 _COMPOSE = (".yml", ".yaml")
 _MOST_PAGES = 1000
 _KNOWN = "0.12"
-# What a description of a version has beside its settings.
+# Keys of a version's description that are no settings.
 _STATE = frozenset(
     {"modelName", "modelVersion", "modelUrl", "workers", "jobQueueStatus", "loadedAtStartup"}
 )
-# In descriptions, TorchServe has another name for what model-config.yaml calls so.
+# TorchServe's name in descriptions -> in model-config.yaml, where they differ.
 _DESCRIBED_AS = {"stateful": "sequenceBatching"}
 
 
@@ -79,7 +79,7 @@ def _server_rows(url: str) -> Iterator[Row]:
     """Yields the rows of a running TorchServe and of each model version that is registered.
 
     Raises:
-        CannotExamine: none answers there.
+        CannotExamine: no TorchServe answers there.
     """
     try:
         with contextlib.closing(Sender(Endpoint(url, None), patience_s=0)) as sender:
@@ -113,7 +113,7 @@ def _model_names(sender: Sender) -> Iterator[str]:
 
 
 def _versions(sender: Sender, name: str) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each version, as `models` of config.properties has them."""
+    """Returns the settings of each version, in the form of `models` in config.properties."""
     described = [_of(dict, it) for it in _of(list, _get(sender, f"models/{quote(name)}/all"))]
     return {
         str(version.get("modelVersion", "")): {

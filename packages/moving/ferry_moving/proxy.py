@@ -19,7 +19,7 @@ from ferry_moving.comparison import Answer, compare
 from ferry_moving.recording import Recorder, Request
 from ferry_moving.report import Result
 
-# Of all copies together. What is more is not compared, and takes no memory from the clients.
+# Of all copies together; larger copies are not compared.
 MOST_BYTES = 256 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 # Clients, and then the copies that still wait, have this long at the end.
@@ -28,12 +28,12 @@ _DRAIN_S = 10.0
 _IDLE_S = 3600.0
 # While answers are compared, clients wait for Python's lock no longer than this.
 _SWITCH_S = 0.0005
-# They belong to one connection, or to one way of sending a body.
+# Headers of one connection, or of one way of sending a body.
 _OF_CONNECTION = frozenset(
     {"connection", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
-# Not every client knows all ways to compress, and both servers are to send the same.
+# Clients differ in the compressions they know, and both servers should use the same.
 _OF_BODY = frozenset({"accept-encoding", "content-length"})
 
 Headers = Sequence[tuple[str, str]]
@@ -42,7 +42,7 @@ NO_ANSWER = "no answer from the old server"
 
 
 class Target:
-    """A server at a URL. `token`, if any, takes the place of the request's own.
+    """Sends requests to a server. `token`, if any, takes the place of the request's own.
 
     `timeout_s` limits a whole answer to a recorded request.
     """
@@ -79,7 +79,7 @@ class Target:
         return httpx.Request(method, self.url + target, headers=lines, content=content)
 
     async def send(self, recorded: Request) -> Answer:
-        """Sends a recorded request; the answer may be that there is none.
+        """Sends a recorded request; without an answer, returns one with a `failure`.
 
         Raises:
             OSError: the file of its body cannot be read.
@@ -112,14 +112,14 @@ class Target:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Returns the headers but for those that one connection has for itself."""
+    """Returns the headers without those of one connection."""
     own = ",".join(value for name, value in headers if name.lower() == "connection")
     dropped = _OF_CONNECTION | {name.strip().lower() for name in own.split(",")}
     return [header for header in headers if header[0].lower() not in dropped]
 
 
 def why(error: BaseException) -> str:
-    """Returns the reason in a few words: those of the first cause, if it has any."""
+    """Returns the text of the error's first cause, or of the error itself."""
     cause = error
     while (earlier := cause.__cause__ or cause.__context__) is not None:
         cause = earlier
@@ -128,7 +128,7 @@ def why(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class Copy:
-    """A request and the old server's answer to it, as far as they have come."""
+    """Collects a request and the old server's answer to it."""
 
     request: Request
     body: list[bytes] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Copy:
     is_too_large: bool = False
 
     def answer(self) -> Answer:
-        """Returns the old server's answer, uncompressed if that can be."""
+        """Returns the old server's answer, decompressed if possible."""
         body = b"".join(self.answer_body)
         with contextlib.suppress(httpx.DecodingError):
             body = httpx.Response(self.status, headers=self.headers, content=body).content
@@ -150,7 +150,7 @@ class Copy:
 class Proxy:
     """Handles the requests of aiohttp's server, and compares copies. Lives on one event loop.
 
-    A `share` of all requests, from 0 to 1, is copied, `most_open` at a time; more are counted.
+    A `share` of all requests, from 0 to 1, is copied, `most_open` at a time; others are counted.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Proxy:
         self._whole: asyncio.Queue[Copy] = asyncio.Queue()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answers one request; aiohttp cancels it when its client leaves, and it ends at `old`."""
+        """Answers one request; when its client leaves, aiohttp cancels this and so the old call."""
         headers = list(request.headers.items())
         copy = self._copy_of(request, headers)
         lost = CLIENT_LEFT
@@ -188,7 +188,7 @@ class Proxy:
     async def _forward(
         self, request: web.Request, headers: Headers, copy: Copy | None
     ) -> tuple[web.StreamResponse, str]:
-        """Returns the answer, and why it is not to be compared; empty if it is."""
+        """Returns the answer, and why it cannot be compared; "" if it can."""
         begun_s = time.perf_counter()
         pieces = self._kept(request.content.iter_any(), copy, copy.body if copy else [])
         response: web.StreamResponse | None = None
@@ -210,14 +210,14 @@ class Proxy:
                 complaint = f"ferry shadow: no answer from {self._old.url}: {why(error)}\n"
                 return web.Response(status=HTTPStatus.BAD_GATEWAY, text=complaint), NO_ANSWER
             if request.transport is not None:
-                request.transport.abort()  # the client is to see that its answer is cut short
+                request.transport.abort()  # so that the client sees that its answer is cut short
             return response, NO_ANSWER
         if copy is not None:
             copy.latency_s = time.perf_counter() - begun_s
         return response, ""
 
     def _copy_of(self, request: web.Request, headers: Headers) -> Copy | None:
-        """Returns a copy to fill with this request; None if it is not to be compared."""
+        """Returns a copy to fill with this request; None if it is not compared."""
         self._count += 1
         if random.random() >= self._share:  # noqa: S311 - a sample
             return None
@@ -257,7 +257,7 @@ class Proxy:
             copy = await self._whole.get()
             try:
                 await self._compare(copy)
-            except Exception as error:  # the next ones are compared whatever this one holds
+            except Exception as error:  # whatever this copy holds, the next ones are compared
                 self._result.uncompared[f"{type(error).__name__} while comparing"] += 1
             self._release(copy)
             self._whole.task_done()
@@ -268,12 +268,12 @@ class Proxy:
             await asyncio.to_thread(self._recorder.write, request)
         new = await self._new.send(request)
         old = copy.answer()
-        # In a thread: while it computes, clients are served.
+        # In a thread, so that clients are served meanwhile.
         compared = await asyncio.to_thread(compare, old, new, self._result.tolerance)
         self._result.add(request, old, new, compared)
 
     async def finish(self) -> None:
-        """Waits until all copies are compared, or it is late; counts those that are not."""
+        """Waits up to _DRAIN_S until all copies are compared; counts the rest."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._whole.join(), _DRAIN_S)
         if self._open:
@@ -281,7 +281,7 @@ class Proxy:
 
 
 class _OldAnswer(web.StreamResponse):
-    """An answer with the old server's headers, byte for byte as aiohttp writes them."""
+    """Answers with exactly the old server's headers."""
 
     def __init__(self, received: httpx.Response) -> None:
         headers = [

@@ -1,7 +1,7 @@
 """Reads and writes recorded requests, as JSON lines.
 
 A line is `{"method": "POST", "path": "/predictions/m", "headers": {...}, "body": ...}`. A body is
-text or JSON, or `body_base64`, or `body_file`: a path from the recording's folder on.
+text or JSON, or `body_base64`, or `body_file`: a path relative to the recording's folder.
 """
 
 import base64
@@ -24,12 +24,12 @@ _KEYS = frozenset({"method", "path", "headers", *_BODIES})
 
 
 class Unreadable(ValueError):
-    """A recording has something else than requests; the message says where."""
+    """A line of a recording is no request; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `path` is its target, with the query. A body that is a path is read when sent.
+    """Holds one request; `path` includes the query. A body that is a path is read when sent.
 
     `number` is the line that it comes from.
     """
@@ -66,7 +66,7 @@ def read_requests(path: Path) -> Iterator[Request]:
 
 
 class Recorder:
-    """Writes requests into a new file that only its owner can read, as bodies are in it.
+    """Writes requests, with their bodies, into a new file that only its owner can read.
 
     Safe to use from several threads.
     """
@@ -79,7 +79,7 @@ class Recorder:
         self.failure = ""
 
     def write(self, request: Request) -> None:
-        """Adds a request; none any more, once that has failed."""
+        """Adds a request; does nothing once a write has failed."""
         headers = {name: value for name, value in request.headers if name.lower() not in _SECRET}
         record: dict[str, Any] = {"method": request.method, "path": request.path}
         content = request.content()

@@ -1,4 +1,4 @@
-"""What a comparison of two servers comes to: a row per path, and the first differences."""
+"""Reports the comparison of two servers: a row per path, and the first differences."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from ferry_moving.comparison import Answer, Tolerance, Verdict
 from ferry_moving.recording import Request
 
 _SHARES = (0.5, 0.95, 0.99)
-# Percentiles are of so many answers, the last ones: a proxy runs for days.
+# Percentiles are of the last answers only, as a proxy may run for days.
 _KEPT_LATENCIES = 10_000
 _MOST_ROWS = 100
 _MOST_EXAMPLES = 5
@@ -51,7 +51,7 @@ class Result:
     def add(
         self, request: Request, old: Answer, new: Answer, compared: tuple[Verdict, list[str]]
     ) -> None:
-        """Adds what `compare` says of the two answers to this request."""
+        """Adds the result of `compare` for this request."""
         verdict, differences = compared
         label = f"{request.method} {request.path.partition('?')[0]}"
         if label not in self.rows and len(self.rows) >= _MOST_ROWS:
@@ -77,7 +77,7 @@ class Result:
         return ", ".join(parts)
 
     def record(self) -> dict[str, Any]:
-        """Returns all of it for machines, and for the table: a row per method and path."""
+        """Returns the report as JSON: a row per method and path."""
         rows = [
             {
                 "request": label,
@@ -115,7 +115,7 @@ class Result:
 
 
 def _percentiles_ms(latencies_s: Sequence[float]) -> list[float]:
-    """Returns of each share the smallest latency that it does not exceed; none without any."""
+    """Returns the percentiles of _SHARES; [] without latencies."""
     ordered = sorted(latencies_s)
     count = len(ordered)
     return [1000 * ordered[max(0, math.ceil(share * count) - 1)] for share in _SHARES if count]

@@ -1,4 +1,4 @@
-"""Asks the installed server what it makes of a configuration."""
+"""Asks the installed server how it reads a configuration."""
 
 import json
 import os
@@ -17,14 +17,14 @@ _SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
 
 
 class CannotExamine(click.ClickException):
-    """Tells that the target cannot be read."""
+    """The target cannot be read."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One part, and one sentence about it; of what must change, the sentence says how."""
+    """Says what becomes of one part; the text of what must change says how."""
 
     part: str
     effect: str
@@ -36,7 +36,7 @@ def configuration_rows(
 ) -> Iterator[Row]:
     """Yields what becomes of each key of the file, of its models, and of a start with it.
 
-    Without the `variables` of a container, the start is one on this machine.
+    Without the `variables` of a container, this machine is meant.
 
     Raises:
         CannotExamine: the file cannot be read.
@@ -53,7 +53,7 @@ def torchserve_flags() -> dict[str, str]:
 
 
 def _check(*words: str) -> dict[str, Any]:
-    # Not as a module: this package knows the server only as a command.
+    # As a command, because this package must not import the server.
     done = subprocess.run(  # noqa: S603 - no word of it is a program
         [sys.executable, "-P", "-m", "ferry.main", "check", *words],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`ferry shadow`: whether a new server answers as the old one does, before clients depend on it."""
+"""`ferry shadow`: compares a new server's answers with the old one's, before clients use it."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 _DIFFERENT = 1
 # Between two looks at what there is to show.
 _LOOK_S = 0.5
-# Where no terminal shows progress, a line tells it so often.
+# Without a terminal, a line shows the progress at this interval.
 _LINE_S = 60.0
 _OPTIONS = (
     click.option("--old", help="URL of the server that is trusted."),
@@ -72,13 +72,13 @@ _OPTIONS = (
 
 
 class CannotCompare(click.ClickException):
-    """Nothing can be said of the two servers."""
+    """The two servers cannot be compared."""
 
     exit_code = 2
 
 
 def _comparison_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):  # click lists the last one that was applied first
+    for option in reversed(_OPTIONS):  # click lists options in the reverse order
         command = option(command)
     return command
 
@@ -114,7 +114,7 @@ def shadow(context: click.Context, /, recording: Path | None, **options: Any) ->
     console = Console(stderr=True)
     is_hidden = options["as_json"] or not console.is_terminal
     try:
-        count = sum(1 for _ in read_requests(recording))  # all of it, before any is sent
+        count = sum(1 for _ in read_requests(recording))  # reads all before any is sent
         with Progress(console=console, transient=True, disable=is_hidden) as bar:
             advance = partial(bar.advance, bar.add_task("", total=count))
             requests = read_requests(recording)
@@ -134,9 +134,9 @@ async def _replay(
     connections: int,
     advance: Callable[[], object],
 ) -> None:
-    """Sends each request to both, one after the other: they may share a machine.
+    """Sends each request to both servers, one after the other, as they may share a machine.
 
-    Of two successive requests, one goes to the old server first, and the other to the new one.
+    Odd requests go to the old server first, even ones to the new one.
     """
     old, new = targets
 
@@ -256,7 +256,7 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 async def _show(result: Result, address: str, *, is_quiet: bool) -> None:
-    """Shows how far it is, until it is cancelled: on a terminal always, else in a line a minute."""
+    """Shows the progress until cancelled: on a terminal always, else in a line a minute."""
     console = Console(stderr=True, highlight=False)
     console.print(f"listening address=http://{address}", soft_wrap=True)
     is_live = console.is_terminal and not is_quiet

@@ -8,13 +8,13 @@ _OFF = (False, "off")  # YAML reads a plain `off` as false
 
 
 def is_on(config: Mapping[str, Any]) -> bool:
-    """Tells whether neither the model's model-config.yaml nor the server's setting says `off`."""
+    """Returns whether neither model-config.yaml nor the server's setting says `off`."""
     is_off = config.get("acceleration") in _OFF or os.environ.get("FERRY_ACCELERATION") == "off"
     return not is_off
 
 
 def choice(config: Mapping[str, Any], key: str, names: Iterable[str]) -> str:
-    """Returns the name that model-config.yaml has under `key`, by default the first of `names`."""
+    """Returns model-config.yaml's name under `key`; by default, the first of `names`."""
     known = list(names)
     name = config.get(key, known[0])
     if name not in known:

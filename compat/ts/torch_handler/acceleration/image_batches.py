@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 DECODERS = ("cpu", "gpu")
 FEWEST_THREADS, MOST_THREADS = 4, 16
-# These do the same to an image alone and to one of many of its size.
+# These treat a stack of images of one size as they treat each alone.
 _ALIKE = frozenset(
     {
         transforms.CenterCrop,
@@ -35,11 +35,11 @@ _ALIKE = frozenset(
 
 
 class ImageBatches:
-    """Reads images for a `VisionHandler` and lays them out, faster.
+    """Reads and stacks images for a `VisionHandler`, by several threads or by the GPU.
 
     Args:
-        handler: its `device` and `image_processing` are asked for each time, because a handler may
-            set them whenever it likes.
+        handler: its `device` and `image_processing` are read for each batch, because a handler may
+            set them at any time.
         read: returns the tensor of one value.
     """
 
@@ -65,8 +65,8 @@ class ImageBatches:
         if len(left) == 1:
             others = iter([self._read(left[0])])
         else:
-            # Each neighbour has a core of its own: otherwise each of these threads would start a
-            # team for the arithmetic behind the decoding.
+            # One core each: otherwise each of these threads would start threads of its own for the
+            # arithmetic after the decoding.
             others = iter(list(self._threads.map(with_own_state(self._read, cores=1), left)))
         return [next(others) if image is None else image for image in images]
 
@@ -74,7 +74,7 @@ class ImageBatches:
         device = self._handler.device
         if not self._is_on_gpu or any(image.is_cuda for image in images):
             return torch.stack([image.to(device) for image in images])
-        # The GPU copies by itself from pinned memory, which torch hands out again after the copy.
+        # From pinned memory the GPU copies without waiting; torch reuses it after the copy.
         shape = (len(images), *images[0].shape)
         pinned = torch.empty(shape, dtype=images[0].dtype, pin_memory=True)
         return torch.stack(images, out=pinned).to(device, non_blocking=True)
@@ -116,7 +116,7 @@ def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None
 class JpegDecoder:
     """Turns images as they were sent into [3, height, width] on the device, by `processing`.
 
-    By torchvision's binding of nvJPEG, whose pixels differ a little from Pillow's.
+    It uses torchvision's binding of nvJPEG, whose pixels differ a little from Pillow's.
     """
 
     def __init__(
@@ -124,15 +124,15 @@ class JpegDecoder:
     ) -> None:
         self._processing = processing
         self._short_side = short_side_after(processing)
-        # Other steps may draw lots for each image.
+        # Other steps may be random for each image.
         self._is_alike = all(type(step) in _ALIKE for step in getattr(processing, "transforms", ()))
         self._device = device
 
     def decode(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """Returns one image per value; None leaves a value to Pillow.
 
-        Pillow gets all but complete JPEGs in grey or RGB within the limit of pixels. When the GPU
-        refuses an image, Pillow gets the whole batch, as the GPU does not say which image it was.
+        The GPU gets complete JPEGs in grey or RGB within the limit of pixels, Pillow the rest. When
+        the GPU refuses an image, Pillow gets the whole batch, as the GPU does not say which it was.
         """
         are_plain = [is_plain_jpeg(value, self._short_side) for value in values]
         # A bytearray, because torch warns of memory that it may not write to.
@@ -152,8 +152,8 @@ class JpegDecoder:
 
     def _decoded(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._device.type == "cuda":
-            # torchvision decodes on streams of its own, which do not wait for this one, whose work
-            # may still read the memory that they are given.
+            # torchvision decodes on streams of its own, which do not wait until work of this stream
+            # has read the memory that they are given.
             torch.cuda.current_stream(self._device).synchronize()
         with warnings.catch_warnings():
             # Deprecated since torchvision 0.29, in favour of a package of its own.
@@ -175,7 +175,7 @@ class JpegDecoder:
 def thread_count() -> int:
     """Returns how many threads read images: a worker's share of the cores, which may feed a GPU.
 
-    Or a few more, as workers seldom read at the same moment, and none of these threads spins.
+    At least FEWEST_THREADS, as workers seldom read at the same moment.
     """
     fewest = min(FEWEST_THREADS, os.cpu_count() or 1)
     return min(MOST_THREADS, max(fewest, torch.get_num_threads()))

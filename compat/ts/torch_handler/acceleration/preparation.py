@@ -1,10 +1,11 @@
 """Makes a model ready for inference: frozen, laid out for the processor, warmed up.
 
-A model that resists runs as it is, and the log says why.
+A model that cannot be prepared runs unchanged, and the log says why.
 """
 
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 import warnings
@@ -19,6 +20,10 @@ from ts.handler_utils.thread_state import with_own_state
 logger = logging.getLogger(__name__)
 
 Model = Callable[[torch.Tensor], Any]
+# Measures, and returns None where that failed.
+Measure = Callable[[], bool | None]
+# Answers a question by what an earlier load has measured, or measures now.
+Recall = Callable[[str, Measure], bool | None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,32 +33,32 @@ WARM_UP_CALLS = 3
 # How often a batch is timed, whole and in parts; the first time is a warm-up.
 ROUNDS = 2
 
-# Of the largest answer. Folding a normalisation into the layer before it moves the last digits; in
-# half precision, results are rounded once less where operations are fused.
+# Relative to the largest answer. Folding a normalisation into the layer before it changes the last
+# digits; in half precision, fused operations round once less.
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.05
 
-# Times of the whole batch. Parts that take as long on a quiet machine take less on a busy one.
+# How long parts may take, relative to the whole batch: on a busy machine they take less.
 MOST_FOR_PARTS = 1.1
 
-# Each thread reads all weights, which a single row is not worth.
+# Each thread reads all weights, which does not pay for a single row.
 LEAST_ROWS = 2
 
 
 class PreparedModel:
-    """A model in another layout and precision that takes and gives what it did before."""
+    """Runs a model in another layout and precision, with the same inputs and outputs as before."""
 
     def __init__(self, compute: Model, reload: Callable[[], Any]) -> None:
         self._compute = compute
-        self._as_it_came = functools.cache(reload)
+        self._original = functools.cache(reload)
 
     def __call__(self, batch: torch.Tensor) -> Any:
         """Turns float [n, channels, height, width] into float32.
 
-        Explanations ask for gradients, which only the model as it came has; the first explanation
-        loads that model.
+        Explanations ask for gradients, which only the original model has; the first explanation
+        loads it.
         """
         if batch.requires_grad and torch.is_grad_enabled():
-            return self._as_it_came()(batch)
+            return self._original()(batch)
         return self._compute(batch)
 
 
@@ -63,21 +68,24 @@ def prepare(
     example: torch.Tensor,
     dtype: torch.dtype,
     batch_size: int,
+    *,
+    recall: Recall,
 ) -> Model | None:
-    """Returns the model made ready, or None where it resists.
+    """Returns the prepared model, or None if it cannot be prepared.
 
     Args:
-        model: as it came, in evaluation mode; it is changed, so that it need not be loaded twice.
+        model: the original, in evaluation mode; it is changed, so that it need not be loaded twice.
         reload: loads the model once more.
         example: an input of one row, float32 [1, channels, height, width].
         dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
-            of the largest; half precision is the archive's own wish.
+            of the largest; half precision is used only if the archive asks for it.
         batch_size: the largest batch.
+        recall: knows what was measured at earlier loads, or `measured_now`.
     """
     started_s = time.perf_counter()
     try:
         with torch.inference_mode():
-            compute = _accelerated(model, example, dtype, batch_size)
+            compute = _accelerated(model, example, dtype, batch_size, recall)
             if compute is None:
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
@@ -91,12 +99,17 @@ def prepare(
     return PreparedModel(compute, reload)
 
 
-def _accelerated(
-    model: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int
-) -> Model | None:
-    """Returns the fastest form of the model that answers as it did; None where none does.
+def measured_now(_question: str, measure: Measure) -> bool | None:
+    """Knows nothing from earlier loads."""
+    return measure()
 
-    In half precision the frozen model is what others have to agree with.
+
+def _accelerated(
+    model: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int, recall: Recall
+) -> Model | None:
+    """Returns the fastest form of the model with equal answers; None if there is none.
+
+    In half precision the answers must equal the frozen model's.
     """
     is_exact = dtype == torch.float32
     expected = None
@@ -119,17 +132,32 @@ def _accelerated(
         itself, *_ = model.graph.inputs()
         if not itself.uses():  # it has no state
             tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
-            compute = divided(compute, example, batch_size, tolerance)
+            known = functools.partial(recall, _question(model, example, dtype, batch_size))
+            compute = divided(compute, example, batch_size, tolerance, known)
     with _all_digits():
         return compute if not is_exact or _are_close(compute(example), expected) else None
 
 
-def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
-    """Runs batches of many sizes, as the first call of a kernel loads it.
+def _question(frozen: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int) -> str:
+    """Asks whether to divide batches, with all that this depends on but archive and processor.
 
-    On a GPU only: on a processor the first call takes no longer than later ones. Each power of two
-    is among them: cuDNN picks another kernel for another size. The full batch comes first:
-    TorchScript compiles the first sizes for themselves, later sizes for any.
+    Another way to divide them needs another first word.
+    """
+    # A handler may have loaded another model than its archive's.
+    graph = hashlib.sha256(str(frozen.graph).encode()).hexdigest()
+    return (
+        f"divide batch_size={batch_size} row={tuple(example.shape[1:])} dtype={dtype}"
+        f" threads={torch.get_num_threads()} torch={torch.__version__}"
+        f" instructions={torch.backends.cpu.get_cpu_capability()} graph={graph}"
+    )
+
+
+def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
+    """Runs batches of many sizes, because the first call of a kernel loads it.
+
+    Needed on a GPU only: on a processor the first call takes no longer than later ones. The sizes
+    are powers of two, as cuDNN picks its kernel by the size. The full batch comes first, as
+    TorchScript compiles a version for each of the first sizes, then one for all other sizes.
     """
     powers = (2**power for power in range(batch_size.bit_length()))
     for rows in dict.fromkeys([batch_size, 1, *powers]):
@@ -142,7 +170,7 @@ def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
 def _all_digits() -> Iterator[None]:
     """Makes convolutions and products on a GPU as exact as float32.
 
-    TF32's own error would hide what folding has changed.
+    TF32's own error would hide the effect of folding.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     # Torch refuses to read `allow_tf32` once a handler has used the newer name.
@@ -160,7 +188,7 @@ def _all_digits() -> Iterator[None]:
 
 
 def _optimized(frozen: Any, example: torch.Tensor, expected: Any) -> Model | None:
-    """Returns frozen TorchScript as oneDNN wants it; None where it resists."""
+    """Returns frozen TorchScript optimized for oneDNN; None if that fails or changes answers."""
     try:
         model = torch.jit.optimize_for_inference(frozen)
         compute: Model = functools.partial(computed, model, torch.float32)
@@ -179,23 +207,37 @@ def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
-def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """Returns the model so that parts of a batch run in parallel.
+def divided(
+    model: Model,
+    example: torch.Tensor,
+    batch_size: int,
+    tolerance: float,
+    recall: Callable[[Measure], bool | None],
+) -> Model:
+    """Returns the model in a form that runs parts of a batch in parallel.
 
-    Returns it as it is where parallel parts are slower, or where a row's answer depends on the rows
-    beside it.
+    Returns it unchanged if parallel parts are slower, or if a row's answer depends on other rows.
 
     Args:
         model: without state.
         example: an input of one row.
         batch_size: the largest batch.
         tolerance: how far answers may differ, relative to the largest.
+        recall: tells whether to divide, as an earlier load has measured; else measures.
     """
     parallel = DataParallel(model, torch.get_num_threads())
     if parallel.part_count(batch_size) == 1:
         return model
     factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
-    batch = example * factors
+    measure = functools.partial(_are_parts_better, model, parallel, example * factors, tolerance)
+    return parallel if recall(measure) else model
+
+
+def _are_parts_better(
+    model: Model, parallel: Model, batch: torch.Tensor, tolerance: float
+) -> bool | None:
+    """Times the batch whole and in parts, and compares the answers; None if a call fails."""
+    logger.info("timing %d batches of %d, whole and in parts", 2 * ROUNDS, len(batch))
     whole_s, parts_s = [], []
     try:
         for _ in range(ROUNDS):
@@ -207,11 +249,11 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
         is_close = _are_close(answer, expected, tolerance)
     except Exception:  # whatever torch raises, the model runs without
         logger.warning("batches cannot be divided", exc_info=True)
-        return model
+        return None
+    logger.info("timed whole_s=%.2f in_parts_s=%.2f", min(whole_s), min(parts_s))
     if not is_close:
         logger.warning("rows depend on their neighbours; batches are not divided")
-        return model
-    return parallel if min(parts_s) <= MOST_FOR_PARTS * min(whole_s) else model
+    return is_close and min(parts_s) <= MOST_FOR_PARTS * min(whole_s)
 
 
 def _as_float32(output: Any) -> Any:
@@ -232,11 +274,11 @@ def _are_close(answer: Any, expected: Any, tolerance: float = TOLERANCE) -> bool
 
 
 class DataParallel:
-    """Computes a batch with several threads at once, each of which takes rows of its own.
+    """Computes a batch with several threads, each of which takes rows of its own.
 
-    Threads that share one convolution wait for each other behind it, and a network has some hundred
-    convolutions: when another process takes a core for a moment, all threads wait. Threads with
-    rows of their own meet once per batch.
+    Threads that share a convolution wait for each other after it, and a network has some hundred:
+    when another process takes a core for a moment, all threads wait. Threads with rows of their own
+    wait once per batch.
 
     Source: OpenVINO's documentation on throughput streams, as an idea.
 
@@ -249,7 +291,7 @@ class DataParallel:
     def __init__(self, model: Model, threads: int) -> None:
         self._model = model
         self._threads = threads
-        # It starts a thread when one is needed first.
+        # It starts threads when they are needed.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
 
     def part_count(self, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Envelopes around handlers: those that `service_envelope` names, and what handlers extend."""
+"""Has the envelopes that `service_envelope` names, and the base that handlers extend."""
 
 from ts.torch_handler.request_envelope.base import BaseEnvelope
 from ts.torch_handler.request_envelope.body import BodyEnvelope
@@ -6,7 +6,7 @@ from ts.torch_handler.request_envelope.json import JSONEnvelope
 from ts.torch_handler.request_envelope.kserve import KServeEnvelope
 from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
 
-# By the values of `service_envelope`; they are the names of the modules.
+# Value of `service_envelope`, which is the name of the module, -> envelope.
 ENVELOPES: dict[str, type[BaseEnvelope]] = {
     "body": BodyEnvelope,
     "json": JSONEnvelope,

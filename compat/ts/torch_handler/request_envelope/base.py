@@ -1,4 +1,4 @@
-"""The bases of all envelopes.
+"""Defines the bases of all envelopes.
 
 Source: TorchServe 0.12 docs/request_envelopes.md, as an interface.
 """
@@ -14,10 +14,10 @@ class BaseEnvelope(ABC):
 
     def __init__(self, handle_fn: Callable[[Any, Any], Any]) -> None:
         self._handle_fn = handle_fn
-        self.context: Any = None  # that of the batch
+        self.context: Any = None  # of the batch
 
     def handle(self, data: Any, context: Any) -> Any:
-        """Returns the answers to the rows of a batch; leaves a result as it is if it is empty."""
+        """Returns the answers to the rows of a batch; an empty result stays unchanged."""
         self.context = context
         given = self.parse_input(data) if data else data
         results = self._handle_fn(given, context)
@@ -25,15 +25,15 @@ class BaseEnvelope(ABC):
 
     @abstractmethod
     def parse_input(self, data: Any) -> Any:
-        """Returns what the handler is given for these rows."""
+        """Returns the handler's input for these rows."""
 
     @abstractmethod
     def format_output(self, data: Any) -> Any:
-        """Returns the answers to the rows, made of the handler's results."""
+        """Returns the answers to the rows, from the handler's results."""
 
 
 class InstancesEnvelope(BaseEnvelope):
-    """Runs the instances of all requests together, and deals the handler's outputs out again.
+    """Runs the instances of all requests together, and splits the outputs by request.
 
     TorchServe's two KServe envelopes look at the first request only, and fail with more.
     """
@@ -69,11 +69,11 @@ class InstancesEnvelope(BaseEnvelope):
 
     @abstractmethod
     def close_row(self, outputs: Any, index: int) -> Any:
-        """Returns the answer to request `index`, made of its instances' outputs."""
+        """Returns the answer to request `index`, from the outputs of its instances."""
 
 
 def content_of(row: Any) -> Any:
-    """Returns what a row carries as `data`, else as `body`."""
+    """Returns a row's `data`, else its `body`."""
     # Not `or`: TorchServe's would call a tensor or an array ambiguous.
     data = row.get("data")
     return row.get("body") if data is None else data

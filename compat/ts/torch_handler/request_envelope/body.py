@@ -1,4 +1,4 @@
-"""An envelope that spares handlers the rows' keys."""
+"""Gives handlers the rows' contents without their keys."""
 
 from typing import Any
 

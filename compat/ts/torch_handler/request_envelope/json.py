@@ -1,4 +1,4 @@
-"""An envelope in the form of TensorFlow Serving: `instances` in, `predictions` out."""  # noqa: A005 - TorchServe chose the name
+"""Takes `instances` and answers `predictions`, as TensorFlow Serving."""  # noqa: A005 - TorchServe chose the name
 
 import base64
 import json

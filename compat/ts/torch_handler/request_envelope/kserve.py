@@ -1,4 +1,4 @@
-"""An envelope in the form of KServe's first protocol."""
+"""Speaks KServe's first protocol."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ts.torch_handler.request_envelope.base import InstancesEnvelope, document_o
 
 
 class KServeEnvelope(InstancesEnvelope):
-    """Takes `instances` as they are, and names what it returns: predictions or explanations."""
+    """Takes `instances` unchanged, and names the outputs predictions or explanations."""
 
     def open_row(self, row: Any) -> Any:
         return document_of(row).get("instances")

@@ -1,4 +1,4 @@
-"""An envelope in the form of KServe's second protocol, the Open Inference Protocol."""
+"""Speaks KServe's second protocol, the Open Inference Protocol."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from ts.torch_handler.request_envelope.tensors import (
 
 
 class KServev2Envelope(InstancesEnvelope):
-    """Reshapes tensors that come in; flattens those that the handler returns."""
+    """Nests the values of input tensors by their shapes; flattens the handler's outputs."""
 
     def open_row(self, row: Any) -> Any:
         descriptions = document_of(row)["inputs"]

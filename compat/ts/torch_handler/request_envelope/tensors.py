@@ -48,7 +48,7 @@ BY_DTYPE = {
 }
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 32
-# Of one request. 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
+# Per request. 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
 _MAX_ROWS = 1_000_000
 
 
@@ -101,7 +101,7 @@ def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
 
 
 def check_rows(shapes: Iterable[Sequence[int]]) -> None:
-    """Refuses tensors of these shapes if together they would become too many nested lists."""
+    """Refuses tensors that would together become more than _MAX_ROWS nested lists."""
     if sum(rows for shape in shapes for rows in accumulate(shape[:-1], mul)) > _MAX_ROWS:
         raise BadTensor(f"The tensors of a request may be made of at most {_MAX_ROWS} rows.")
 
@@ -119,7 +119,7 @@ def tensor_of(value: Any) -> Tensor | None:
 
 
 def text_tensor(output: Any) -> Tensor:
-    """Returns any output as one element of BYTES: bytes and text as such, the rest as JSON."""
+    """Returns any output as one element of BYTES: bytes and text unchanged, the rest as JSON."""
     is_text = isinstance(output, (str, bytes, bytearray))
     return Tensor(BYTES, [1], [_as_bytes(output if is_text else json.dumps(output))])
 
@@ -149,7 +149,7 @@ def _from_binary(datatype: str, data: bytes) -> list[Any]:
     if datatype == BYTES:
         return _elements(data)
     if datatype == BF16:
-        # Half a float: a byte too few or too many stays so.
+        # BF16 is the upper half of a float. An odd number of bytes stays odd, and is refused.
         wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
         return _from_binary("FP32", wide)
     size = struct.calcsize(f"<{_CODES[datatype]}")

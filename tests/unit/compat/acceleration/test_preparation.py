@@ -1,5 +1,6 @@
 """The built-in image handlers make the archive's model ready; one that resists runs as it is."""
 
+import json
 import logging
 import threading
 import time
@@ -10,11 +11,14 @@ from ts.torch_handler.acceleration.preparation import (
     DataParallel,
     PreparedModel,
     divided,
+    measured_now,
     prepare,
 )
 from ts.torch_handler.image_classifier import ImageClassifier
 
-from tests.unit.models import MODEL_SOURCE, Convolved, saved, scripted, trained
+from batching.settings.settings import Settings
+from tests.unit.models import MODEL_SOURCE, NAMES, Convolved, manifest, saved, scripted, trained
+from workers.handling.findings import FILE
 
 ROWS, CLASSES = 4, 8
 
@@ -32,6 +36,14 @@ class Fickle(Convolved):
 
     def forward(self, images):
         return self.weigh(torch.rand(images.shape[0], 16))
+
+
+class Wide(Convolved):
+    """Sees with a stride of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.see = torch.nn.Conv2d(3, 16, 5, stride=4)
 
 
 class Own(ImageClassifier):
@@ -58,7 +70,7 @@ def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
 
     # When
     try:
-        prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1)
+        prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1, recall=measured_now)
         assert prepared is not None
         prepared(rows())
         after = torch.get_float32_matmul_precision()
@@ -191,12 +203,65 @@ def test_batches_are_divided_where_that_is_right_and_not_slower(
     model, is_divided, log, caplog, two_threads
 ):
     # When
-    compute = divided(model, rows()[:1], ROWS, 1e-3)
+    compute = divided(model, rows()[:1], ROWS, 1e-3, lambda measure: measure())
 
     # Then
     assert isinstance(compute, DataParallel) is is_divided
     assert is_divided or compute is model
     assert log in caplog.text
+
+
+@pytest.fixture
+def load_in_worker(load_handler, tmp_path, two_threads):
+    """Loads a model as a worker does; returns it as it computes."""
+
+    def run(kind, batch_size=ROWS):
+        model = load_handler(
+            {"model.pt": scripted(trained(kind)), "index_to_name.json": NAMES},
+            settings=Settings(work_dir=tmp_path),
+            handler="image_classifier",
+            batch_size=batch_size,
+            archive_sha256="a" * 64,
+            manifest=manifest(serializedFile="model.pt"),
+        )
+        return model.entry.__self__.model._compute
+
+    return run
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_second_load_times_nothing_and_does_what_the_first_one_found(
+    load_in_worker, tmp_path, caplog, answer
+):
+    # Given a first load, and what it would have found on another machine
+    load_in_worker(Convolved)
+    [(question, _)] = json.loads((tmp_path / FILE).read_text()).items()
+    (tmp_path / FILE).write_text(json.dumps({question: answer}))
+    caplog.set_level(logging.INFO)
+
+    # When
+    compute = load_in_worker(Convolved)
+
+    # Then
+    assert isinstance(compute, DataParallel) is answer
+    assert "timing" not in caplog.text
+    assert "measured at an earlier load" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "batch_size"), [(Convolved, 2 * ROWS), (Wide, ROWS)])
+def test_other_batch_size_or_model_is_timed_and_the_log_says_so(
+    load_in_worker, caplog, kind, batch_size
+):
+    # Given
+    load_in_worker(Convolved)
+    caplog.set_level(logging.INFO)
+
+    # When
+    load_in_worker(kind, batch_size)
+
+    # Then
+    assert f"timing 4 batches of {batch_size}, whole and in parts" in caplog.text
+    assert "timed whole_s=" in caplog.text
 
 
 class Watched:

@@ -1,4 +1,4 @@
-"""A context for tests of handlers outside of a server."""
+"""Has a context for tests of handlers outside of a server."""
 
 import uuid
 from pathlib import Path

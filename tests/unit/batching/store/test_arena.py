@@ -1,0 +1,357 @@
+"""Bodies in shared memory: whoever reads one gets all of it, or is told that it has gone."""
+
+import asyncio
+import errno
+import logging
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from batching.protocol import INLINE_LIMIT_BYTES, Part, Request
+from batching.store.arena import (
+    GENERATION_BYTES,
+    UNIT_BYTES,
+    Arena,
+    ArenaReader,
+    Elsewhere,
+    mark_of,
+    remove_abandoned,
+)
+from tests.support import body_of, eventually_async, ids_of, items_of, make_reply, wire_of
+from tests.unit.batching.store.channels import ask, open_channel
+
+SIZE_BYTES = 64 * (UNIT_BYTES + GENERATION_BYTES)
+LARGE = 3 * UNIT_BYTES - 100
+
+
+@pytest.fixture
+def arena(tmp_path):
+    opened = make_arena(tmp_path)
+    yield opened
+    opened.close()
+
+
+def make_arena(folder, size_bytes=SIZE_BYTES):
+    return Arena(folder, size_bytes, uuid.uuid4().hex)
+
+
+def carried(arena, content, *others):
+    """What is held of a request whose last part has this content, and its record."""
+    parts = [*others, Part("body", "image/jpeg", content)]
+    held, record = arena.carry(Request({"accept": "*/*"}, parts).to_wire())
+    assert not record.body
+    return held, record.head
+
+
+def content_of(request):
+    return bytes(request.parts[-1].content)
+
+
+# --- there and back
+
+
+def test_worker_reads_what_the_client_sent_into_the_slot(arena, tmp_path):
+    room = arena.room(LARGE)
+    room[:] = b"r" * LARGE
+
+    # When
+    held, record = carried(arena, room, Part("first", "", b"1"))
+    request = ArenaReader(tmp_path).read(record)
+
+    # Then it was not copied by the ingress, and hardly anything is left for Redis
+    assert held.body.obj is room.obj
+    assert len(record) < 200
+    assert request.headers == {"accept": "*/*"}
+    assert [(part.name, part.content_type) for part in request.parts] == [
+        ("first", ""),
+        ("body", "image/jpeg"),
+    ]
+    assert content_of(request) == b"r" * LARGE
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [Part("body", "", b"b" * LARGE)],
+        [Part("a", "", b"a" * LARGE), Part("b", "", b"b")],
+        [Part("a", "", b"a" * LARGE), Part("b", "", b"b" * LARGE)],
+    ],
+    ids=["last part", "not the last part", "both"],
+)
+def test_body_that_came_elsewhere_is_copied_into_a_slot(arena, tmp_path, parts):
+    held, record = arena.carry(Request({}, parts).to_wire())
+
+    request = ArenaReader(tmp_path).read(record.head)
+
+    assert [(p.name, bytes(p.content)) for p in request.parts] == [
+        (p.name, p.content) for p in parts
+    ]
+    # And once more, as after a submit that failed, it stays where it is.
+    assert arena.carry(held) == (held, record)
+
+
+# --- whose a slot is
+
+
+def test_slot_is_given_away_when_nothing_refers_to_its_body(arena):
+    rooms = [arena.room(8 * UNIT_BYTES) for _ in range(8)]
+    assert arena.room(8 * UNIT_BYTES) is None
+
+    # When one body is needed by nobody, but a part of another by a transport that still sends it
+    part = rooms[3][100:200]
+    del rooms[2:4]
+
+    # Then
+    again = arena.room(8 * UNIT_BYTES)
+    assert again is not None
+    assert arena.room(8 * UNIT_BYTES) is None
+    del part
+    assert arena.room(8 * UNIT_BYTES) is not None
+
+
+def test_body_whose_slot_another_one_got_is_noticed(arena, tmp_path):
+    reader = ArenaReader(tmp_path)
+    held, record = carried(arena, b"a" * LARGE)
+    assert content_of(reader.read(record)) == b"a" * LARGE
+
+    # When its client leaves, and others come: one in the same place, one across its end
+    del held
+    other, _ = carried(arena, b"b" * LARGE)
+    assert reader.read(record) is None
+    del other
+    small, _ = carried(arena, b"c" * (LARGE // 2))
+
+    # Then
+    assert reader.read(record) is None
+    del small
+
+
+HAMMER = """
+import sys, uuid
+from pathlib import Path
+from batching.protocol import Part, Request
+from batching.store.arena import Arena
+
+arena = Arena(Path(sys.argv[1]), 128 << 20, uuid.uuid4().hex)
+for number in range(10**9):
+    held = None  # the slot is free: the next body gets it
+    content = bytes([number % 251]) * 2_000_000
+    request = Request({"n": str(number % 251)}, [Part("b", "", content)])
+    held, record = arena.carry(request.to_wire())
+    if number % 8 == 0:
+        print(record.head.hex(), flush=True)
+"""
+
+
+def test_no_reader_sees_a_byte_of_the_next_body_while_it_is_written(tmp_path):
+    """The writer does not wait for readers: most of what they copy changes meanwhile."""
+    command = [sys.executable, "-c", HAMMER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        reader, read, gone = ArenaReader(tmp_path), 0, 0
+        end_s = time.monotonic() + 60
+        while (read < 20 or gone < 20) and time.monotonic() < end_s:
+            request = reader.read(bytes.fromhex(writer.stdout.readline()))
+            if request is None:
+                gone += 1
+                continue
+            read += 1
+            content = content_of(request)
+            assert content == bytes([int(request.headers["n"])]) * len(content)
+        writer.kill()
+    assert (read, gone) >= (20, 20)
+
+
+def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
+    script = HAMMER.replace("10**9", "1") + "\nsys.stdin.read()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams) as writer:
+        record = bytes.fromhex(writer.stdout.readline())
+        reader = ArenaReader(tmp_path)
+        assert reader.read(record) is not None
+        writer.kill()
+    # Then it is noticed soon, and by those who never saw that ingress at once
+    assert ArenaReader(tmp_path).read(record) is None
+    end_s = time.monotonic() + 10
+    while reader.read(record) is not None:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+    # And the next start leaves nothing of it
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- where there is none
+
+
+def test_full_arena_leaves_bodies_to_redis(arena):
+    wire = wire_of("a", size=8 * UNIT_BYTES - 100)
+    rooms = [arena.room(8 * UNIT_BYTES) for _ in range(8)]
+    assert arena.carry(wire) == (wire, wire)
+    del rooms
+    assert arena.carry(wire)[1] != wire
+
+
+@pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, 9 * UNIT_BYTES])
+def test_bodies_that_are_small_or_huge_get_no_slot(arena, size):
+    assert arena.room(size) is None
+
+
+def test_memory_that_the_system_does_not_have_leaves_bodies_to_redis(arena, monkeypatch):
+    first = arena.room(LARGE)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert arena.room(LARGE) is None
+    del first
+    assert arena.room(LARGE) is not None  # has had its memory before
+
+
+@pytest.mark.parametrize("folder", ["missing", "file"])
+def test_folder_that_cannot_be_used_leaves_bodies_to_redis(tmp_path, folder, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        arena = make_arena(tmp_path / folder)
+    assert arena.room(LARGE) is None
+    assert not arena.is_shared_by([b"worker-a"])
+    assert not arena.is_shared_by([])
+
+
+def test_arena_that_nobody_uses_takes_no_memory(tmp_path):
+    arena = make_arena(tmp_path, 128 * 1024 * 1024)
+    [path] = tmp_path.iterdir()
+    assert path.stat().st_blocks * 512 <= 128 * 1024
+    arena.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- who shares it
+
+
+def test_worker_shares_memory_if_its_id_says_so(arena, tmp_path):
+    (tmp_path / "other").mkdir()
+    here = mark_of(tmp_path, SIZE_BYTES).encode()
+    there = mark_of(tmp_path / "other", SIZE_BYTES).encode()
+
+    assert arena.is_shared_by([b"a-1" + here, b"b-7" + here])
+    assert not arena.is_shared_by([b"a-1" + here, b"b-7" + there])
+    assert not arena.is_shared_by([b"a-1" + here, b"of an older release"])
+    assert mark_of(tmp_path, 0) == ""
+
+
+@pytest.mark.parametrize("change", ["link", "mode", "name", "beyond", "garbage", "elsewhere"])
+def test_what_is_no_arena_of_ours_is_not_read(arena, tmp_path, change):
+    held, record = carried(arena, b"a" * LARGE)
+    [path] = tmp_path.iterdir()
+    folder = tmp_path
+    if change == "link":
+        path.rename(tmp_path / "target")
+        path.symlink_to(tmp_path / "target")
+    elif change == "mode":
+        path.chmod(0o644)
+    elif change == "name":
+        record = record.replace(record[1:33], b"../../../../etc/passwd__________")
+    elif change == "beyond":
+        record = record.replace(b" 0 ", b" 63 ", 1)
+    elif change == "garbage":
+        record = b"@" + record
+    else:
+        folder = tmp_path / "elsewhere"
+
+    with pytest.raises(Elsewhere):
+        ArenaReader(folder).read(record)
+    del held
+
+
+def test_only_what_an_ingress_left_is_removed(arena, tmp_path):
+    left = tmp_path / ("ferry-arena-" + "0" * 32)
+    left.write_bytes(b"")
+    left.chmod(0o600)
+    (tmp_path / "others").write_text("")
+
+    remove_abandoned(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {arena._path.name, "others"}
+
+
+# --- through Redis
+
+
+async def test_large_bodies_go_by_memory_once_all_workers_are_known_to_share_it(
+    harness, arena, tmp_path
+):
+    worker = harness.worker("worker-a" + arena.mark, tmp_path)
+    harness.client.delete(harness.keys.worker_beats)
+    worker.claim(1, 0.0)
+    beat(harness, "worker-a" + arena.mark)
+    async with open_channel(harness, arena=arena, audit_s=0.01) as channel:
+        # Given the first one, after which the channel looks
+        await served(channel, worker, "first")
+        assert arena.carried == {"arena": 0, "redis": 1}
+        await eventually_async(lambda: channel._shares_memory)
+
+        # When
+        assert await served(channel, worker, "second") == "second"
+
+        # Then
+        assert arena.carried == {"arena": 1, "redis": 1}
+        assert not any(arena._taken)
+
+
+async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, arena, tmp_path):
+    here, there = "worker-a" + arena.mark, "worker-b@elsewhere"
+    near, far = harness.worker(here, tmp_path), harness.worker(there, tmp_path / "elsewhere")
+    harness.client.delete(harness.keys.worker_beats)
+    beat(harness, here)
+    async with open_channel(harness, arena=arena, audit_s=0.01) as channel:
+        await served(channel, near, "first")
+        await eventually_async(lambda: channel._shares_memory)
+
+        # When it claims a record before its ingress has heard of it
+        beat(harness, there)
+        asked = ask(channel, "second", wire_of("second", size=LARGE))
+        await eventually_async(lambda: harness.queued() == ["second"])
+        far.claim(1, 0.0)
+
+        # Then it gets the request again at once, with its body, as if it were a first attempt
+        await eventually_async(lambda: harness.queued() not in ([], ["second"]))
+        claimed = far.claim(1, 0.0)
+        assert [item.owned.attempt for item in claimed.items] == [1]
+        assert body_of(claimed.items[0].request) == "second"
+        far.reply(items_of(claimed), [make_reply("done")])
+        assert (await asked).body == b"done"
+        assert arena.carried == {"arena": 1, "redis": 2}
+        await eventually_async(lambda: not any(arena._taken))
+
+
+async def served(channel, worker, name):
+    """The body of this request, as the worker gets it."""
+    asked = ask(channel, name, wire_of(name, size=LARGE))
+    await asyncio.sleep(0)
+    claimed = None
+
+    def has_claimed():
+        nonlocal claimed
+        claimed = worker.claim(1, 0.0)
+        return hasattr(claimed, "items")
+
+    await eventually_async(has_claimed)
+    assert ids_of(claimed) == [name]
+    worker.reply(items_of(claimed), [make_reply("done")])
+    await asked
+    return body_of(claimed.items[0].request)
+
+
+def beat(harness, worker_id):
+    seconds, microseconds = harness.client.time()
+    harness.client.zadd(
+        harness.keys.worker_beats, {worker_id: seconds * 1000 + microseconds // 1000}
+    )
+    harness.client.pexpire(harness.keys.worker_beats, 60_000)
