@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import re
 import signal
 import socket
 import time
@@ -87,7 +88,7 @@ def test_worker_elsewhere_has_the_bodies_sent_by_redis_once(rig):
         counters = model.counters()
         assert counters["accepted"] == accepted + 8
         attempts = [int(record.split()[0]) for record in rig.redis.hvals(model.keys.open)]
-        assert (len(attempts), max(attempts)) == (5, 1)
+        assert attempts == [0] * 5
         assert counters.get("reclaimed", 0) == 0
         # And runs once, there, and its client has its own answer
         model.let_go()
@@ -265,4 +266,4 @@ def test_server_without_a_folder_for_it_works_and_says_so(tmp_path, folder):
         scrape = Scrape(server)
         assert scrape.value("ferry_request_bodies_total", way="redis") == count
         assert scrape.value("ferry_request_bodies_total", way="arena") == 0
-        assert f"no memory is shared with workers folder={memory}" in server.process.log()
+        assert re.search(f"WARNING .*no memory is shared.* folder={memory}", server.process.log())
