@@ -139,7 +139,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._is_behind = False
         self.resume_writing()
-        self._body = None  # its room is another body's at once
         asked, self._asked = self._asked, deque()
         for exchange in asked:
             exchange.break_off()
