@@ -44,12 +44,12 @@ demo: install
 
 # The ordinary promises, on real servers: some seven minutes on two cores.
 test: install
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not alone and not long"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone and not long"
 	$(BIN)/pytest -m "alone and not long"
 
 # And the rest: every fault, failovers, cut networks, containers, deployment.
 test-all: test
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "long and not alone"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "long and not alone"
 	$(BIN)/pytest -m "long and alone"
 
 # The core and the layers, in under a minute.

@@ -1,4 +1,4 @@
-"""The core: what a request is, how it waits, and how a batch forms. No HTTP, no torch.
+"""Has the core: what a request is, how it waits, and how a batch forms. No HTTP, no torch.
 
-A batch leaves by a pure decision (`policy`); `store` is the only folder that speaks Redis.
+`policy` decides by pure functions when a batch leaves; only `store` speaks Redis.
 """

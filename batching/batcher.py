@@ -8,7 +8,7 @@ from typing import Protocol
 from batching.policy import BatchPolicy
 from batching.protocol import JOB, Batch, ClosedBy
 
-# Of the time between waking up and having a batch in hand, as `ClaimLead` learns it.
+# For the time between waking up and having a batch in hand, which `ClaimLead` learns.
 LEAD_START_S = 0.0005
 LEAD_LIMIT_S = 0.002
 LEAD_STEP_S = 0.0001
@@ -16,7 +16,7 @@ LEAD_STEP_S = 0.0001
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Fewer requests than a batch wait, and this worker is the collector."""
+    """Says that fewer requests than a batch wait, and that this worker is the collector."""
 
     waiting: int
     oldest_age_s: float
@@ -30,7 +30,7 @@ class Nothing(Enum):
 
 
 class Source(Protocol):
-    """Stands for the queue as a worker sees it."""
+    """Describes the queue as a worker sees it."""
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Claims up to `limit` requests, unless a partial batch may wait for more."""
@@ -39,7 +39,7 @@ class Source(Protocol):
         """Blocks until the batch being collected is full; false after `timeout_s`."""
 
     def wait_for_work(self, timeout_s: float) -> bool:
-        """Blocks until there may be work; false after `timeout_s` without, or a little later."""
+        """Blocks until there may be work; false after `timeout_s`, or a little later."""
 
     def wake_one(self) -> None:
         """Wakes another idle worker."""
@@ -55,9 +55,9 @@ class Batcher:
     def gather(self, should_stop: Callable[[], bool], idle_s: float) -> Batch | None:
         """Returns a batch that this worker owns, or None once `should_stop`.
 
-        Blocks while nothing waits, but looks every `idle_s`. The wait of a partial batch is
-        measured here, on the local clock, because an idle Redis checks its blocking time-outs only
-        a few times a second.
+        Blocks while nothing waits, but looks every `idle_s`. The local clock measures the wait of a
+        partial batch, because an idle Redis checks its blocking time-outs only a few times a
+        second.
         """
         policy, source = self._policy, self._source
         patience_s, window_end_s = policy.patience_s, 0.0
@@ -83,7 +83,7 @@ class Batcher:
             return ClosedBy.FULL
         first = batch.items[0]
         if first.owned.attempt > 1:
-            return ClosedBy.IDLE  # a suspect, which runs alone and waits for no others
+            return ClosedBy.IDLE  # a suspect, which runs alone and waits for no other request
         return self._policy.closed_by(max(window_end_s, first.queue_us / 1e6))
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
@@ -95,9 +95,9 @@ class Batcher:
 class ClaimLead:
     """Learns the time between waking up and having the batch in hand on this machine.
 
-    This is the timer's rounding (a millisecond with poll()), the scheduler's delay and the claim
-    itself. The estimate follows the median in steps, so that one long pause moves it no more than
-    a short one. It is bounded, so that a busy machine cannot shorten the window by much.
+    It consists of the timer's rounding (a millisecond with poll()), the scheduler's delay and the
+    claim itself. The estimate follows the median in steps, so that a long pause moves it no more
+    than a short one. It is bounded, so that a busy machine cannot shorten the window by much.
     """
 
     def __init__(self) -> None:

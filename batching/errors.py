@@ -1,16 +1,16 @@
-"""Errors that become answers to clients. One that is raised in a single place is declared there.
+"""Defines the errors that become answers to clients, if more than one place raises them.
 
 Each class carries its HTTP status and the `type` that TorchServe puts in the JSON body, so the
-ingress needs exactly one error handler. `reason` is a stable word for machines.
+ingress needs only one error handler. `reason` is a stable word for machines.
 """
 
 from typing import ClassVar
 
 
 class ServeError(Exception):
-    """An answer, not an accident: `message` goes to the client word for word.
+    """Becomes an answer: `message` goes to the client word for word.
 
-    `operators_text` follows it where only operators of this machine can ask.
+    `operators_text` follows it where only operators of this machine can connect.
     """
 
     status: ClassVar[int] = 500
@@ -62,7 +62,7 @@ class VersionInUse(ServeError):
 
 
 class NotFound(ServeError):
-    """No such path."""
+    """There is no such path."""
 
     status = 404
     type = "ResourceNotFoundException"
@@ -70,7 +70,7 @@ class NotFound(ServeError):
 
 
 class ModelNotFound(NotFound):
-    """No model of that name, or no archive at that place."""
+    """There is no model of that name, or no archive at that place."""
 
     type = "ModelNotFoundException"
     reason = "model_not_found"
@@ -116,7 +116,7 @@ class PayloadTooLarge(ServeError):
 
 
 class InternalError(ServeError):
-    """The server's fault."""
+    """The server is at fault."""
 
 
 class RecordUnreadable(InternalError):
@@ -130,7 +130,7 @@ class WorkerDied(InternalError):
 
 
 class Unavailable(ServeError):
-    """Refused for now; the same request may be served later."""
+    """The request is refused for now; it may be served later."""
 
     status = 503
     type = "ServiceUnavailableException"
@@ -156,7 +156,7 @@ class QueueMemoryFull(Unavailable):
 
 
 class QueueLost(Unavailable):
-    """Redis lost the queue and too little of the deadline is left to queue again."""
+    """Redis lost the queue, and too little of the deadline is left to queue again."""
 
     reason = "queue_lost"
 

@@ -1,7 +1,7 @@
-"""Names, logs and carries the measurements that TorchServe's handlers and logs know.
+"""Names and logs the metrics of TorchServe's handlers and logs, and reads metrics_config.
 
-A worker adds what its handler measures to one hash per model version, with the replies of each
-batch, and only what has changed. An ingress reads the hash when it is scraped.
+With the replies of each batch, a worker adds its handler's new measurements to one hash per model
+version. An ingress reads the hash when it is scraped.
 
 Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml, as an interface.
 """
@@ -27,7 +27,7 @@ from batching.settings.settings import SettingsError
 metric_log = logging.getLogger("TS_METRICS")
 model_metric_log = logging.getLogger("MODEL_METRICS")
 
-# Where its lines are also found, if files are written: in this folder, or with the other logs.
+# The folder of MODEL_METRICS_FILE, if log files are written; by default with the other logs.
 METRICS_VARIABLE = "METRICS_LOCATION"
 MODEL_METRICS_FILE = "model_metrics.log"
 
@@ -64,7 +64,7 @@ _HISTOGRAM_PART = re.compile(r"sum|\+Inf|[0-9]+(\.[0-9]+)?")
 
 
 class MetricKind(StrEnum):
-    """A counter adds up, a gauge is set, a histogram collects."""
+    """Names the kinds of metrics: a counter adds up, a gauge is set, a histogram collects."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -72,7 +72,7 @@ class MetricKind(StrEnum):
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One number that handlers measure.
+    """Names one number that handlers measure.
 
     `part` is for histograms: the sum, or a bucket's upper bound as text. Counts of buckets are not
     cumulative.
@@ -89,7 +89,7 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_field(cls, field: str | bytes) -> Self:
-        """Parses what `to_field` wrote.
+        """Parses the output of `to_field`.
 
         Raises:
             ValueError: the field is something else.
@@ -115,14 +115,14 @@ def is_named_well(series: Series) -> bool:
 
 
 class Measurement(NamedTuple):
-    """A series and its new value (a gauge) or what is added to it (all others)."""
+    """Holds a series, and its new value (a gauge) or increment (all others)."""
 
     series: Series
     value: float
 
 
 class DeclaredMetric(NamedTuple):
-    """A metric that a handler may emit; `dimensions` are the names of its labels, in order."""
+    """Describes a metric that a handler may emit; `dimensions` are its labels, in order."""
 
     name: str
     kind: MetricKind
@@ -130,7 +130,7 @@ class DeclaredMetric(NamedTuple):
     dimensions: tuple[str, ...]
 
 
-# What every TorchServe handler emits; shown when no file says otherwise.
+# The metrics of every TorchServe handler; shown unless a file lists others.
 DEFAULT_METRICS = tuple(
     DeclaredMetric(name, MetricKind.GAUGE, "ms", ("ModelName", "Level"))
     for name in ("HandlerTime", "PredictionTime")
@@ -168,9 +168,9 @@ def _declared(entry: Mapping[str, Any], kind: MetricKind) -> DeclaredMetric:
 def metric_line(
     name: str, value: float, dimensions: Mapping[str, str], hostname: str, unit: str = ""
 ) -> str:
-    """Returns one update as TorchServe logs it; TorchServe's own metrics need no `unit`."""
+    """Returns TorchServe's log line for an update; TorchServe's own metrics need no `unit`."""
     unit = unit or COUNTERS.get(name) or GAUGES[name]
-    labels = ",".join(f"{label}:{text}" for label, text in dimensions.items())
+    labels = ",".join(f"{label}:{value}" for label, value in dimensions.items())
     timestamp = int(datetime.datetime.now(datetime.UTC).timestamp())
     return f"{name}.{unit}:{float(value)}|#{labels}|#hostname:{hostname},timestamp:{timestamp}"
 

@@ -1,6 +1,6 @@
 """Decides when a batch leaves, from estimates of how fast requests come and what a batch costs.
 
-The decisions are pure: numbers in, seconds left out.
+The decisions are pure functions of numbers.
 """
 
 import math
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from batching.models.spec import ModelSpec
 from batching.protocol import ClosedBy
 
-# Of a latency target, the part in which a batch may run: a request may have to wait for the batch
-# before its own to end.
+# The share of a latency target in which a batch may run: a request may first have to wait for the
+# batch before its own.
 RUN_SHARE = 0.5
 
-# Of a worker's time, the part that smaller batches may take. They cost more in all: a worker that
-# cannot keep up with them lets requests wait far longer than any batch runs. One that was overrun
-# sees only as many requests as it answers; it gets out because this share is well below 1.
+# The share of a worker's time that smaller batches may take. They cost more in all: a worker that
+# cannot keep up with them lets requests wait far longer than any batch runs. An overrun worker sees
+# only as many requests as it answers; it recovers because this share is well below 1.
 BUSY_SHARE = 0.25
 
 # A pause counts as a gap of this length at most. Otherwise a quiet night would outweigh the first
@@ -27,12 +27,12 @@ COST_DECAY = 0.95
 DRAIN_WINDOW_S = 5.0
 SOONEST_S, LATEST_S = 1.0, 60.0
 UNKNOWN_DRAIN_S = 5.0  # nothing has been answered lately
-LEAST_VARIANCE = 0.25  # of the batch size; below, the cost of one more request is unknown
+LEAST_VARIANCE = 0.25  # of the batch size; below this, the cost of one more request is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds between two arrivals, and what a batch costs: fixed, and per item."""
+    """Holds the seconds between two arrivals, and the cost of a batch: fixed, and per item."""
 
     gap_s: float = math.inf
     fixed_s: float = 0.0
@@ -46,8 +46,8 @@ class Estimate:
 class Estimator:
     """Learns from finished batches; recent ones count more.
 
-    Each of several workers sees only its share of the requests and takes the gaps for longer than
-    they are: it then waits less than would pay, never more.
+    Each of several workers sees only its share of the requests, and overestimates the gaps: it
+    waits less than would pay, never more.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Estimator:
             ages_s: how long each request had waited when the batch began; float [n].
             run_s: seconds from then until all were answered.
             now_s: the end of that time, on any steady clock.
-            jobs: how many jobs ran along, which say nothing of when requests come; n + jobs >= 1.
+            jobs: how many jobs ran along, whose ages do not count as gaps; n + jobs >= 1.
         """
         self._cost.add(len(ages_s) + jobs, run_s)
         gap_s = self._gap_s(ages_s, now_s - run_s) if ages_s else self.estimate.gap_s
@@ -79,7 +79,7 @@ class Estimator:
 
 
 class _Regression:
-    """Least squares of cost over size, older points fading."""
+    """Fits cost over size by least squares, with fading weights for older points."""
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
@@ -95,8 +95,8 @@ class _Regression:
     def line(self) -> tuple[float, float]:
         """Returns the cost of a batch and of each request in it, neither negative.
 
-        While all batches have one size, the slope stays as it was last known, 0 at first. Larger
-        batches then look better than they may be, and trying them tells.
+        While all batches have one size, the slope keeps its last value, 0 at first. Larger batches
+        may then look too good, until they are tried.
         """
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x
@@ -109,24 +109,23 @@ class _Regression:
 class DrainRate:
     """Measures how fast a queue empties, and so when a refused client should come back.
 
-    Answers are counted over the last few seconds, by two counts and no history. Times are seconds
-    of any monotonic clock.
+    It counts the answers of the last seconds in two windows. Times are seconds of any monotonic
+    clock.
     """
 
     def __init__(self) -> None:
-        self._window_start = 0.0
+        self._window_start_s = 0.0
         self._count = 0
         self._previous = 0
 
     def count(self, now_s: float, answered: int = 1) -> None:
-        """Counts answered requests."""
         self._roll(now_s)
         self._count += answered
 
     def per_s(self, now_s: float) -> float:
         """Returns answers per second; the previous window counts by its share in DRAIN_WINDOW_S."""
         self._roll(now_s)
-        share = 1.0 - (now_s - self._window_start) / DRAIN_WINDOW_S
+        share = 1.0 - (now_s - self._window_start_s) / DRAIN_WINDOW_S
         return (self._previous * share + self._count) / DRAIN_WINDOW_S
 
     def retry_after_s(self, waiting: int, now_s: float) -> float:
@@ -137,12 +136,12 @@ class DrainRate:
         return min(LATEST_S, max(SOONEST_S, waiting / rate))
 
     def _roll(self, now_s: float) -> None:
-        elapsed_s = now_s - self._window_start
+        elapsed_s = now_s - self._window_start_s
         if elapsed_s < DRAIN_WINDOW_S:
             return
         self._previous = self._count if elapsed_s < 2 * DRAIN_WINDOW_S else 0
         self._count = 0
-        self._window_start = now_s - elapsed_s % DRAIN_WINDOW_S
+        self._window_start_s = now_s - elapsed_s % DRAIN_WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class FixedPolicy:
     """Lets a full batch leave at once, a partial one when its oldest request is old enough.
 
     TorchServe starts the clock when a worker takes the first job; here it starts when that request
-    arrives, so time spent waiting for a busy worker counts.
+    arrives, so that the wait for a busy worker counts.
     """
 
     batch_size: int
@@ -167,11 +166,11 @@ class FixedPolicy:
         return ClosedBy.DELAY if self.patience_s > 0 else ClosedBy.IDLE
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
-        """Does nothing: this policy learns nothing."""
+        """Does nothing: this policy does not learn."""
 
 
 def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
-    """Returns the size up to which it pays to wait for one more.
+    """Returns the size up to which it pays to wait for one more request.
 
     One more request makes `n` others wait for a gap between arrivals, and spares itself the fixed
     cost of a batch of its own, less that gap. It pays while n + 1 gaps are less than that cost.
@@ -185,9 +184,8 @@ def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
 def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> int:
     """Returns the largest batch that is expected to run in its share of the latency target.
 
-    It is never smaller than what keeps up with the requests that come. Where not even a batch of
-    one runs in that share, smaller ones would not bring the target within reach; without a target
-    (0), none does.
+    It is never too small to keep up with the requests. If not even a batch of one runs in that
+    share, or without a target (0), the size is not limited.
     """
     room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
     if estimate.per_item_s <= 0 or room_s < estimate.per_item_s:

@@ -1,4 +1,4 @@
-"""Says which receivers a job may have, and reads the secrets that sign what they are told.
+"""Says which receivers a job may have, and reads the secrets that sign their messages.
 
 Source: Standard Webhooks 1.0 (github.com/standard-webhooks/standard-webhooks).
 """
@@ -15,17 +15,17 @@ from batching.addresses import is_public
 
 MOST_URL_CHARS = 2000
 MOST_SECRETS = 2
-# Of a secret; the standard's own bounds.
+# The standard's bounds for a secret.
 LEAST_BYTES, MOST_BYTES = 24, 64
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _PLAIN = re.compile(r"[\x21-\x7e]+")
-# Names that resolvers answer without asking anybody, or that only this network knows.
+# Names that resolvers answer by themselves, or that only this network knows.
 _LOCAL_NAMES = re.compile(r"(.*\.)?(localhost|local|internal|localdomain)")
 
 
 def read_secrets(text: str) -> list[bytes]:
-    """Returns the keys of a comma list of `whsec_...`; a ValueError has the sentence that helps."""
+    """Returns the keys in a comma list of `whsec_...`; a ValueError says what to write."""
     secrets = [part.strip() for part in text.split(",") if part.strip()]
     if len(secrets) > MOST_SECRETS:
         raise ValueError("there may be two at most: a new one, and the one that it replaces")
@@ -46,21 +46,20 @@ def read_secrets(text: str) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRules:
-    """Which receivers there may be. Of `allowed_hosts` it does not matter where they are."""
+    """Decides which receivers are allowed; `allowed_hosts` may be in any network."""
 
     is_http_allowed: bool = False
     allowed_hosts: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, is_http_allowed: bool, allowed_hosts: str) -> "ReceiverRules":
-        """Makes rules of the settings."""
         hosts = (host.strip().lower() for host in allowed_hosts.split(","))
         return cls(is_http_allowed, frozenset(host for host in hosts if host))
 
     def check_url(self, url: str) -> SplitResult:
-        """Returns the parts of a receiver's URL; a ValueError says why it may be none.
+        """Returns the parts of a receiver's URL; a ValueError says why it is refused.
 
-        Whom its name leads to is not asked here.
+        It does not resolve the name: `check_addresses` checks the result.
         """
         # Parsers disagree about blanks, control characters, `\\` and `user@`.
         if len(url) > MOST_URL_CHARS or not _PLAIN.fullmatch(url) or "\\" in url:
@@ -83,17 +82,17 @@ class ReceiverRules:
         return parts
 
     def is_allowed(self, host: str) -> bool:
-        """Returns whether it may be anywhere."""
+        """Returns whether this host may be in any network."""
         return host.rstrip(".") in self.allowed_hosts
 
     def check_addresses(self, host: str, addresses: Sequence[str]) -> None:
-        """Refuses a name that leads into a network, if only by one of its addresses."""
+        """Raises ValueError if an address of this name is inside of a network."""
         if not self.is_allowed(host) and not all(is_public(address) for address in addresses):
             raise ValueError(f"{host} leads to an address that is not public")
 
 
 def _address(host: str) -> str | None:
-    """Returns the address that this spells in any way, or None for a name."""
+    """Returns the address that this text spells in any form; None for a name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The `ferry` command, which loads the module of a command only when that is used."""
+"""Runs the command `ferry`, which loads the module of a subcommand only when it is used."""
 
 import importlib
 import importlib.metadata
@@ -62,7 +62,7 @@ COMMANDS = (
 
 
 class LazyGroup(click.Group):
-    """Finds its commands in `COMMANDS`, and loads the module of the one that is used."""
+    """Finds its commands in `COMMANDS`, and loads the module of the command that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [it.name for it in COMMANDS]

@@ -22,10 +22,10 @@ class BadInput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row's answer with a type, headers or status of its own.
+    """Gives a row's answer a content type, headers or status of its own.
 
-    `body` may be whatever `predict` may return for a row. An empty `content_type` is that of the
-    body's type.
+    `body` may be whatever `predict` may return for a row. An empty `content_type` follows from the
+    body's Python type.
     """
 
     body: Any = b""
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Brings ids, headers and deadlines of the rows, in their order, to a `predict` that asks.
+    """Holds ids, headers and deadlines of the rows, in their order, for a `predict` that asks.
 
     `headers` have names in lower case. `deadlines_s` are moments of `time.monotonic()`, after which
     nobody waits for the answer.
@@ -49,7 +49,7 @@ class Requests:
 
 
 class Model:
-    """A model with settings and a life of its own; subclasses define `predict`.
+    """Is the base of models with settings and a life of their own; subclasses define `predict`.
 
     Class attributes are settings, under the names of `POST /models`, such as `batch_size` and
     `max_batch_delay` in milliseconds; `name` and `version`, and `warm_up`: examples of rows.

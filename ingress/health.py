@@ -1,4 +1,4 @@
-"""Three probes with three meanings: /ping (TorchServe's), /livez and /readyz."""
+"""Answers three probes: /ping (TorchServe's), /livez and /readyz."""
 
 import contextlib
 from collections.abc import Set
@@ -12,13 +12,13 @@ LIVE_TEXT = "Live"
 
 
 class Lifecycle:
-    """Says whether the ingress is loading its startup models, or draining. Read from any thread."""
+    """Says whether the ingress loads its startup models, or drains. Any thread may read it."""
 
     is_loading = is_draining = False
 
 
 class Health:
-    """Answers probes from a registry whose connections give up soon, as a late answer is no use."""
+    """Answers probes from a registry whose connections give up soon: a late answer is no use."""
 
     def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
         self._registry = registry
@@ -28,8 +28,8 @@ class Health:
     def is_healthy(self) -> bool:
         """Returns whether each model's default version has its workers, loading ones included.
 
-        While Redis is away this is the last answer: orchestrators restart what is not healthy, and
-        that would not bring Redis back. TorchServe opens its ports when its startup models are
+        While Redis is away it returns the last answer: orchestrators restart what is not healthy,
+        which would not bring Redis back. TorchServe opens its ports when its startup models are
         registered; here an earlier probe gets False.
         Source: TorchServe 0.12 `ApiUtils.getHealthStatus`.
         """
@@ -54,7 +54,7 @@ class Health:
         return f"No ready worker: {', '.join(idle)}" if idle else ""
 
     def is_ready(self, spec: ModelSpec, alive: Set[str] | None = None) -> bool:
-        """Returns whether a worker of this version serves, on one of these nodes if they are given.
+        """Returns whether a worker of this version is ready, on one of the `alive` nodes if given.
 
         Raises:
             StoreUnavailable: Redis does not answer.
@@ -63,11 +63,11 @@ class Health:
         return any(worker.state is WorkerState.READY for worker in workers)
 
     def _staffed_specs(self) -> list[ModelSpec]:
-        """Returns the default versions that are to have workers."""
+        """Returns the default versions that should have workers."""
         entries = self._registry.snapshot().values()
         specs = [entry.versions[entry.default_version] for entry in entries]
         return [spec for spec in specs if spec.min_worker > 0]
 
     def _is_staffed(self, spec: ModelSpec, alive: Set[str]) -> bool:
         workers = self._registry.workers(spec.key, alive)
-        return sum(one.state is not WorkerState.FAILED for one in workers) >= spec.min_worker
+        return sum(it.state is not WorkerState.FAILED for it in workers) >= spec.min_worker

@@ -1,4 +1,4 @@
-"""The three APIs, and the addresses on which the settings say that they are served."""
+"""Names the three APIs, and reads their addresses from the settings."""
 
 import socket
 from enum import StrEnum
@@ -10,7 +10,7 @@ from ingress.http1.listener import Address, AddressUnavailable
 
 
 class Role(StrEnum):
-    """One of TorchServe's three APIs, which a listener may serve."""
+    """Names one of TorchServe's three APIs, which a listener may serve."""
 
     INFERENCE = "inference"
     MANAGEMENT = "management"
@@ -24,10 +24,10 @@ _DEFAULT_PORTS = {
 
 
 def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
-    """Returns each address with what it serves; roles with equal addresses share a listener.
+    """Returns address -> roles; roles with equal addresses share a listener.
 
     Raises:
-        SettingsError: an address that cannot be listened on, or management open to the network.
+        SettingsError: an address cannot be used, or management would be open to the network.
     """
     table: dict[Address, frozenset[Role]] = {}
     for name, written in settings.addresses().items():
@@ -47,10 +47,10 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
 
 
 def parse_address(written: str, role: Role) -> Address:
-    """Returns the address that config.properties spells `http[s]://host:port` or `unix:/path`.
+    """Parses an address of config.properties: `http[s]://host:port` or `unix:/path`.
 
     Raises:
-        SettingsError: it spells something else, or its host has no address.
+        SettingsError: it has another form, or its host has no address.
     """
     try:
         parts = urlsplit(written)
@@ -64,9 +64,9 @@ def parse_address(written: str, role: Role) -> Address:
     try:
         infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # the latter: a name longer than names may be
-        words = f"{role}_address={written!r}: the host has no address ({error})"
-        raise AddressUnavailable(words) from error
-    # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
+        complaint = f"{role}_address={written!r}: the host has no address ({error})"
+        raise AddressUnavailable(complaint) from error
+    # IPv4 first: to TorchServe's clients, `localhost` means 127.0.0.1.
     hosts = sorted((str(sockaddr[0]) for *_, sockaddr in infos), key=lambda host: ":" in host)
     if port is None:
         port = _DEFAULT_PORTS[parts.scheme][role]
@@ -74,13 +74,13 @@ def parse_address(written: str, role: Role) -> Address:
 
 
 def has_page(settings: Settings) -> bool:
-    """Returns whether browsers are shown the page and the API document.
+    """Returns whether the server shows browsers the page and the API document.
 
     Raises:
-        SettingsError: the inference address is none.
+        SettingsError: the inference address has another form.
     """
-    if settings.page == "off" or settings.keys_path() is not None:  # browsers have no key to show
+    if settings.page == "off" or settings.keys_path() is not None:  # browsers send no key
         return False
     address = parse_address(settings.inference_address, Role.INFERENCE)
-    # A unix socket is there for a proxy, whose clients may be anybody.
+    # A unix socket is for a proxy, whose clients may be anybody.
     return settings.page == "on" or (address.is_private and address.socket_path is None)

@@ -1,4 +1,4 @@
-"""The ingress process: builds everything, serves until it is told to stop, and drains.
+"""Runs the ingress process: builds everything, serves until it is told to stop, and drains.
 
 The order of stopping, and why: readiness turns false (load balancers look elsewhere) → listeners
 close (no new request can be lost) → requests in flight are answered → the broker closes (clients
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
 
-# A drain waits for the last snapshot, but not for a Redis that has gone.
+# A drain waits for the last snapshot, but not for a Redis that is away.
 _SNAPSHOT_S = 1.0
 
 # After the broker has refused the requests that still wait, their answers have this long to leave.
@@ -58,8 +58,8 @@ def run(settings: Settings) -> int:
     0; 1 if a second signal ended the drain.
 
     Raises:
-        UnusableNow: an address is in use, or nodes of another release are at work.
-        SettingsError: it can never start with these settings.
+        UnusableNow: an address is in use, or nodes of another release are running.
+        SettingsError: no start with these settings can succeed.
     """
     table = listener_table(settings)
     certificate = certificate_of(settings)
@@ -76,7 +76,7 @@ def run(settings: Settings) -> int:
 
 
 class _Ingress:
-    """One ingress on one event loop."""
+    """Runs one ingress on one event loop."""
 
     def __init__(self, services: Services, certificate: Certificate | None) -> None:
         self._services = services
@@ -90,7 +90,7 @@ class _Ingress:
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
-        """Returns the exit code after a drain."""
+        """Serves until a signal, drains, and returns the exit code."""
         self._signals.listen()
         # Before the ports open.
         self._services.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
@@ -108,7 +108,10 @@ class _Ingress:
                 log.info("listening address=%s roles=%s", listener.address, names)
             _calm_collector()
             tasks += [asyncio.create_task(self._load_models())]
-            tasks += [asyncio.create_task(keep_going(self._forget_series, "of the ingress"))]
+            forget = partial(
+                self._services.metrics.forget_unregistered, self._services.probe_registry
+            )
+            tasks += [asyncio.create_task(keep_going(forget, "of the ingress"))]
             if self._certificate is not None:
                 follow = keep_going(self._certificate.follow, "of the certificate")
                 tasks += [asyncio.create_task(follow)]
@@ -119,14 +122,11 @@ class _Ingress:
                 task.cancel()
             await self._services.close()
 
-    async def _forget_series(self) -> None:
-        await self._services.metrics.forget_unregistered(self._services.probe_registry)
-
     def _listener(self, address: Address, roles: frozenset[Role]) -> Listener:
         services, settings = self._services, self._settings
         app = application(services, roles, is_private=address.is_private)
         if services.keys is not None and cors_headers(settings):
-            # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
+            # Flask answers OPTIONS with a document, which needs a key when tokens are on.
             app = answering_preflights(app)
         note = services.metrics.note_answer
         return Listener(
@@ -161,9 +161,9 @@ class _Ingress:
                 failures = await in_daemon_thread(loader.load)
         finally:
             self._services.lifecycle.is_loading = False
-        # One that is told to stop meanwhile may have registered only some of the models.
+        # An ingress that is told to stop meanwhile may have registered only some of the models.
         if self._snapshots is not None and not self._services.lifecycle.is_draining:
-            # A later launch cannot know whether the snapshot was restored as a whole.
+            # A later launch cannot know whether the whole snapshot was restored.
             is_known = self._launch is not Launch.AGAIN
             is_whole = self._settings.snapshot_file is None or (is_known and not failures)
             await in_daemon_thread(partial(self._snapshots.start, is_whole=is_whole))
@@ -202,7 +202,7 @@ class _Ingress:
         if waiting := self._services.broker.waiting:
             log.warning("refusing open=%d", waiting)
         else:
-            # Their requests are not at work: they send or read too slowly, or not at all.
+            # No request is open: these clients send or read too slowly, or not at all.
             log.warning("cutting off clients=%d", len(connections))
         await self._services.broker.close()
         error = Draining("The server is shutting down.", retry_after_s=1.0)
@@ -212,7 +212,7 @@ class _Ingress:
     async def _save_last(self, snapshots: SnapshotWriter, ends_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(ends_s):
-                await self._siblings.gone()  # one of them may still register a model
+                await self._siblings.gone()  # a sibling may still register a model
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(in_daemon_thread(snapshots.close), _SNAPSHOT_S)
 
@@ -220,7 +220,7 @@ class _Ingress:
 def application(
     services: Services, roles: frozenset[Role], *, is_private: bool = False
 ) -> Application:
-    """Returns what a listener with these roles serves, as `create_app` has them."""
+    """Returns the application of a listener; the arguments are as for `create_app`."""
     settings, authorizer = services.settings, Authorizer(services.keys, roles)
     bridge = WsgiBridge(
         create_app(services, roles, is_private=is_private),
@@ -235,8 +235,8 @@ def application(
 
 
 def _calm_collector() -> None:
-    # The objects of now stay for good. Looking through them every few hundred requests took 3 % of
-    # the time, and requests make hardly any cycles.
+    # Objects that exist by now stay for good. Looking through them every few hundred requests took
+    # 3 % of the time, and requests make hardly any cycles.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -1,4 +1,4 @@
-"""The parts behind every door of an ingress: what they share, whichever server runs them."""
+"""Builds the parts that an ingress has under our own server and under any WSGI server."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
+from batching.store.arena import IngressMemory
 from batching.store.broker import Broker
 from batching.store.clients import connect, store_url
 from batching.store.jobs.job_store import JobStore
@@ -41,9 +42,9 @@ T = TypeVar("T")
 class TimeLimits:
     """Holds the time limits of registrations."""
 
-    node_s: float = 10.0  # for a node to come, which may have to load torch first
-    archive_s: float = 900.0  # for an archive to be downloaded and unpacked: tens of gigabytes
-    listed_s: float = 2.0  # for a node to take a version on: milliseconds, unless it is busy
+    node_s: float = 10.0  # until a node has started, which may have to load torch first
+    archive_s: float = 900.0  # until an archive of tens of gigabytes is downloaded and unpacked
+    listed_s: float = 2.0  # until a node lists workers: milliseconds, unless it is busy
     grace_s: float = 5.0  # beyond `startup_timeout`, which nodes measure, too, and then report
     remind_s: float = 30.0  # between log lines about a startup model that cannot be loaded yet
 
@@ -51,8 +52,8 @@ class TimeLimits:
 class Services:
     """Builds the parts of one ingress without connecting; `start` and `close` run on `loop`.
 
-    Broker, catalog and predictions live there. The connections of `probe_client` and
-    `probe_registry` give up soon. `keys` is None where no tokens are asked for.
+    Broker, catalog and predictions live on that loop. The connections of `probe_client` and
+    `probe_registry` give up soon. `keys` is None without tokens.
     """
 
     patience = TimeLimits()
@@ -76,9 +77,9 @@ class Services:
         self.control = ControlQueue(self.client)
         self.outage = OutageLog(log, settings.redis_url)
         self.catalog = Catalog(self.registry, url, self.outage)
-        memory = settings.shared_memory_dir, settings.shared_memory_bytes
-        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s, shared_memory=memory)
-        # The log has what /metrics does not show.
+        memory = IngressMemory(settings.shared_memory_dir, settings.shared_memory_bytes)
+        self.broker = Broker(url, self.outage, dead_after_s=dead_after_s, memory=memory)
+        # The log gets what /metrics does not show.
         unlogged = LEGACY if settings.metrics_mode == "legacy" else ()
         logged = {*COUNTERS, *GAUGES} - {*unlogged} if settings.is_logging_metrics else ()
         self.metrics = Metrics(logged)
@@ -103,10 +104,7 @@ class Services:
         self.http_predictions = HttpPredictions(self.predictor, self.jobs, settings)
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Returns what the coroutine returns or raises on the loop.
-
-        Blocks this thread, not the loop.
-        """
+        """Runs the coroutine on the loop, and returns its result; blocks this thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The ingress for any WSGI server: `gunicorn ingress.wsgi:app`, `flask --app ingress.wsgi run`.
+"""Runs the ingress in a WSGI server: `gunicorn ingress.wsgi:app`, `flask --app ingress.wsgi run`.
 
 Settings come from `FERRY_...` variables and `REDIS_URL`; the server decides where it listens. One
 address serves predictions and, unless `enable_metrics_api` is off, metrics. It serves management
@@ -40,7 +40,7 @@ def create_app() -> Flask:
     configure_logging(settings.log_level)
     check_server(settings)
     if settings.page == "loopback":
-        # The address is the server's own choice, which is not known here.
+        # The WSGI server chooses the address, which is not known here.
         settings = replace(settings, page="off")
     keys = open_keys(settings)
     loop = asyncio.new_event_loop()

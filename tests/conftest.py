@@ -1,6 +1,7 @@
 """Redis for every test of the store: one real server, a cluster; harnesses at it."""
 
 import asyncio
+import gc
 import inspect
 import signal
 from time import monotonic  # itself: a test may step the clock
@@ -9,7 +10,7 @@ import hypothesis
 import pytest
 
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
-from tests.suites import is_fast, is_long
+from tests.suites import is_fast, is_long, is_long_file
 from tests.support import QueueHarness, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
@@ -29,9 +30,21 @@ ALONE = {"compose", "network", "topology"}
 BEGUN_S = pytest.StashKey[float]()
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out whole files that would be deselected: what they import takes seconds."""
+    if "not long" in config.option.markexpr and is_long_file(collection_path):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks tests that run alone, and long ones; on a cluster, skips tests of one server."""
+    """Marks tests that run alone, and long ones; on a cluster, skips tests of one server.
+
+    Files with slow tests come first: of two workers, none ends long after the other.
+    """
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
     for item in items:
         is_under_fire = item.path.parent.name in ALONE or "rig" in item.fixturenames
         if is_under_fire or has_bars(item.function):
@@ -45,6 +58,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):
                 item.add_marker(pytest.mark.skip(reason="looks into one server"))
+
+
+def pytest_collection_finish():
+    """Keeps the collector from looking, again and again, through all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,6 +22,7 @@ LONG_FILES = frozenset(
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",
+        "test_e2e_client_page.py",
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_files_without_code.py",
@@ -34,30 +35,34 @@ LONG_FILES = frozenset(
         "test_e2e_outputs.py",
         "test_e2e_page.py",
         "test_e2e_reload.py",
-        "test_e2e_requirements.py",
         "test_e2e_resnet.py",
         "test_e2e_restart.py",
-        "test_e2e_shared_weights.py",
         "test_e2e_stop.py",
         "test_e2e_torchserve.py",
         "test_e2e_wheel.py",
         "test_e2e_wsgi.py",
         "test_readme.py",
         # Slow, and beside the request's way.
-        "test_bench.py",
         "test_bulk_wheel.py",
         "test_client_wheel.py",
         "test_control_queue.py",
+        "test_deferred_compiler.py",
         "test_digits_example.py",
         "test_doctor_of_torchserve.py",
         "test_installer.py",
         "test_openapi_fuzz.py",
+        "test_user_types.py",
         "test_weights.py",
     }
 )
 # The scripts' tests show on a cluster that all keys of a script share one slot. The store's other
 # tests repeat that there in `make test-all`.
 CLUSTER_FOLDER = "scripts"
+
+
+def is_long_file(path):
+    """Returns whether `make test` leaves out all tests of this file, or folder."""
+    return not LONG_FOLDERS.isdisjoint((path.name, path.parent.name)) or path.name in LONG_FILES
 
 
 def is_long(path, parameters):
@@ -67,7 +72,7 @@ def is_long(path, parameters):
         path: the test's file.
         parameters: the values that it is parametrized with, by name.
     """
-    if path.parent.name in LONG_FOLDERS or path.name in LONG_FILES:
+    if is_long_file(path):
         return True
     return parameters.get("store_backend") == "cluster" and path.parent.name != CLUSTER_FOLDER
 

@@ -287,8 +287,10 @@ class QueueHarness:
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))
 
-    def worker(self, worker_id: str = "worker-a", memory_dir: Path = Path()) -> WorkerQueue:
-        return WorkerQueue(self._connect(), KEY, worker_id, DEAD_AFTER_MS, memory_dir)
+    def worker(
+        self, worker_id: str = "worker-a", memory: tuple[Path, int] = (Path(), 0)
+    ) -> WorkerQueue:
+        return WorkerQueue(self._connect(), KEY, worker_id, DEAD_AFTER_MS, memory)
 
     def join(self, node: NodeStatus) -> None:
         self._runner.run(join(NodeQueue(self._async_client, DEAD_AFTER_MS), node))

@@ -31,10 +31,10 @@ class Siblings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        text = os.environ.get(VARIABLE)
-        if text is None:
+        record = os.environ.get(VARIABLE)
+        if record is None:
             return cls()
-        number, count, folder = json.loads(text)
+        number, count, folder = json.loads(record)
         return cls(number, count, Path(folder))
 
     def to_environment(self) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Setting:
         ts_variable: its variable `TS_...`; "" if there is none.
         variable: another program's variable that sets it, too.
         flag: a further spelling on command lines.
-        section: of the help; also holds for the next settings, up to one that names another.
+        section: of the help; also of the next settings, until another is named.
         is_common: most starts name it, so the help begins with it.
         is_saved: snapshots keep it; not a password, nor what each start fills in.
         lowest: the lowest number allowed.

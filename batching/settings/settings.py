@@ -382,7 +382,6 @@ class Settings:
         return path_aliases(self.path_aliases)
 
     def receiver_rules(self) -> ReceiverRules | None:
-        """Returns the rules for receivers of webhooks; None without secrets."""
         if not self.webhook_secrets:
             return None
         return ReceiverRules.of(self.webhook_allow_http, self.webhook_allowed_hosts)

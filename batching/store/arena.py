@@ -1,10 +1,11 @@
-"""Large bodies in memory that an ingress and the workers of its host share (ADR 0032).
+"""Large bodies in memory that ingresses and workers of one host share (ADR 0032).
 
-An arena is a file in memory that one ingress writes. A body is received in a slot of it, the
-request's record says where that is, and the worker that claims it copies the body out. A slot is
-free again when nothing in the ingress refers to its body, maybe while a worker reads. So each unit
-of 16 KiB has a generation, eight bytes behind all units, which changes before the first byte of
-another body comes; a worker compares it after its copy.
+An arena is a file in memory that one process writes. A body is received in a slot of its ingress's,
+the request's record says where that is, and the worker that claims it copies the body out. A large
+answer goes back by an arena of the worker's. A slot is free again when nothing in its process
+refers to the body, maybe while another one reads. So each unit of 16 KiB has a generation, eight
+bytes behind all units, which changes before the first byte of another body comes; readers compare
+it after their copy.
 """
 
 import contextlib
@@ -19,15 +20,18 @@ import re
 import stat
 import sys
 import time
+import uuid
 from array import array
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batching.protocol import INLINE_LIMIT_BYTES, Request, Wire
+from batching.protocol import INLINE_LIMIT_BYTES
 
 log = logging.getLogger(__name__)
+
+Body = bytes | bytearray | memoryview
 
 UNIT_BYTES = INLINE_LIMIT_BYTES
 GENERATION_BYTES = 8
@@ -36,15 +40,15 @@ LARGEST_SHARE, FOLDER_SHARE = 8, 4
 LOOK_S = 0.1  # how soon a worker notices that the ingress has died
 
 _PREFIX = "ferry-arena-"
-_PLACE = re.compile(rb"@([0-9a-f]{32}) (\d{1,9}) (\d{1,12}) (\d{1,18})\n")
+_PLACE = re.compile(rb"([0-9a-f]{32}) (\d{1,9}) (\d{1,12}) (\d{1,18})\n")
 
 
 class Elsewhere(Exception):
-    """The body is in memory that this process does not share with the ingress."""
+    """The body is in memory that this process does not share, or that has gone."""
 
 
 def mark_of(folder: Path, size_bytes: int) -> str:
-    """Returns the end of ids of workers of this host, folder and user; empty if there are none."""
+    """Returns the end of ids of this host, folder and user; empty if no memory can be shared."""
     if size_bytes < LARGEST_SHARE * (UNIT_BYTES + GENERATION_BYTES):
         return ""
     with contextlib.suppress(OSError):
@@ -55,7 +59,7 @@ def mark_of(folder: Path, size_bytes: int) -> str:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes the arenas that ingresses of this user have left, and only those."""
+    """Removes the arenas that processes of this user have left, and only those."""
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             file = _open(path)
@@ -66,22 +70,21 @@ def remove_abandoned(folder: Path) -> None:
 
 
 class Arena:
-    """An ingress's own. Without memory that can be shared it has no mark, and no room.
+    """A process's own. Without memory that can be shared it has no mark, and no room.
 
-    `carried` counts the bodies by their way. For one thread; slots may end in any.
+    For one thread, though slots may end in any.
     """
 
-    def __init__(self, folder: Path, size_bytes: int, ingress_id: str) -> None:
+    def __init__(self, folder: Path, size_bytes: int) -> None:
         self.mark = mark_of(folder, size_bytes)
-        self.carried = {"arena": 0, "redis": 0}
-        self._id = ingress_id
-        self._path = folder / (_PREFIX + ingress_id)
+        self._name = uuid.uuid4().hex
+        self._path = folder / (_PREFIX + self._name)
         self._generation = 0
         if self.mark:
             try:
                 self._make(folder, size_bytes)
             except OSError as error:
-                log.warning("no memory is shared with workers folder=%s: %s", folder, error)
+                log.warning("no memory is shared folder=%s: %s", folder, error)
                 self.mark = ""
         elif size_bytes:
             text = "no memory is shared with workers folder=%s bytes=%d: none there, or too little"
@@ -105,7 +108,7 @@ class Arena:
         self._generations = memoryview(self._memory)[table:].cast("Q")
 
     def is_shared_by(self, worker_ids: Iterable[bytes]) -> bool:
-        """Returns whether all these workers can read it."""
+        """Returns whether all these can read it."""
         mark = self.mark.encode()
         return bool(mark) and all(worker_id.endswith(mark) for worker_id in worker_ids)
 
@@ -136,24 +139,19 @@ class Arena:
         self._generations[units] = array("Q", [self._generation]) * count
         slot = _slot_type(count).from_buffer(self._memory, first * UNIT_BYTES)
         slot.taken, slot.units, slot.size_bytes = self._taken, units, size_bytes
-        slot.place = b"@%b %d %d %d\n" % (self._id.encode(), first, size_bytes, self._generation)
+        slot.place = b"%b %d %d %d\n" % (self._name.encode(), first, size_bytes, self._generation)
         return memoryview(slot).cast("B")[:size_bytes]
 
-    def carry(self, wire: Wire) -> tuple[Wire, Wire]:
-        """Returns the request to hold, its body in a slot, and what a record has of it.
-
-        Both are the same, and Redis carries the body, if no slot is free.
-        """
-        slot: Any = wire.body.obj if isinstance(wire.body, memoryview) else None
-        if getattr(slot, "taken", None) is not self._taken or slot.size_bytes != len(wire.body):
-            if (room := self.room(len(wire.body))) is None:
-                return wire, wire
-            room[:] = wire.body
-            wire, slot = wire._replace(body=room), room.obj
-        return wire, Wire(slot.place + wire.without_body())
-
-
-NO_ARENA = Arena(Path(), 0, "")
+    def hold(self, body: Body) -> tuple[memoryview, bytes] | None:
+        """Returns the body in a slot, which ends with the view, and the place for `ArenaReader`."""
+        slot: Any = body.obj if isinstance(body, memoryview) else None
+        if getattr(slot, "taken", None) is self._taken and slot.size_bytes == len(body):
+            return memoryview(body), slot.place
+        if (room := self.room(len(body))) is None:
+            return None
+        room[:] = body
+        slot = room.obj
+        return room, slot.place
 
 
 @cache
@@ -170,20 +168,21 @@ def _slot_type(count: int) -> Any:
 
 
 class ArenaReader:
-    """A worker's view of the arenas of its host's ingresses."""
+    """A view of the arenas of other processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mapped: dict[bytes, _Mapped] = {}
 
-    def read(self, record: bytes) -> Request | None:
-        """Returns the request of this record; None if its client or its ingress has gone.
+    def copy(self, text: bytes, *, owner_has_to_live: bool) -> tuple[bytearray | None, bytes]:
+        """Returns the body whose place the text begins with, and the rest of the text.
+
+        None if the slot has another body by now, or its owner has died and has to live.
 
         Raises:
-            Elsewhere: the memory is of another host or user, or the place is none.
-            ProtocolError: the rest of the record is no request.
+            Elsewhere: the memory is of another host or user, or has gone, or the place is none.
         """
-        if (match := _PLACE.match(record)) is None:
+        if (match := _PLACE.match(text)) is None:
             raise Elsewhere
         name, first, size_bytes, generation = match[1], *map(int, match.groups()[1:])
         if name not in self._mapped:
@@ -192,8 +191,26 @@ class ArenaReader:
                 self._mapped[name] = _Mapped(_open(self._folder / (_PREFIX + name.decode())))
             except (OSError, ValueError) as error:
                 raise Elsewhere from error
-        body = self._mapped[name].copy(first, size_bytes, generation)
-        return None if body is None else Request.with_body(record[match.end() :], body)
+        arena = self._mapped[name]
+        is_left = owner_has_to_live and not arena.lives()
+        body = None if is_left else arena.copy(first, size_bytes, generation)
+        return body, text[match.end() :]
+
+
+class IngressMemory:
+    """What an ingress shares with workers of its host: its own arena, and what it reads of theirs.
+
+    `requests` and `answers` count large bodies by their way.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self.arena = Arena(folder, size_bytes)
+        self.reader = ArenaReader(folder)
+        self.requests = {"arena": 0, "redis": 0}
+        self.answers = {"arena": 0, "redis": 0}
+
+
+NO_MEMORY = IngressMemory(Path(), 0)
 
 
 class _Mapped:
@@ -209,7 +226,7 @@ class _Mapped:
         os.close(self._file)
 
     def lives(self) -> bool:
-        """Returns whether the ingress does, or did a moment ago."""
+        """Returns whether the owner does, or did a moment ago."""
         if (now_s := time.monotonic()) < self._look_at_s:
             return True
         self._look_at_s = now_s + LOOK_S
@@ -222,7 +239,7 @@ class _Mapped:
         place = slice(first * GENERATION_BYTES, (first + count) * GENERATION_BYTES)
         expected = generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
         # Before, too: what was never written has no memory yet, and reading it may need some.
-        if self._generations[place] != expected or not self.lives():
+        if self._generations[place] != expected:
             return None
         body = bytearray(self._units[first * UNIT_BYTES : first * UNIT_BYTES + size_bytes])
         # The interpreter does far more between the two than any processor reorders.

@@ -2,13 +2,12 @@
 
 import asyncio
 import uuid
-from pathlib import Path
 
 from batching import errors
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Wire
 from batching.store import keys
-from batching.store.arena import Arena
+from batching.store.arena import NO_MEMORY, IngressMemory
 from batching.store.background_tasks import end_tasks
 from batching.store.channel import Channel
 from batching.store.clients import at, close_unused, connect_async
@@ -33,13 +32,13 @@ class Broker:
         *,
         dead_after_s: float = 3.0,
         patience: Patience = USUAL_PATIENCE,
-        shared_memory: tuple[Path, int] = (Path(), 0),  # a folder in it, and how many bytes
+        memory: IngressMemory = NO_MEMORY,
     ) -> None:
         self._outage = outage
         self._patience = patience
         self._dead_after_ms = int(dead_after_s * 1000)
-        self._ingress_id = uuid.uuid4().hex
-        self.arena = Arena(*shared_memory, self._ingress_id)
+        self._ingress_id = uuid.uuid4().hex + memory.arena.mark
+        self.memory = memory
         self.client = connect_async(redis_url)
         self._channels: dict[VersionKey, Channel] = {}
         self._resubmitted: dict[VersionKey, int] = {}  # by channels that were closed; most: none
@@ -63,7 +62,7 @@ class Broker:
             await end_tasks([self._closing])
         for channel in self._channels.values():
             await channel.close()
-        self.arena.close()
+        self.memory.arena.close()
         await self.client.aclose()
 
     def submit(self, spec: ModelSpec, request: PendingRequest) -> None:
@@ -109,7 +108,7 @@ class Broker:
         queue = IngressQueue(
             self.client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
         )
-        channel = self._channels[key] = Channel(key, queue, self._outage, patience, self.arena)
+        channel = self._channels[key] = Channel(key, queue, self._outage, patience, self.memory)
         channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())

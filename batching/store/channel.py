@@ -22,7 +22,7 @@ from batching import errors
 from batching.models.spec import VersionKey
 from batching.policy import DrainRate
 from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire, fresh_request_id
-from batching.store.arena import NO_ARENA, Arena
+from batching.store.arena import NO_MEMORY, IngressMemory
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
     USUAL_PATIENCE,
@@ -88,13 +88,13 @@ class Channel:
         queue: IngressQueue,
         outage: OutageLog,
         patience: Patience = USUAL_PATIENCE,
-        arena: Arena = NO_ARENA,
+        memory: IngressMemory = NO_MEMORY,
     ) -> None:
         self.resubmitted = 0
         self._key = key
         self._patience = patience
         self._queue = queue
-        self._arena = arena
+        self._memory = memory
         self._has_large_bodies = False  # since the last look at the workers
         self._shares_memory = False  # with all of them, as far as is known
         self._outage = outage
@@ -252,13 +252,17 @@ class Channel:
 
     def _carried(self, request: PendingRequest) -> Wire:
         """Returns what Redis gets of the request: all, or where on this host its body is."""
-        wire = carried = request.wire
-        if wire.body:
-            self._has_large_bodies = True
-            if self._shares_memory:
-                request.wire, carried = self._arena.carry(wire)
-            self._arena.carried["redis" if carried.body else "arena"] += 1
-        return carried
+        wire = request.wire
+        if not wire.body:
+            return wire
+        self._has_large_bodies = True
+        if self._shares_memory and (held := self._memory.arena.hold(wire.body)) is not None:
+            body, place = held
+            request.wire = wire._replace(body=body)
+            self._memory.requests["arena"] += 1
+            return Wire(b"@" + place + wire.without_body())
+        self._memory.requests["redis"] += 1
+        return wire
 
     def _give_up(self, requests: Sequence[PendingRequest], error: Exception) -> None:
         """Tells the clients at once; no request is run later, and none leaves a body behind."""
@@ -350,7 +354,7 @@ class Channel:
                 self._look_for_chunks(request)
                 continue
             try:
-                self._resolve(request, decode_reply(request_id, value))
+                self._resolve(request, decode_reply(request_id, value, self._memory))
                 delivered.append(request_id)
             except BodyElsewhere:
                 self._shares_memory = False  # until the next look, as that worker is new
@@ -400,6 +404,7 @@ class Channel:
                     continue
                 for request_id in due:
                     del self._large[request_id]
+                self._memory.answers["redis"] += len(values)
                 self._deliver(values)
                 read = due
         finally:
@@ -520,7 +525,8 @@ class Channel:
                 codes = await self._queue.audit(due)
                 if self._has_large_bodies:
                     self._has_large_bodies = False
-                    self._shares_memory = self._arena.is_shared_by(await self._queue.worker_ids())
+                    workers = await self._queue.worker_ids()
+                    self._shares_memory = self._memory.arena.is_shared_by(workers)
                 await self._heal(dict(zip(due, codes, strict=True)))
 
     async def _heal(self, codes: dict[str, AuditCode]) -> None:

@@ -15,15 +15,17 @@ The fields, which scripts find by their places:
     ttl_ms     from the submit to the deadline
     ingress id of the one that waits for the reply; `job` where nobody does, and the reply is kept
     wire       the request's bytes; empty if they have a key of their own; or, if the body is in
-               memory that the workers share (arena.py), a line `@<ingress id> <first unit> <size in
-               bytes> <generation>`, then the request's bytes without it
+               memory that the workers share (arena.py), `@`, its place, then the request's bytes
+               without it
 
-The value of a reply key is the request id, then one of three things:
+The value of a reply key is the request id, then one of these:
 
     <id>!<reason>     the queue itself answered: no attempt or no time is left, or the worker cannot
                       reach the request's body
     <id>@<attempt>    the reply is in `large_replies:<id>:<attempt>`, too large for a script; of
                       a job, in `large_replies:<id>:<attempt>-<worker id>`
+    <id>%<place><msgpack>
+                      the reply, its body in memory that the ingress shares (arena.py)
     <id><msgpack>     the reply
 
 An entry of the replies list is the same, or the id alone. The id is compared with the one that was
@@ -36,9 +38,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batching import errors
 from batching.protocol import ProtocolError, Reply, ReplyInPlace
+from batching.store.arena import NO_MEMORY, Elsewhere, IngressMemory
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +140,7 @@ class LargeReply(Exception):
 
 
 class BodyElsewhere(Exception):
-    """Says that the worker cannot reach the request's body, and has run nothing."""
+    """Says that the worker cannot reach the request's body, or the ingress not the answer's."""
 
 
 def named_request(entry: bytes) -> str:
@@ -146,12 +150,14 @@ def named_request(entry: bytes) -> str:
     return match[0].decode() if match else ""
 
 
-def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:
+def decode_reply(
+    request_id: str, value: bytes | memoryview, memory: IngressMemory = NO_MEMORY
+) -> Reply:
     """Decodes a reply key's value; in a memoryview the reply's body stays where it is.
 
     Raises:
         LargeReply: it is in a key of its own.
-        BodyElsewhere: the request is to be submitted again, with its body.
+        BodyElsewhere: the request is to be submitted again: its body or its answer is lost.
         ProtocolError: the value is not a reply to this request.
     """
     prefix = request_id.encode()
@@ -162,11 +168,24 @@ def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:
         return ReplyInPlace.decode(content)
     if content[:1] == b"@":
         raise LargeReply(content[1:].decode(errors="replace"))
+    if content[:1] == b"%":
+        return _reply_in_memory(content[1:], memory)
     if content == BODY_ELSEWHERE:
         raise BodyElsewhere
     if content[:1] == b"!":
         return error_reply(queue_error(content[1:].decode(errors="replace")))
     return Reply.decode(content)
+
+
+def _reply_in_memory(content: bytes, memory: IngressMemory) -> Reply:
+    try:
+        body, rest = memory.reader.copy(content, owner_has_to_live=False)
+    except Elsewhere as error:
+        raise BodyElsewhere from error
+    if body is None:
+        raise BodyElsewhere
+    memory.answers["arena"] += 1
+    return replace(Reply.decode(rest), body=memoryview(body))
 
 
 def error_reply(error: errors.ServeError) -> Reply:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
-from batching.store.arena import ArenaReader, Elsewhere
+from batching.store.arena import Arena, ArenaReader, Body, Elsewhere, mark_of
 from batching.store.clients import BLOCK_S, at
 from batching.store.held_connections import (
     Buffer,
@@ -57,6 +57,11 @@ _field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 # Of one answer, as much may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
+
+# So many answers may be in memory before their keys are looked at; and how long a worker that ends
+# waits for the last ones to be read.
+MOST_UNREAD = 64
+LAST_READ_S = 1.0
 
 
 class ReplyCode(IntEnum):
@@ -96,14 +101,15 @@ class WorkerQueue:
         key: VersionKey,
         worker_id: str,
         dead_after_ms: int,
-        shared_memory_dir: Path = Path(),
+        memory: tuple[Path, int] = (Path(), 0),  # a folder in shared memory, and how many bytes
     ) -> None:
         self._worker_id = worker_id
-        self._arenas = ArenaReader(shared_memory_dir)
+        self._arenas = ArenaReader(memory[0])
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
+        self._answers = UnreadAnswers(self._connection, *memory)
         self._record = command("record", ordered_keys("record", keys), [MAX_FIELDS])
         self._has_told_of_drops = False
         self._idle = HeldConnection(client)
@@ -211,7 +217,8 @@ class WorkerQueue:
             elif isinstance(wire, bytearray):
                 request = Request.received(wire)
             elif wire.startswith(b"@"):
-                request = self._arenas.read(wire)
+                body, rest = self._arenas.copy(wire[1:], owner_has_to_live=True)
+                request = None if body is None else Request.with_body(rest, body)
             else:
                 request = Request.decode(wire)
         except Elsewhere:
@@ -249,11 +256,11 @@ class WorkerQueue:
 
         After an error, what was measured for counters may count twice.
         """
-        stored = self._store_large(items, replies)
+        placed = self._place_large(items, replies)
         arguments: list[str | int | bytes] = []
         for item, reply in zip(items, replies, strict=True):
             name = item.request_id
-            value = b"@" if name in stored else name.encode() + reply.encode()
+            value = placed.get(name) or name.encode() + reply.encode()
             if item.is_of_job:
                 value = (b"+" if reply.status < LOWEST_FAILURE else b"-") + value
             arguments += (name, item.attempt, item.ingress_id, value)
@@ -267,12 +274,20 @@ class WorkerQueue:
         self._note_recorded(recorded)
         return [_REPLY_CODES[code] for code in codes]
 
-    def _store_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> set[str]:
-        """Stores the replies that are too large for a script, uncopied; returns their requests."""
+    def _place_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> dict[str, bytes]:
+        """Puts the bodies that are too large for a script elsewhere; returns what says where."""
+        if len(self._answers) >= MOST_UNREAD:
+            self._answers.forget_read({self._keys.reply_prefix + item.request_id for item in items})
         large: list[str] = []
+        placed: dict[str, bytes] = {}
         buffers: list[Buffer] = []
         for item, reply in zip(items, replies, strict=True):
             if len(reply.body) > INLINE_LIMIT_BYTES:
+                name = self._keys.reply_prefix + item.request_id
+                if place := self._answers.keep(item.ingress_id, name, reply.body):
+                    short = replace(reply, body=b"")
+                    placed[item.request_id] = item.request_id.encode() + place + short.encode()
+                    continue
                 # With the attempt a stale worker cannot overwrite a newer answer. Tried again, a
                 # job's attempts are counted from 1 again.
                 key = f"{self._keys.large_reply_prefix}{item.request_id}:{item.attempt}"
@@ -280,7 +295,6 @@ class WorkerQueue:
                 wire = reply.to_wire(item.request_id.encode())
                 buffers += packed_set(key, wire, REPLY_TTL_MS)
                 large.append(item.request_id)
-        stored = set()
         answers = self._connection.exchange(buffers, len(large)) if large else []
         for name, answer in zip(large, answers, strict=True):
             # At maxmemory the script may store what a plain SET may not: it frees the request
@@ -289,8 +303,8 @@ class WorkerQueue:
                 continue
             if isinstance(answer, ResponseError):
                 raise answer
-            stored.add(name)
-        return stored
+            placed[name] = b"@"
+        return placed
 
     # --- what handlers measure
 
@@ -385,6 +399,10 @@ class WorkerQueue:
                 raise
             return True
 
+    def close(self) -> None:
+        """Waits a moment until the last answers have been read."""
+        self._answers.close()
+
     def interrupt(self) -> None:
         """Ends the waits for work and for a full batch; safe in a signal handler."""
         self._idle.interrupt()
@@ -394,6 +412,56 @@ class WorkerQueue:
         """Wakes another idle worker."""
         wakeups = self._keys.wakeups
         self._connection.try_all([("RPUSH", wakeups, "1"), ("EXPIRE", wakeups, 60)])
+
+
+class UnreadAnswers:
+    """Large answers in memory of the worker's own, until their ingresses have read them."""
+
+    def __init__(self, connection: HeldConnection, folder: Path, size_bytes: int) -> None:
+        self._connection = connection
+        self._folder, self._size_bytes = folder, size_bytes
+        self._mark = mark_of(folder, size_bytes)
+        self._arena: Arena | None = None
+        self._unread: dict[str, memoryview] = {}  # by the keys of the replies
+
+    def __len__(self) -> int:
+        return len(self._unread)
+
+    def keep(self, ingress_id: str, reply_key: str, body: Body) -> bytes | None:
+        """Returns what tells the ingress where the body is; None if Redis has to carry it."""
+        if not self._mark or not ingress_id.endswith(self._mark):
+            return None
+        if self._arena is None:
+            self._arena = Arena(self._folder, self._size_bytes)
+        if (sent := self._unread.get(reply_key)) is not None and sent == body:
+            body = sent  # once more, and the ingress may have heard of the first time
+        elif sent is not None:
+            return None
+        if (held := self._arena.hold(body)) is None:
+            return None
+        self._unread[reply_key], place = held
+        return b"%" + place
+
+    def forget_read(self, sending: Container[str] = ()) -> None:
+        """Frees the slots of answers that were read, as their reply keys have been deleted.
+
+        Of those that the worker is sending, maybe once more, the keys are still to come.
+        """
+        names = [name for name in self._unread if name not in sending]
+        values = self._connection.call(("MGET", *names)) if names else ()
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                del self._unread[name]
+
+    def close(self) -> None:
+        """Waits a moment for ingresses that still read, and removes the memory."""
+        end_s = time.monotonic() + LAST_READ_S
+        with contextlib.suppress(*AWAY):
+            while self._unread and time.monotonic() < end_s:
+                self.forget_read()
+                time.sleep(MIN_WAIT_S)
+        if self._arena is not None:
+            self._arena.close()
 
 
 class ParkedPop:

@@ -33,10 +33,10 @@ _PAUSE_S = 0.01
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
-    texts = [text.strip() for text in value.split(",")]
-    if not all(text.isdecimal() and int(text) > 0 for text in texts):
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
         raise click.BadParameter(f"{value!r}: whole numbers from 1 on, with commas")
-    return sorted({int(text) for text in texts})
+    return sorted(set(map(int, numbers)))
 
 
 class Run(NamedTuple):

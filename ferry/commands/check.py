@@ -114,7 +114,6 @@ def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> It
 
 
 def key_row(key: str) -> CheckRow:
-    """Returns what becomes of one key of config.properties."""
     if key in BETTER:
         return CheckRow(key, BETTER_HERE, BETTER[key].replace("`", ""))
     if key in UNDERSTOOD:

@@ -265,7 +265,6 @@ def _all_models(api: Api) -> list[dict[str, str]]:
 
 
 def _all_versions(api: Api) -> list[Record]:
-    """Describes every version of every registered model."""
     versions: list[Record] = []
     for model in _all_models(api):
         try:

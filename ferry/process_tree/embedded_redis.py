@@ -39,7 +39,7 @@ class EmbeddedRedisError(click.ClickException):
 
 
 class ServerProgram(NamedTuple):
-    """A Redis-compatible server on this machine."""
+    """Names a Redis-compatible server on this machine."""
 
     path: Path
     origin: str

@@ -134,13 +134,13 @@ def spec_fields(workers: int, device: str) -> dict[str, Any]:
     return fields
 
 
-def read_targets(texts: Sequence[str]) -> list[ServedTarget]:
+def read_targets(arguments: Sequence[str]) -> list[ServedTarget]:
     """Returns the models of all these targets.
 
     Raises:
         TargetError: one cannot be served, or two have one name.
     """
-    targets = [target for text in texts for target in read_target(text)]
+    targets = [target for argument in arguments for target in read_target(argument)]
     [(name, count)] = Counter(target.name for target in targets).most_common(1)
     if count > 1:
         raise TargetError(
@@ -294,8 +294,8 @@ class _FileReader:
                     settings[name] = self._value(name, expression)
             elif not name.startswith("_"):
                 for nearest in difflib.get_close_matches(name, names, 1, likeness):
-                    text = f"{name} is no setting; did you mean {nearest}?"
-                    raise self._error(expression, text)
+                    complaint = f"{name} is no setting; did you mean {nearest}?"
+                    raise self._error(expression, complaint)
         return settings
 
     def _value(self, name: str, expression: ast.expr) -> Any:
@@ -314,18 +314,18 @@ class _FileReader:
         except BadRequest as error:
             raise self._error(expression, error.message) from error
         except (ValueError, TypeError):
-            text = (
+            complaint = (
                 f"{name} must be a plain value, or the name of a constant in this file, as it is "
                 f"read without running the file; not {ast.unparse(expression)}"
             )
-            raise self._error(expression, text) from None
+            raise self._error(expression, complaint) from None
         return value
 
     def _object(self, label: str, values: Mapping[str, Any]) -> ServedTarget:
         stem = re.sub(r"[^A-Za-z0-9._-]", "_", self._path.stem)
         # bert_qa for BertQA and BertQa.
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", label).lower()
-        name = values.get("name", stem if label == _FUNCTION else words)
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", label).lower()
+        name = values.get("name", stem if label == _FUNCTION else snake)
         version = values.get("version", DEFAULT_VERSION)
         for text, pattern in ((name, NAME_PATTERN), (version, VERSION_PATTERN)):
             if not pattern.fullmatch(text):

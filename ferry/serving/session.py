@@ -123,12 +123,12 @@ class Session:
         changed = [it for it in targets if loaded.get(it.name) != new[it.name]]
         self.targets, self._fingerprints, self._complaint = targets, new, ""
         for name in {*self._serving, *self._loading} - new.keys():
-            self._give_up(name)
+            self._cancel_load(name)
             if name in self._serving:
                 self._remove(self._serving.pop(name))
         for target in changed:
             try:
-                self._give_up(target.name)
+                self._cancel_load(target.name)
                 self._loading[target.name] = (self._register(target), time.monotonic())
             except (ServeError, OSError) as error:
                 why = error.message if isinstance(error, ServeError) else error
@@ -150,8 +150,8 @@ class Session:
             more = {"device": self.device} if self.device == "mps" else {}
             target.write_folder(self._settings.model_store / name, version, more)
         self._known.add(target.name)
-        place = self._settings.model_store / name
-        archive = inspect_archive(place, name, work_dir_of(self._settings))
+        path = self._settings.model_store / name
+        archive = inspect_archive(path, name, work_dir_of(self._settings))
         batching = {rest: DEFAULTS[word] for rest, word in _BATCHING if word not in archive.config}
         parameters = {"initial_workers": 1, **batching}
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
@@ -165,7 +165,7 @@ class Session:
             workers = self._registry.workers(spec.key)
             error, is_ready = _progress(spec, workers)
             if error:
-                self._give_up(name)
+                self._cancel_load(name)
                 self._complain(f"{spec.model_name} did not load.\n{error}")
             elif is_ready:
                 self._registry.set_default(*spec.key)
@@ -189,7 +189,7 @@ class Session:
                 self._retiring.remove(retiring)
                 self._remove(spec)
 
-    def _give_up(self, name: str) -> None:
+    def _cancel_load(self, name: str) -> None:
         """Unregisters the version that loads, if one does."""
         if name in self._loading:
             self._remove(self._loading.pop(name)[0])

@@ -1,4 +1,4 @@
-"""Logs the answers of a listener, and says which headers go with all of them.
+"""Logs the answers of a listener, and adds headers to all of them.
 
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
@@ -17,7 +17,7 @@ from ingress.http1.listener import NoteAnswer
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
 
-# A prediction has the type that its handler gave it, or none. A browser that guessed would run the
+# A prediction has its handler's content type, or none. A browser that guesses the type would run
 # HTML that a handler echoes.
 NO_GUESSING: Header = ("x-content-type-options", "nosniff")
 
@@ -33,7 +33,7 @@ def cors_headers(settings: Settings) -> list[Header]:
 
 
 def logged(note: NoteAnswer) -> NoteAnswer:
-    """Returns what notes answers as `note` does, and logs them."""
+    """Returns a function that calls `note`, and logs the answer."""
 
     def note_and_log(status: int, client: str, exchange: Exchange | None) -> None:
         note(status, client, exchange)
@@ -52,9 +52,9 @@ def logged(note: NoteAnswer) -> NoteAnswer:
 
 
 def answering_preflights(app: Application) -> Application:
-    """Returns the application, but what a browser asks before a page's request needs no key.
+    """Returns the application with preflight requests of browsers answered, without a key.
 
-    Browsers ask it without one. Source: Fetch, "CORS-preflight fetch".
+    Browsers send none with them. Source: Fetch, "CORS-preflight fetch".
     """
 
     def answer(exchange: Exchange) -> Coroutine[Any, Any, None] | None:

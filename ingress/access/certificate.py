@@ -1,4 +1,4 @@
-"""The certificate of the https:// listeners. A renewed one is taken up without a restart."""
+"""Loads the certificate of the https:// listeners, and renewed files without a restart."""
 
 import asyncio
 import contextlib
@@ -31,22 +31,22 @@ class Certificate:
         self._look_s = look_s
 
     def open(self) -> None:
-        """Reads the files, for the connections that begin from now on.
+        """Reads the files, for new connections.
 
         Raises:
-            SettingsError: they are no certificate and its private key.
+            SettingsError: the files are no certificate and its private key.
         """
         seen = self._identity()
-        # Tried first: files that cannot be used must not replace what can.
+        # Tried on another context first: unusable files must not replace usable ones.
         for context in (_server_context(), self.context):
             load_pair(context, self.certificate_file, self.private_key_file)
         self._seen = seen
 
     async def follow(self) -> None:
-        """Takes up renewed files until cancelled."""
+        """Loads renewed files until cancelled."""
         while True:
             await asyncio.sleep(self._look_s)
-            # In a thread, as the files of a network file system may take long.
+            # In a thread, as a network file system may be slow.
             if await in_daemon_thread(self._identity) == self._seen:
                 continue
             try:
@@ -78,7 +78,7 @@ def certificate_of(settings: Settings) -> Certificate | None:
     certificate, key = settings.certificate_file, settings.private_key_file
     if not any(urlsplit(written).scheme == "https" for written in settings.addresses().values()):
         return None
-    # TorchServe signs one for itself. A client that trusts such a certificate trusts any.
+    # TorchServe makes a self-signed one; a client that trusts such a certificate trusts any.
     if certificate is None or key is None:
         raise SettingsError("https:// needs certificate_file and private_key_file")
     for path in (certificate, key):

@@ -1,6 +1,6 @@
-"""Decides which requests may pass, by TorchServe's `key_file.json`, of which it keeps digests.
+"""Decides which requests may pass, by TorchServe's `key_file.json`; keeps digests of its keys.
 
-Several ingresses may share one file: the first one makes it, and each notices when another one has
+Several ingresses may share one file: the first one makes it, and each notices when another has
 renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
 """
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # TorchServe's keys have 6 random bytes, which an attacker can guess by trying.
 KEY_BYTES = 32
 
-# For so long a key that another process has replaced may go on working here.
+# How long a key that another process has replaced may still work here.
 LOOK_AGAIN_S = 1.0
 
 _EXPIRATION = "expiration time"  # the blank is TorchServe's
@@ -40,14 +40,14 @@ _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided co
 
 
 class InvalidKey(BadRequest):
-    """No key, or the wrong one. 400 rather than 401, as TorchServe's clients expect."""
+    """Refuses a request with a wrong key or none: with 400, as TorchServe's clients expect."""
 
     type = "InvalidKeyException"
     reason = "invalid_key"
 
 
 class KeyScope(StrEnum):
-    """A section of the file, named after what its key opens."""
+    """Names a section of the file by what its key opens."""
 
     MANAGEMENT = "management"
     INFERENCE = "inference"
@@ -59,7 +59,7 @@ RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
 
 
 class _Secret(NamedTuple):
-    """A key's digest, and its end."""
+    """Holds a key's digest, and when the key expires."""
 
     digest: bytes
     expires_at: datetime.datetime | None = None
@@ -77,7 +77,7 @@ class _Secret(NamedTuple):
         return cls(_digest(key), expires_at)
 
     def matches(self, token: str) -> bool:
-        """Returns whether this is the key, in a time that tells nothing of where they differ."""
+        """Returns whether this is the key, in a time that does not depend on where they differ."""
         is_same = hmac.compare_digest(self.digest, _digest(token))
         return is_same and not self.has_expired()
 
@@ -101,7 +101,7 @@ class KeyFile:
     def open(self, *, only_checked: bool = False) -> None:
         """Reads the file; first makes a missing file and replaces expired keys.
 
-        `only_checked`: checks that this can be done, and changes nothing.
+        `only_checked`: only checks that this is possible.
 
         Raises:
             SettingsError: the file can be neither read nor made, or is no key file.
@@ -137,7 +137,7 @@ class KeyFile:
             self._look()
         if self._secrets[scope].matches(token):
             return True
-        # Another process may have made it a moment ago.
+        # Another process may have made the key a moment ago.
         return self._look() and self._secrets[scope].matches(token)
 
     def renew(self, scope: KeyScope) -> None:
@@ -150,7 +150,7 @@ class KeyFile:
             self._replace([scope])
 
     def renew_as_asked(self, kind: str, authorization: str) -> None:
-        """Does it for a client with the API key.
+        """Renews a key for a client that has the API key.
 
         Raises:
             InvalidKey: this Authorization header has another key, or this kind is not renewed.
@@ -164,7 +164,7 @@ class KeyFile:
     def _look(self) -> bool:
         """Reads the file again if it has changed; returns whether it did.
 
-        The keys known so far stay while it cannot be read.
+        While the file cannot be read, the known keys stay.
         """
         self._look_at_s = time.monotonic() + LOOK_AGAIN_S
         try:
@@ -218,7 +218,7 @@ class KeyFile:
 
 
 def open_keys(settings: Settings, *, only_checked: bool = False) -> KeyFile | None:
-    """Opens the key file, or checks that it could be; None when no tokens are asked for.
+    """Opens the key file, or only checks it; returns None without tokens.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -232,9 +232,10 @@ def open_keys(settings: Settings, *, only_checked: bool = False) -> KeyFile | No
 
 
 class Authorizer:
-    """Checks the token of each request to one listener; `is_closed` if tokens are asked for.
+    """Checks the token of each request to one listener; `is_closed` if tokens are needed.
 
-    The router, the bridge and the Flask application all ask it, so that no door is forgotten.
+    Predictions, the WSGI bridge and the Flask application all call it, so that no way in is
+    forgotten.
     """
 
     def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:
@@ -246,7 +247,7 @@ class Authorizer:
         """Checks that the request may pass; its path is percent-decoded.
 
         Raises:
-            InvalidKey: this Authorization header has not the key that the path needs.
+            InvalidKey: this Authorization header lacks the key that the path needs.
         """
         if self._keys is None:
             return
@@ -257,7 +258,7 @@ class Authorizer:
 
 def _token(authorization: str) -> str:
     scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme == "Bearer" else ""  # which is no key
+    return token.strip() if scheme == "Bearer" else ""  # "" is no key
 
 
 def _digest(token: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Answers what clients ask about jobs: predictions whose result they come for later."""
+"""Answers requests about jobs: predictions whose result the client fetches later."""

@@ -1,11 +1,11 @@
-"""Answers requests about jobs over HTTP; both HTTP doors use it."""
+"""Answers requests about jobs over HTTP, under our server and under any WSGI server."""
 
 import hashlib
 import math
 import re
 from collections.abc import Mapping
 
-from batching.errors import MethodNotAllowed, ServeError
+from batching.errors import ServeError
 from batching.models.spec import ModelSpec
 from batching.protocol import Request
 from batching.store.jobs.job_records import Job, JobStatus, job_document
@@ -16,16 +16,17 @@ from ingress.torchserve.answers import (
     json_answer,
     reply_answer,
     with_error_key,
+    wrong_method,
 )
 
 JOB_PATH = re.compile(r"/jobs/([0-9a-f]{32})(/result)?")
 
-# Roughly: how fast the jobs before one are done is not known here.
+# A guess: how fast the jobs before it are done is not known here.
 _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 
 
 class JobAnswers:
-    """Turns requests about jobs into answers; errors are answers too."""
+    """Answers requests about jobs, and their errors."""
 
     def __init__(self, service: JobService) -> None:
         self.service = service
@@ -33,9 +34,9 @@ class JobAnswers:
     async def answer(
         self, method: str, path: str, headers: Mapping[str, str], base_url: str
     ) -> HttpAnswer:
-        """Returns the answer to a request for `/jobs/...`, a path that is percent-decoded.
+        """Returns the answer to a request for `/jobs/...`; the path is percent-decoded.
 
-        Names of headers are in lower case; `base_url` is of the server as this client sees it,
+        Names of headers are in lower case; `base_url` is the server's URL as this client sees it,
         without a slash at the end.
         """
         try:
@@ -44,15 +45,15 @@ class JobAnswers:
                 raise no_job(path.split("/")[2])
             job_id, is_result = match[1], match[2] is not None
             if method == "DELETE" and not is_result:
-                return _look(await self.service.cancel(job_id), {}, base_url)  # never "unchanged"
+                job = await self.service.cancel(job_id)
+                return _job_answer(job, {}, base_url)  # without headers: never "unchanged"
             if method not in {"GET", "HEAD"}:
-                text = "Requested method is not allowed, please refer to API document."
-                raise MethodNotAllowed(text)
+                raise wrong_method()
             wait_s = read_preferences(headers.get("prefer", "")).wait_s
             job = await self.service.find(job_id)
             job = await self.service.wait(job, wait_s, for_end=is_result)
             if not is_result:
-                return _look(job, headers, base_url)
+                return _job_answer(job, headers, base_url)
             return await self._ended(job) if job.status.is_final else _accepted(job, base_url)
         except ServeError as error:
             return error_answer(error)
@@ -68,13 +69,13 @@ class JobAnswers:
         base_url: str,
         is_open_inference: bool,
     ) -> HttpAnswer:
-        """Has a prediction become a job; returns that, or the ordinary answer if it comes in time.
+        """Submits a prediction as a job; returns the job, or its result if that comes in time.
 
-        The request is let go before the wait. `timeout_s` is from now to its deadline, None: the
-        usual one. `is_open_inference`: whether the client looks for the errors of that protocol.
+        Frees the request before it waits. `timeout_s` is from now to its deadline; None: the
+        setting. `is_open_inference`: the client reads the errors of that protocol.
 
         Raises:
-            ServeError: it was refused, or there is no result.
+            ServeError: the job was refused, or there is no result.
         """
         job, is_replayed = await self.service.submit(
             spec,
@@ -99,7 +100,7 @@ class JobAnswers:
         return answer
 
     async def _ended(self, job: Job) -> HttpAnswer:
-        """Returns what the synchronous prediction would have been answered with."""
+        """Returns the job's result as the answer to the same prediction without a job."""
         reply = await self.service.result(job)
         answer = reply_answer(reply, job.job_id)
         return with_error_key(answer) if job.is_open_inference and reply.error_type else answer
@@ -111,7 +112,7 @@ def _accepted(job: Job, base_url: str) -> HttpAnswer:
     return answer
 
 
-def _look(job: Job, headers: Mapping[str, str], base_url: str) -> HttpAnswer:
+def _job_answer(job: Job, headers: Mapping[str, str], base_url: str) -> HttpAnswer:
     answer = json_answer(job_document(job, base_url))
     tag = f'"{hashlib.sha256(bytes(answer.body)).hexdigest()[:32]}"'
     answer.headers.append(("etag", tag))

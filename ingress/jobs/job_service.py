@@ -1,7 +1,7 @@
-"""Jobs as every door sees them: submit one, look at it, wait for it, take its result, list them.
+"""Submits jobs, finds them, waits for them, fetches their results, and lists them.
 
-Knows no transport, but the headers that a request for a job has. Source of those: RFC 7240
-(Prefer), and the expired draft-ietf-httpapi-idempotency-key-header-07.
+Knows no transport, except the headers of a request for a job. Source of those: RFC 7240 (Prefer),
+and the expired draft-ietf-httpapi-idempotency-key-header-07.
 Lives on the broker's event loop.
 """
 
@@ -30,15 +30,15 @@ from batching.store.redis_errors import AWAY, memory_full, store_unavailable
 from batching.store.registry.registry import Registry
 from batching.webhooks import ReceiverRules
 
-# A waiting client hears of a change after at most so long.
+# The intervals at which a job is read for a waiting client.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 LONGEST_S = 30 * 86_400  # from the submit to the deadline
-_MOST_LOOKS = 20  # pages of jobs for one page of those that are asked for
+_MOST_LOOKS = 20  # pages that are read for one page of matching jobs
 NEWEST_US = 2**53  # later than any job
 
 MOST_WAIT_S = 60.0
 KEEP_RANGE_S = (60, 604_800)
-EVENTS = frozenset({"started", "completed"})  # that receivers are told of
+EVENTS = frozenset({"started", "completed"})  # for receivers of webhooks
 _PREFERENCE = re.compile(r'\s*([\w-]+)\s*(?:=\s*("(?:[^"\\]|\\.)*"|[^\s;,"]*))?\s*(?:;[^,]*)?')
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -52,7 +52,7 @@ class JobNotFound(errors.NotFound):
 
 
 class ResultGone(errors.ServeError):
-    """Says that the job was cancelled, or its result let go."""
+    """Says that the job was cancelled, or its result deleted."""
 
     status = 410
     type = "ResultGoneException"
@@ -75,15 +75,15 @@ class NotRetryable(errors.Conflict):
 
 
 def no_job(job_id: str) -> JobNotFound:
-    """Returns the error for an id that no job has, whatever a client takes for one."""
+    """Returns the error for an id that no job has; it may be any text."""
     return JobNotFound(f"Job not found: {job_id[:64]}")
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Tells what `Prefer` asks for; `wait_s` is 0 where it does not.
+    """Holds what `Prefer` asks for; `wait_s` is 0 without a wait.
 
-    `is_asked`: by the client itself.
+    `is_asked`: the client itself asks, not its model.
     """
 
     is_async: bool = False
@@ -95,16 +95,16 @@ NO_PREFERENCES = Preferences()
 
 
 class JobPage(NamedTuple):
-    """Some jobs, newest first, and where the next page begins; None at the end."""
+    """Holds some jobs, newest first, and where the next page begins; None at the end."""
 
     jobs: list[Job]
     next_us: int | None
 
 
 class JobService:
-    """Submits jobs and tells about them.
+    """Submits, finds, cancels and retries jobs.
 
-    All of its calls raise StoreUnavailable when Redis does not answer, and those with an id
+    Every call raises StoreUnavailable when Redis does not answer; calls with an id raise
     JobNotFound if no job has it.
     """
 
@@ -122,7 +122,7 @@ class JobService:
         self._receivers = receivers
         self._timeout_s = timeout_s
         self._keep_s = keep_s
-        # Closes the connection by which jobs are submitted; no submit may be under way.
+        # Closes the connection for submits; none may be under way.
         self.close = store.close
 
     async def submit(
@@ -135,14 +135,14 @@ class JobService:
         is_open_inference: bool = False,
         base_url: str = "",
     ) -> tuple[Job, bool]:
-        """Has a job wait; returns it, and whether it was accepted before under the same key.
+        """Submits a job; returns it, and whether it was accepted before under the same key.
 
-        Names of headers are in lower case. `timeout_s` is from now to its deadline, None: the usual
-        one. `base_url` is of the server as its client sees it, for those who are told of it.
+        Names of headers are in lower case. `timeout_s` is from now to its deadline; None: the
+        setting. `base_url` is the server's URL as its client sees it, for webhooks.
 
         Raises:
-            BadRequest: a header that is not understood.
-            KeyReused: the Idempotency-Key was another request's.
+            BadRequest: a header cannot be understood.
+            KeyReused: the Idempotency-Key belongs to another request.
             VersionNotFound, QueueFull, QueueMemoryFull: refused; nothing is kept.
         """
         if timeout_s is not None and timeout_s > LONGEST_S:
@@ -165,7 +165,7 @@ class JobService:
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
     ) -> tuple[Job, bool]:
-        """Accepts the job unless one was under this key; that submit may have broken off."""
+        """Accepts the job, unless this key has one; the first submit may have broken off."""
         digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
         own = json.dumps([job.job_id, fingerprint])
         before = await self._store.take_key(digest, own)
@@ -185,34 +185,34 @@ class JobService:
         if isinstance(outcome, Job):
             return outcome
         _raise_refusal(key, outcome)
-        raise no_job(job.job_id)  # it was accepted before, and has gone
+        raise no_job(job.job_id)  # it was accepted before, and is forgotten
 
     async def find(self, job_id: str) -> Job:
         with _telling_unavailable():
-            return _there(job_id, await self._store.find(job_id))
+            return _existing(job_id, await self._store.find(job_id))
 
     async def wait(self, job: Job, wait_s: float, *, for_end: bool = False) -> Job:
-        """Returns the job when its status has changed, or has become final; or after this time.
+        """Returns the job when its status has changed, or after `wait_s`.
 
         With `for_end` only a final status counts.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + wait_s
+        end_s = loop.time() + wait_s
         known, look_s = (job.status, job.attempts), _FIRST_LOOK_S
-        while not job.status.is_final and loop.time() < end:
-            await asyncio.sleep(min(look_s, max(0.0, end - loop.time())))
+        while not job.status.is_final and loop.time() < end_s:
+            await asyncio.sleep(min(look_s, max(0.0, end_s - loop.time())))
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             with _telling_unavailable():
-                job = _there(job.job_id, await self._store.look_again(job))
+                job = _existing(job.job_id, await self._store.look_again(job))
             if (job.status, job.attempts) != known and not for_end:
                 break
         return job
 
     async def result(self, job: Job) -> Reply:
-        """Returns what the synchronous prediction would have been answered with.
+        """Returns the reply of a job that has ended.
 
         Raises:
-            ResultGone: the job, which has finished, was cancelled, or its result has been let go.
+            ResultGone: the job was cancelled, or its result has been deleted.
         """
         if (reply := small_reply(job)) is not None:
             return reply
@@ -227,34 +227,34 @@ class JobService:
             pass
         is_cancelled = job.status is JobStatus.CANCELLED
         raise ResultGone(
-            "The job was cancelled." if is_cancelled else "The job's result has been let go."
+            "The job was cancelled." if is_cancelled else "The job's result has been deleted."
         )
 
     async def cancel(self, job_id: str) -> Job:
-        """Cancels a job that has not finished, and lets the result of one that has go."""
+        """Cancels the job; if it has ended, deletes its result."""
         with _telling_unavailable():
-            return _there(job_id, await self._store.cancel(job_id))
+            return _existing(job_id, await self._store.cancel(job_id))
 
     async def retry(self, job_id: str) -> Job:
-        """Has a job that did not succeed wait again, with all of its attempts.
+        """Queues a job that did not succeed again, with all of its attempts.
 
         Raises:
             NotRetryable: it has not ended, has succeeded, or its input is gone.
-            QueueFull, QueueMemoryFull: refused; it stays as it is.
+            QueueFull, QueueMemoryFull: refused; the job is unchanged.
         """
         job = await self.find(job_id)
         with _telling_unavailable():
             code = await self._store.retry(job)
         if code is SubmitCode.NO_RETRY:
             raise NotRetryable(
-                f"Job {job.job_id} is {job.status}: only one that failed, expired or was cancelled "
-                "can be tried again, while its input is kept."
+                f"Job {job.job_id} is {job.status}: only a job that failed, expired or was "
+                "cancelled can be tried again, while its input is kept."
             )
         _raise_refusal(job.key, code)
         return await self.find(job_id)
 
     async def retry_if_possible(self, job_id: str) -> Job | None:
-        """As `retry`, but returns None where that cannot be."""
+        """Retries the job; returns None if it is not retryable."""
         with contextlib.suppress(NotRetryable, JobNotFound):
             return await self.retry(job_id)
         return None
@@ -262,9 +262,9 @@ class JobService:
     async def page(
         self, model: str, status: JobStatus | None, before_us: int, count: int
     ) -> JobPage:
-        """Returns up to `count` of the newest jobs of registered versions before this time.
+        """Returns up to `count` jobs of registered versions, the newest before this time.
 
-        Of one `model` only, unless that is empty; in one `status` only, unless that is None.
+        Only of `model`, unless that is empty; only in `status`, unless that is None.
         """
         jobs: list[Job] = []
         with _telling_unavailable():
@@ -292,7 +292,7 @@ def _telling_unavailable() -> Iterator[None]:
         raise store_unavailable(error) from error
 
 
-def _there(job_id: str, job: Job | None) -> Job:
+def _existing(job_id: str, job: Job | None) -> Job:
     if job is None:
         raise no_job(job_id)
     return job
@@ -308,7 +308,7 @@ def _raise_refusal(key: VersionKey, code: SubmitCode) -> None:
 
 
 def _fingerprint(key: VersionKey, request: Request) -> str:
-    # Prediction or explanation, and what the path says beyond the version.
+    # Prediction or explanation, and the path behind the version.
     asked = [request.headers.get(name, "") for name in ("explain", "url_path")]
     digest = hashlib.sha256(json.dumps([*key, asked[0] == "True", asked[1]]).encode())
     for part in request.parts:
@@ -317,11 +317,11 @@ def _fingerprint(key: VersionKey, request: Request) -> str:
     return digest.hexdigest()
 
 
-# --- headers; their names are in lower case. One that is not understood is a BadRequest.
+# --- headers; their names are in lower case. A header that cannot be understood is a BadRequest.
 
 
 def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preferences:
-    """Returns the client's preferences, or those of a model that gives a job after so long."""
+    """Returns the client's preferences, else the model's: a job after `async_after_s`."""
     if "prefer" in headers:
         preferences = read_preferences(headers["prefer"])
         if preferences.is_async:
@@ -333,7 +333,7 @@ def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preference
 
 @lru_cache(maxsize=64)
 def read_preferences(header: str) -> Preferences:
-    """Parses `Prefer`; what is unknown in it, or not well-formed, is ignored as RFC 7240 says."""
+    """Parses `Prefer`; ignores what is unknown or not well-formed, as RFC 7240 says."""
     values: dict[str, str] = {}
     for part in header.split(","):
         if match := _PREFERENCE.fullmatch(part):
@@ -349,7 +349,7 @@ def _takes_json(accept: str) -> bool:
 
 
 def read_idempotency_key(headers: Mapping[str, str]) -> str:
-    """Returns the key, of which `abc` and `"abc"` are two spellings; empty without one."""
+    """Returns the key, which may be quoted: `abc` or `"abc"`; empty without one."""
     if "idempotency-key" not in headers:
         return ""
     key = headers["idempotency-key"].strip()
@@ -361,14 +361,14 @@ def read_idempotency_key(headers: Mapping[str, str]) -> str:
 
 
 def read_keep_s(headers: Mapping[str, str]) -> int | None:
-    """Returns for how long the result is to be kept; None when the client does not say."""
-    text = headers.get("x-result-ttl-s")
-    if text is None:
+    """Returns for how many seconds to keep the result; None if the client does not say."""
+    ttl = headers.get("x-result-ttl-s")
+    if ttl is None:
         return None
     least, most = KEEP_RANGE_S
-    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+    if not _NUMBER.fullmatch(ttl) or not least <= int(ttl) <= most:
         raise BadRequest(f"X-Result-Ttl-S must be a whole number of seconds, {least} to {most}.")
-    return int(text)
+    return int(ttl)
 
 
 def read_urgency(headers: Mapping[str, str]) -> bool:
@@ -381,9 +381,9 @@ def read_urgency(headers: Mapping[str, str]) -> bool:
 def read_receiver(
     headers: Mapping[str, str], base_url: str, rules: ReceiverRules | None
 ) -> Receiver | None:
-    """Returns whom the client wants to be told of the end; None if it names nobody.
+    """Returns the receiver of the job's webhooks; None if the client names none.
 
-    Without rules, this server tells nobody.
+    Without rules, this server sends no webhooks.
     """
     url = headers.get("webhook-url")
     if url is None:

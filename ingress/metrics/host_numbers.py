@@ -1,9 +1,8 @@
-"""Adds up what the ingress processes of a host have counted, whichever of them is scraped.
+"""Adds up the numbers of a host's ingress processes, whichever of them is scraped.
 
-Each process writes its numbers into a file when a sibling is scraped, and a process that is started
-again takes up those of the one before it. So no sum falls when a process dies, which a scraper
-would take for a restart of all: only what a killed process counted after the last scrape is
-missing.
+Each process writes its numbers into a file when a sibling is scraped, and a restarted process
+continues with its predecessor's. So no sum falls when a process dies, which a scraper would take
+for a restart of all: only what a killed process counted after the last scrape is missing.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ class HostNumbers:
         self._siblings = siblings
         self._before: list[Metric] = []
         self._server: asyncio.Server | None = None
-        # Of two scrapes at once, the older numbers must not be written last.
+        # Of two scrapes at a time, the one with older numbers must not write last.
         self._is_writing = threading.Lock()
 
     async def start(self) -> None:
@@ -48,8 +47,8 @@ class HostNumbers:
         families = self._write()
         for number in self._siblings.others:
             families += self._read(number, is_alive=number in answered)
-        text = "Ingress processes of this host; the last numbers of silent ones may be old."
-        processes = GaugeMetricFamily("ferry_ingress_processes", text, labels=("state",))
+        meaning = "Ingress processes of this host; the last numbers of silent ones may be old."
+        processes = GaugeMetricFamily("ferry_ingress_processes", meaning, labels=("state",))
         processes.add_metric(("answering",), 1 + len(answered))
         processes.add_metric(("silent",), len(self._siblings.others) - len(answered))
         return [*_added_up(families), processes]
@@ -59,15 +58,15 @@ class HostNumbers:
         with self._is_writing:
             families = _added_up([*self._own(), *self._before])
             document = [
-                (one.name, one.documentation, one.type, [sample[:3] for sample in one.samples])
-                for one in families
+                (it.name, it.documentation, it.type, [sample[:3] for sample in it.samples])
+                for it in families
             ]
             with contextlib.suppress(OSError):  # a full disk; the file keeps its last numbers
                 write_atomically(self._file(self._siblings.number), json.dumps(document))
             return families
 
     def _read(self, number: int, *, is_alive: bool) -> list[Metric]:
-        """Returns what this process has written last: what it counted, but no gauges of a dead."""
+        """Returns the families in this process's file; without gauges unless it `is_alive`."""
         try:
             document = json.loads(self._file(number).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -91,7 +90,7 @@ def _added_up(families: Iterable[Metric]) -> list[Metric]:
     for family in families:
         empty = Metric(family.name, family.documentation, family.type)
         total = totals.setdefault(family.name, empty)
-        values = {(one.name, tuple(one.labels.items())): one.value for one in total.samples}
+        values = {(it.name, tuple(it.labels.items())): it.value for it in total.samples}
         for name, labels, value, *_ in family.samples:
             key = name, tuple(labels.items())
             if key not in values or family.name not in LAST_VALUES:

@@ -1,8 +1,8 @@
-"""What an ingress measures, under our names and under TorchServe's.
+"""Measures an ingress, under our names and under TorchServe's.
 
 prometheus_client's own counters take a lock for each number, and its histograms look through all
 buckets: a sixth of what an echo cost the ingress. Here it is an addition or two; prometheus_client
-has the families that are written out.
+only has the families for the output.
 Source of TorchServe's names, labels, units and texts: TorchServe 0.12 docs/metrics.md.
 """
 
@@ -34,7 +34,7 @@ from batching.store.registry.registry import Registry
 log = logging.getLogger(__name__)
 
 VERSION_LABELS = ("model", "version")
-# What `metrics_mode=legacy` shows in /metrics.
+# The metrics that `metrics_mode=legacy` shows in /metrics.
 LEGACY = tuple(name for name in COUNTERS if name.startswith("ts_"))
 # Of the last request.
 LAST_VALUES = ("QueueTime", "WorkerThreadTime")
@@ -44,14 +44,14 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RECENT = 256
 _NO_MODEL = VersionKey("", "")
-# Long enough for scrapes, which are seconds apart, and for a version that is registered again soon.
+# Long enough for scrapes, which are seconds apart, and for a version that is soon registered again.
 _LOOK_S = 300.0
 
 # Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
 # runs alone and counts as late.
 FULL, LATE = "full", "late"
 
-# Counters of a version: name, text, further label, attribute of `VersionSeries`.
+# Counters of a version: name, meaning, further label, attribute of `VersionSeries`.
 _COUNTERS = (
     ("ferry_requests", "Predictions answered, by HTTP status.", ("code",), "codes"),
     (
@@ -77,7 +77,7 @@ _HISTOGRAMS = (
 
 
 class _Distribution:
-    """Observed values, by bucket."""
+    """Counts observed values by bucket."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -93,7 +93,7 @@ class _Distribution:
 
 
 class VersionSeries:
-    """Holds what was counted of one model version, by one thread; read by any."""
+    """Holds the numbers of one model version; one thread writes, any may read."""
 
     def __init__(self, *, is_model: bool = True) -> None:
         self.codes: Counter[int] = Counter()
@@ -107,7 +107,7 @@ class VersionSeries:
 
 
 class _Sums:
-    """TorchServe's counters of one model, by what URLs say of its version."""
+    """Holds TorchServe's counters of one model, by the version in the URL."""
 
     def __init__(self, model_name: str, version_label: str) -> None:
         self.labels = {"model_name": model_name, "model_version": version_label}
@@ -115,7 +115,7 @@ class _Sums:
 
 
 class VersionMetrics:
-    """Counts for one model version, as one kind of URL addresses it."""
+    """Counts for one model version and one form of its URL, with or without the version."""
 
     def __init__(
         self, metrics: "Metrics", key: VersionKey, series: VersionSeries, sums: _Sums
@@ -146,7 +146,7 @@ class VersionMetrics:
             status: of the answer.
             seconds: from the read body to the answer.
             timing: the worker's, if a worker ran it.
-            reason: the word for what went wrong; empty when nothing did.
+            reason: the error's word for machines; empty after a success.
             full_size: how many requests fill a batch of this version.
         """
         series = self._series
@@ -172,11 +172,11 @@ class VersionMetrics:
 
 
 class Metrics:
-    """Everything an ingress measures. Updated on the event loop only, read by any thread.
+    """Holds all numbers of an ingress. Updated on the event loop only, read by any thread.
 
-    `recent_batches` are the last ones: when they left, of which version, and what fills a batch.
-    `last` is the last request with success: how long it took, and its batch's times. The log of
-    metrics has the updates of the `logged` names.
+    `recent_batches` has the last batches: when each left, its version, its full size, its times.
+    `last` is the last successful request: how long it took, and its batch's times. Updates of the
+    `logged` names go to the log of metrics.
     """
 
     def __init__(self, logged: Collection[str] = ()) -> None:
@@ -192,11 +192,11 @@ class Metrics:
         self._answers = dict.fromkeys(_ANSWERS.values(), 0.0)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
-        """Returns the series of this version; `asked_version` is what the URL said, or None."""
+        """Returns the version's counters; `asked_version` is the version in the URL, or None."""
         version = self._versions.get((key, asked_version))
         if version is None:
             series = self.series.setdefault(key, VersionSeries())
-            # TorchServe labels by what the URL said.
+            # TorchServe labels by the version in the URL.
             label = key.model_name, asked_version or "default"
             sums = self._sums.setdefault(label, _Sums(*label))
             version = VersionMetrics(self, key, series, sums)
@@ -204,12 +204,12 @@ class Metrics:
         return version
 
     def count_unknown(self, status: int, reason: str) -> None:
-        """Counts an answer for an unknown model, without labels: such names are the client's."""
+        """Counts an answer for an unknown model, without labels: the client invents such names."""
         self.series[_NO_MODEL].codes[status] += 1
         self.series[_NO_MODEL].reasons[reason] += 1
 
     def note_answer(self, status: int, *_: object) -> None:
-        """Counts an answer of any port; one that is neither 2xx nor 4xx counts as 5xx."""
+        """Counts an answer of any port; any status but 2xx and 4xx counts as 5xx."""
         name = _ANSWERS.get(status // 100, "Requests5XX")
         self._answers[name] += 1
         if self.logged:
@@ -226,16 +226,15 @@ class Metrics:
         self.log(LEGACY[2], timing.queue_us, labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields what was counted here."""
         all_series = list(self.series.items())
-        for name, text, labels, attribute in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=(*VERSION_LABELS, *labels))
+        for name, meaning, labels, attribute in _COUNTERS:
+            counter = CounterMetricFamily(name, meaning, labels=(*VERSION_LABELS, *labels))
             for key, series in all_series:
                 for label, count in list(getattr(series, attribute).items()):
                     counter.add_metric((*key, str(label))[: 2 + len(labels)], count)
             yield counter
-        for name, text, attribute in _HISTOGRAMS:
-            histogram = HistogramMetricFamily(name, text, labels=VERSION_LABELS)
+        for name, meaning, attribute in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, meaning, labels=VERSION_LABELS)
             for key, series in all_series[1:]:
                 values = getattr(series, attribute)
                 bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
@@ -260,7 +259,7 @@ class Metrics:
             yield torchserve_family(name, [(host, last_ms[name])] if last_ms else [])
 
     def _last_ms(self) -> dict[str, float]:
-        """Returns how long the last request waited, and how long its way in and out took."""
+        """Returns how long the last request waited, and how long its way in and out took, in ms."""
         if self.last is None:
             return {}
         seconds, timing = self.last
@@ -269,18 +268,17 @@ class Metrics:
         return dict(zip(LAST_VALUES, (queue_ms, way_ms), strict=True))
 
     def versions(self) -> set[VersionKey]:
-        """Returns the versions that have series."""
         return self.series.keys() - {_NO_MODEL}
 
     def forget(self, key: VersionKey) -> None:
         """Removes the version's series; later requests begin new ones."""
         del self.series[key]
-        self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
+        self._versions = {known: it for known, it in self._versions.items() if known[0] != key}
         kept = {(known.model_name, asked or "default") for known, asked in self._versions}
         self._sums = {label: sums for label, sums in self._sums.items() if label in kept}
 
     async def forget_unregistered(self, registry: Registry, interval_s: float = _LOOK_S) -> None:
-        """Keeps /metrics from growing for ever where each build is a version; until cancelled.
+        """Removes series of unregistered versions, until cancelled, so that /metrics stays small.
 
         A version loses its series when it was not registered at two looks in a row.
         """
@@ -299,21 +297,22 @@ class Metrics:
 
 
 def broker_families(broker: Broker) -> Iterator[Metric]:
-    """Yields what is only read when it is asked for, of this process."""
-    text = "Predictions that this ingress has accepted and not answered."
-    yield GaugeMetricFamily("ferry_open_requests", text, value=broker.waiting)
-    text = "Requests that Redis had lost and that this ingress submitted again."
-    resubmitted = CounterMetricFamily("ferry_resubmitted_requests", text, labels=VERSION_LABELS)
+    """Yields the families that are only read at a scrape, of this process."""
+    meaning = "Predictions that this ingress has accepted and not answered."
+    yield GaugeMetricFamily("ferry_open_requests", meaning, value=broker.waiting)
+    meaning = "Requests that Redis had lost and that this ingress submitted again."
+    resubmitted = CounterMetricFamily("ferry_resubmitted_requests", meaning, labels=VERSION_LABELS)
     for key, count in broker.resubmitted().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
-    text = "Request bodies over 16 KiB, by what took them to a worker: arena (memory) or redis."
-    bodies = CounterMetricFamily("ferry_request_bodies", text, labels=["way"])
-    for way, count in broker.arena.carried.items():
-        bodies.add_metric([way], count)
-    yield bodies
-    text = "Lines of log that standard output and error of an ingress did not take."
-    yield CounterMetricFamily("ferry_ingress_lines_dropped", text, value=dropped_lines())
+    for name, ways in (("request", broker.memory.requests), ("answer", broker.memory.answers)):
+        meaning = f"Bodies of {name}s over 16 KiB, by their way: arena (shared memory) or redis."
+        bodies = CounterMetricFamily(f"ferry_{name}_bodies", meaning, labels=["way"])
+        for way, count in ways.items():
+            bodies.add_metric([way], count)
+        yield bodies
+    meaning = "Lines of log that standard output and error of an ingress did not take."
+    yield CounterMetricFamily("ferry_ingress_lines_dropped", meaning, value=dropped_lines())
 
 
 def torchserve_family(name: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Metric:
@@ -328,5 +327,5 @@ def torchserve_family(name: str, samples: Iterable[tuple[Mapping[str, str], floa
 
 
 def handler_family(name: str, kind: str, unit: str) -> Metric:
-    """Returns a family without samples; TorchServe describes those of handlers like its own."""
+    """Returns a family without samples, described as TorchServe describes its own."""
     return Metric(name, f"Torchserve prometheus {kind} metric with unit: {unit}", kind)

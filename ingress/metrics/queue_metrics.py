@@ -1,7 +1,7 @@
-"""Exports what Redis knows: of queues, workers and itself, and what nodes and handlers measure.
+"""Exports Redis' numbers of queues, workers and itself, and what nodes and handlers measure.
 
-Redis is asked at each scrape, never between. Every ingress exports the same values: expressions
-take the maximum over ingresses, not the sum.
+Redis is only asked at a scrape. Every ingress exports the same values: expressions take the maximum
+over ingresses, not the sum.
 """
 
 from collections import Counter
@@ -37,10 +37,10 @@ EVENTS = (
     *("accepted", "replied", "cancelled", "expired", "orphaned", "failed", "refused"),
     *("reclaimed", "released", "stale"),
 )
-# How tries to tell receivers of jobs ended; each is a counter `webhooks_...` of the version.
+# How tries to send webhooks ended; each is a counter `webhooks_...` of the version.
 WEBHOOK_OUTCOMES = ("delivered", "retried", "failed", "gone")
 
-# Name, text, attribute of a queue's status.
+# Name, meaning, attribute of a queue's status.
 _QUEUE_GAUGES = (
     ("ferry_queue_depth", "Requests waiting for a worker.", "waiting"),
     (
@@ -61,7 +61,7 @@ _QUEUE_GAUGES = (
         "oldest_job_age_s",
     ),
 )
-# Name, text, attribute of the status of Redis.
+# Name, meaning, attribute of the status of Redis.
 _REDIS_GAUGES = (
     ("ferry_redis_round_trip_seconds", "A PING and its answer.", "round_trip_s"),
     ("ferry_redis_memory_used_bytes", "Memory that Redis uses.", "memory_used_bytes"),
@@ -79,7 +79,7 @@ _REDIS_COUNTERS = (
 
 
 def queue_families(registry: Registry) -> list[Metric]:
-    """Returns what is known of queues, workers and Redis; while it is away, only that it is."""
+    """Returns the families of queues, workers and Redis; while it is away, only that it is."""
     up = "ferry_redis_up", "Whether Redis answered this ingress just now."
     try:
         store = registry.store()
@@ -88,7 +88,9 @@ def queue_families(registry: Registry) -> list[Metric]:
             (GaugeMetricFamily, _REDIS_GAUGES),
             (CounterMetricFamily, _REDIS_COUNTERS),
         ):
-            families += [kind(name, text, value=getattr(store, of)) for name, text, of in table]
+            families += [
+                kind(name, meaning, value=getattr(store, of)) for name, meaning, of in table
+            ]
         return [*families, *_worker_families(registry), *_version_families(registry)]
     except StoreUnavailable:
         return [GaugeMetricFamily(*up, value=0)]
@@ -97,12 +99,12 @@ def queue_families(registry: Registry) -> list[Metric]:
 def _worker_families(registry: Registry) -> Iterator[Metric]:
     nodes = registry.nodes()
     yield GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=len(nodes))
-    text = "Lines of log and of workers that standard output and error of a node did not take."
-    dropped = CounterMetricFamily("ferry_node_lines_dropped", text, labels=("node", "hostname"))
+    meaning = "Lines of log and of workers that standard output and error of a node did not take."
+    dropped = CounterMetricFamily("ferry_node_lines_dropped", meaning, labels=("node", "hostname"))
     for node in nodes:
         dropped.add_metric((node.node_id, node.hostname), node.lines_dropped)
-    text = "Workers that the live nodes should run (min_worker x nodes)."
-    wanted = GaugeMetricFamily("ferry_workers_wanted", text, labels=VERSION_LABELS)
+    meaning = "Workers that the live nodes should run (min_worker x nodes)."
+    wanted = GaugeMetricFamily("ferry_workers_wanted", meaning, labels=VERSION_LABELS)
     workers = GaugeMetricFamily(
         "ferry_workers", "Worker processes of live nodes.", labels=(*VERSION_LABELS, "state")
     )
@@ -110,7 +112,7 @@ def _worker_families(registry: Registry) -> Iterator[Metric]:
     for spec in registry.specs():
         wanted.add_metric(spec.key, spec.min_worker * len(nodes))
         states = Counter(worker.state for worker in registry.workers(spec.key, alive))
-        # States without a worker too: an alert on a series that is missing could not fire.
+        # States without a worker, too: an alert on a missing series could not fire.
         for state in WorkerState:
             workers.add_metric((*spec.key, state.value), states[state])
     yield from (dropped, wanted, workers)
@@ -118,15 +120,15 @@ def _worker_families(registry: Registry) -> Iterator[Metric]:
 
 def _version_families(registry: Registry) -> Iterator[Metric]:
     queues = {spec.key: registry.queue(spec) for spec in registry.specs()}
-    for name, text, attribute in _QUEUE_GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=VERSION_LABELS)
+    for name, meaning, attribute in _QUEUE_GAUGES:
+        gauge = GaugeMetricFamily(name, meaning, labels=VERSION_LABELS)
         for key, queue in queues.items():
             gauge.add_metric(key, getattr(queue, attribute))
         yield gauge
-    text = "What has become of requests since the version was registered, of all ingresses."
-    events = CounterMetricFamily("ferry_queue_events", text, labels=(*VERSION_LABELS, "event"))
-    text = "Tries to tell receivers of jobs, by how they ended."
-    webhooks = CounterMetricFamily("ferry_webhooks", text, labels=(*VERSION_LABELS, "outcome"))
+    meaning = "What has become of requests since the version was registered, of all ingresses."
+    events = CounterMetricFamily("ferry_queue_events", meaning, labels=(*VERSION_LABELS, "event"))
+    meaning = "Tries to tell receivers of jobs, by how they ended."
+    webhooks = CounterMetricFamily("ferry_webhooks", meaning, labels=(*VERSION_LABELS, "outcome"))
     for key, queue in queues.items():
         for event in EVENTS:
             events.add_metric((*key, event), queue.counters.get(event, 0))
@@ -136,7 +138,7 @@ def _version_families(registry: Registry) -> Iterator[Metric]:
 
 
 def node_families(registry: Registry) -> Iterator[Metric]:
-    """Yields what nodes have measured of their hosts and workers; nothing while Redis is away."""
+    """Yields the nodes' measurements of hosts and workers; nothing while Redis is away."""
     try:
         samples = list(_node_samples(registry))
     except StoreUnavailable:
@@ -167,32 +169,30 @@ def handler_families(
     read: Callable[[VersionKey], Mapping[Series, float]],
     declared: Sequence[DeclaredMetric],
 ) -> list[Metric]:
-    """Returns what the handlers of all versions have measured; nothing while Redis is away.
+    """Returns the measurements of all versions' handlers; nothing while Redis is away.
 
     As in TorchServe, a declared metric needs no value.
     """
-    families = {one.name: handler_family(one.name, one.kind, one.unit) for one in declared}
+    families = {it.name: handler_family(it.name, it.kind, it.unit) for it in declared}
     values: dict[str, dict[tuple[tuple[str, str], ...], dict[str, float]]] = {}
     try:
         measured = [read(spec.key) for spec in registry.specs()]
     except (*AWAY, StoreUnavailable):
         return []
     for series, value in (pair for of in measured for pair in of.items()):
-        family = families.setdefault(series.name, _family_of(series))
-        # In a scrape, a name has one kind: that of the model that came first.
+        family = families.setdefault(
+            series.name, handler_family(series.name, series.kind, series.unit)
+        )
+        # In a scrape, a name has one kind: the first model's.
         if family.type == series.kind:
             parts = values.setdefault(series.name, {}).setdefault(series.labels, {})
-            # Of two models with equal labels, sums add up, and one gauge is kept.
+            # If two models have equal labels, sums are added, and one gauge is kept.
             is_gauge = series.kind is MetricKind.GAUGE
             parts[series.part] = value if is_gauge else parts.get(series.part, 0.0) + value
     for name, by_labels in values.items():
         for labels, parts in sorted(by_labels.items()):
             _add_samples(families[name], dict(labels), parts)
     return [family for _, family in sorted(families.items())]
-
-
-def _family_of(series: Series) -> Metric:
-    return handler_family(series.name, series.kind, series.unit)
 
 
 def _add_samples(metric: Metric, labels: dict[str, str], parts: Mapping[str, float]) -> None:

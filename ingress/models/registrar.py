@@ -48,7 +48,7 @@ IN_PROGRESS = "Workers scaling in progress..."
 
 
 class Registrar:
-    """Changes the registry and answers with TorchServe's texts. Blocks; call from a thread.
+    """Changes the registry, and returns TorchServe's texts. Blocks; call from a thread.
 
     Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`.
     """
@@ -90,7 +90,7 @@ class Registrar:
             raise ModelNotFound("empty url")
         check_parameters(parameters)  # a download may take many minutes
         if not self._wait.for_node():
-            self._registry.require_writable()  # else no node can report that it runs
+            self._registry.require_writable()  # otherwise no node can report that it runs
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )
@@ -98,36 +98,36 @@ class Registrar:
             str(url), timeout_s=self._patience.archive_s, may_be_downloaded=at_startup
         )
         if not at_startup and archive.manifest is None and not parameters.get("model_name"):
-            # As in TorchServe, only models of the start are named after their files.
+            # As in TorchServe, only startup models are named after their files.
             raise InvalidModel("Model name is not defined.")
         require_served(archive.config)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         if at_startup and spec.min_worker > 0 and not spec.handler:
-            # load_models=all names all that a folder has, even lost+found. If that were registered,
-            # the server would never be ready.
+            # load_models=all takes the whole folder, even lost+found: with that registered, the
+            # server would never be ready.
             raise InvalidModel("It names no handler, and default_service_handler is not set.")
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
-        self._remove_stand_ins(spec)
-        for text in ignored_values(archive.config):
-            log.warning("ignored setting model=%s version=%s: %s", *spec.key, text)
+        self._remove_unloaded(spec)
+        for complaint in ignored_values(archive.config):
+            log.warning("ignored setting model=%s version=%s: %s", *spec.key, complaint)
         self._forget(spec.model_name)
         self._take_on(spec)
         return spec
 
-    def stand_in(
+    def register_unloaded(
         self, parameters: Mapping[str, Any], error: str, saved: SavedVersion | None = None
     ) -> None:
         """Registers a version without workers for an archive that could not be loaded at start.
 
-        It tells of the error, until its archive is registered or the version unregistered.
+        It shows the error until its archive is registered, or the version unregistered.
         """
         url, name = str(parameters["url"]), parameters.get("model_name")
         if saved is None and any(
             spec.model_url == url and not spec.load_error and name in (None, spec.model_name)
             for spec in self._registry.specs()
         ):
-            return  # its workers tell of the error
+            return  # its workers show the error
         version = saved.model_version if saved else DEFAULT_VERSION
         archive = ArchiveInfo(url, "", name_of_archive(url), version, "", "python", None, {})
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
@@ -189,12 +189,11 @@ class Registrar:
         return f'Model "{model_name}" unregistered'
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """Returns the version that a management path names."""
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 
-    def _remove_stand_ins(self, spec: ModelSpec) -> None:
-        """Unregisters what stood for this archive under a name or version that was a guess."""
+    def _remove_unloaded(self, spec: ModelSpec) -> None:
+        """Unregisters unloaded versions of this archive, whose name or version was a guess."""
         for other in self._registry.specs():
             names = (spec.model_name, name_of_archive(other.model_url))
             is_same = other.model_url == spec.model_url and other.model_name in names
@@ -209,8 +208,8 @@ class Registrar:
             if progress is WorkerProgress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
         except (InternalError, OutOfResources, DependenciesFailed, Draining):
-            # A version whose workers cannot load does not stay half registered. And when this
-            # server stops, its client registers with another one, which must not refuse that.
+            # A version whose workers cannot load is unregistered. So it is when this server stops:
+            # its client registers with another server, which must not refuse that.
             with contextlib.suppress(ServeError):
                 self._registry.remove(spec.key, only=spec)
                 log.warning("removed model=%s version=%s: not started", *spec.key)
@@ -230,8 +229,8 @@ class Registrar:
         )
 
     def _take_on(self, spec: ModelSpec) -> None:
-        # TorchServe lists workers before it answers. So a request that follows at once waits for
-        # them to load and is not refused.
+        # TorchServe lists workers before it answers, so a request that follows at once is not
+        # refused, but waits until they have loaded.
         if spec.min_worker > 0:
             self._wait.until_listed(spec.key)
 

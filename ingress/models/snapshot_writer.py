@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
-# Only a bound: the thread is woken by changes, by `close`, and by its connection's end.
+# Only a bound: changes, `close` and the end of the connection wake the thread.
 _LISTEN_S = 60.0
 
 
 class SnapshotWriter:
     """Watches the registry in a thread of its own, from `start` to `close`.
 
-    What a full disk did not take is saved again after `save_again_s`.
+    A snapshot that could not be written is tried again after `save_again_s`.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class SnapshotWriter:
     def start(self, *, is_whole: bool = True) -> None:
         """Saves the registry now and after each change. Blocks.
 
-        If the last snapshot was not restored as a whole (`is_whole`), it stays until the registry
-        changes: an archive that was missing may be back at the next start.
+        If the last snapshot was not completely restored (`is_whole`), it stays until the registry
+        changes: a missing archive may be back at the next start.
         """
         if not is_whole:
             with contextlib.suppress(StoreUnavailable):
@@ -57,7 +57,7 @@ class SnapshotWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Saves the registry for the last time, if it was started. Blocks."""
+        """Saves the registry for the last time, if `start` was called. Blocks."""
         self._is_over.set()
         if self._thread.is_alive():
             with contextlib.suppress(StoreUnavailable):
@@ -80,7 +80,7 @@ class SnapshotWriter:
         try:
             models = self._registry.snapshot()
             state = saved_models(models)
-            # The nodes will fill an emptied Redis again. No operator has emptied it.
+            # The nodes will fill an emptied Redis again: no operator has emptied the registry.
             if state == self._saved or (not state and self._registry.is_lost()):
                 return
             path = write_snapshot(self._folder, self._settings, models)
@@ -90,7 +90,7 @@ class SnapshotWriter:
         except (StoreUnavailable, OSError) as error:
             self._has_failed = True
             reason = str(error.strerror if isinstance(error, OSError) else error)
-            # Workers report often, and each report is one more try.
+            # Workers report often, and each report leads to a try.
             if self._reminder.is_due(reason):
-                text = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
-                log.error(text, self._folder, reason)
+                template = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
+                log.error(template, self._folder, reason)

@@ -40,8 +40,8 @@ T = TypeVar("T")
 class StartupLoader:
     """Registers the models of `load_models` and of a snapshot. Blocks; call from a thread.
 
-    A server that comes back by itself registers each once in the life of a registry, and brings
-    none back that was unregistered. An operator who starts `ferry up` (`is_awaited`) asks for all.
+    A server that restarts by itself registers each model once in the life of a registry, and so
+    brings none back that was unregistered. An operator's `ferry up` (`is_awaited`) registers all.
     """
 
     def __init__(self, services: Services, registrar: Registrar, *, is_awaited: bool) -> None:
@@ -54,15 +54,15 @@ class StartupLoader:
     def load(self) -> list[Failure]:
         """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
-        The snapshot comes first, as it has what was changed since `load_models` was. If the
-        configuration says something else now than when it was saved, it can only add to that.
-        Workers load in the background: a registered model need not be ready.
+        The snapshot comes first, as it is newer than `load_models`. If the configuration has
+        changed since, `load_models` comes first, and the snapshot can only add to it. Workers load
+        in the background: a registered model need not be ready.
         """
         with contextlib.suppress(Draining):
             path = self._services.settings.snapshot_file
             if path is None or not self._may_restore(str(path)):
                 self._load_configured()
-            elif self._is_configured_anew(path):
+            elif self._has_new_configuration(path):
                 self._load_configured()
                 self._restore_snapshot(path)
             else:
@@ -79,8 +79,8 @@ class StartupLoader:
             elif self._register(str(name or url), parameters, self._make_default):
                 self._persist(entry, partial(self._registry.note_started, entry))
 
-    def _is_configured_anew(self, path: Path) -> bool:
-        with contextlib.suppress(SettingsError):  # which `_restore_snapshot` says
+    def _has_new_configuration(self, path: Path) -> bool:
+        with contextlib.suppress(SettingsError):  # `_restore_snapshot` reports it
             before, now = read_properties(path), self._services.settings.to_properties()
             return any(now.get(key, "") != before.get(key, "") for key in ("load_models", "models"))
         return False
@@ -99,8 +99,8 @@ class StartupLoader:
         self._persist(str(path), lambda: self._registry.note_started(str(path)))
 
     def _may_restore(self, path: str) -> bool:
-        # A snapshot is a whole registry. Mixed with another one, it would undo later changes, for
-        # example of the default version.
+        # A snapshot is a complete registry. Merged into another, it would undo later changes, of
+        # the default version for example.
         known = self._persist(path, self._registry.snapshot)
         if known:
             log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
@@ -138,7 +138,7 @@ class StartupLoader:
     ) -> bool:
         """Returns whether the model is registered, now or before.
 
-        In the place of one that is not, a version without workers tells why.
+        If not, a version without workers is registered instead, and shows why.
         """
         try:
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
@@ -150,20 +150,20 @@ class StartupLoader:
         except Draining:
             raise
         except ServeError as error:
-            words = ". ".join(filter(None, (error.message, error.operators_text)))
-            log.error("not loaded model=%s: %s", model, words)
-            self._failures.append({"model": model, "error": words})
-            stand_in = partial(self._registrar.stand_in, parameters, error.message, saved)
-            # Some have no name that a model can have, and Redis may remember the version.
+            reason = ". ".join(filter(None, (error.message, error.operators_text)))
+            log.error("not loaded model=%s: %s", model, reason)
+            self._failures.append({"model": model, "error": reason})
+            register = partial(self._registrar.register_unloaded, parameters, error.message, saved)
+            # Its name may not be one for a model, and Redis may remember the version.
             with contextlib.suppress(BadRequest, Conflict, InvalidModel):
-                self._persist(model, stand_in)
+                self._persist(model, register)
             return False
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """Repeats the attempt, for ever, as long as its obstacle may pass by itself.
+        """Repeats the attempt while its obstacle may pass by itself.
 
-        Else the server would be ready with nothing to serve, while its nodes wait for a disk.
+        Otherwise the server would be ready with nothing to serve, while its nodes wait for a disk.
         """
         say_at_s = 0.0
         while not self._services.lifecycle.is_draining:
@@ -183,11 +183,11 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
     Unlike TorchServe, 0 default workers mean one here, not one per CPU core.
     """
     workers = settings.default_workers_per_model or 1
-    text = settings.load_models.strip()
-    if text.lower() == "all":
+    named = settings.load_models.strip()
+    if named.lower() == "all":
         return [{"url": name, "initial_workers": workers} for name in _archives_of(settings)]
     models: list[dict[str, Any]] = []
-    for entry in filter(None, map(str.strip, text.split(","))):
+    for entry in filter(None, map(str.strip, named.split(","))):
         name, equals, url = (part.strip() for part in entry.partition("="))
         # A URL may contain an equals sign, too, but only after characters that no name has.
         if equals and NAME_PATTERN.fullmatch(name):
@@ -207,7 +207,7 @@ def _archives_of(settings: Settings) -> Iterator[str]:
         log.error("load_models=all cannot read the model_store: %s", error)
         return
     for path in paths:
-        # Hidden ones are no models: Kubernetes' `..data`, which links lead to, and downloads.
+        # Hidden entries are no models: downloads, and Kubernetes' `..data`, the target of links.
         if path.name.startswith("."):
             continue
         if path.name.endswith(_ARCHIVE_SUFFIXES) or _may_be_model(path, settings):
@@ -215,12 +215,12 @@ def _archives_of(settings: Settings) -> Iterator[str]:
 
 
 def _may_be_model(path: Path, settings: Settings) -> bool:
-    """Returns whether it is a folder of a model, and not one of logs, or lost+found."""
+    """Returns whether this is a model's folder, and not one of logs, or lost+found."""
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             return False
     except OSError:
-        return True  # a link to a disk that is away: its registration will say so
+        return True  # a link to a disk that is away: the registration reports it
     manifests = (path.glob(f"{wrapper}MAR-INF/MANIFEST.json") for wrapper in ("", "*/"))
     if settings.default_service_handler or any(itertools.chain(*manifests)):
         return True

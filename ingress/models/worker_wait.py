@@ -1,4 +1,4 @@
-"""Waits for a node, and until a model version's workers are what the registry wants."""
+"""Waits for a node, and until a model version has the workers that the registry wants."""
 
 import contextlib
 import logging
@@ -23,19 +23,19 @@ from ingress.services import TimeLimits
 
 log = logging.getLogger(__name__)
 
-# A wait is cut into slices, so that a stopping server and a missed notice are seen in time.
+# A wait is cut into slices, so that a stop of the server or a missed notice is seen in time.
 _SLICE_S = 1.0
 _RETRY_S = 0.2
 
-_MOST_CAUSES = 3  # that an answer has; as a rule all workers fail alike
+_MOST_CAUSES = 3  # in an answer; as a rule all workers fail in the same way
 
-_LOOK_FOR_NODE_S = 0.25  # a node that comes is not announced
+_LOOK_FOR_NODE_S = 0.25  # a new node is not announced
 
 Slot = tuple[str, int]
 
 
 class WorkerProgress(Enum):
-    """How far the workers have come when the wait ends."""
+    """Says how many workers are ready when the wait ends."""
 
     DONE = "done"
     PARTIAL = "partial"
@@ -73,13 +73,13 @@ class WorkerWait:
 
         Ends when all are ready, or when `startup_timeout` has passed since the archive was
         unpacked, as on the nodes. If one node's workers fail to start and another's are ready, the
-        progress is PARTIAL. A new number of workers, from another client, is followed.
-        `failures_before`: from `failures_by_slot`, before the change. `install_patience_s`: beyond
-        `startup_timeout`, for the archive's requirements.
+        progress is PARTIAL. If another client scales meanwhile, the new number counts.
+        `failures_before`: from `failures_by_slot`, before the change. `install_patience_s`: added
+        to `startup_timeout`, for the archive's requirements.
 
         Raises:
             InternalError, OutOfResources, DependenciesFailed: a worker failed to start, and no
-                other node has all ready.
+                other node has all of its workers ready.
             VersionNotFound: the version was unregistered meanwhile.
             Draining: this server stops.
         """
@@ -91,17 +91,17 @@ class WorkerWait:
         def is_over() -> bool:
             nonlocal spec, failed, progress
             entry = self._registry.get(spec.model_name)
-            if entry is not None or not self._registry.is_lost():  # else nodes restore it
+            if entry is not None or not self._registry.is_lost():  # otherwise nodes restore it
                 spec = still_registered(entry, spec)
             workers = self._registry.workers(spec.key)
             # A node still unpacks the archive and has not started a process.
             if any(it.state is WorkerState.STARTING and not it.pid for it in workers):
-                deadline.begin_anew()
+                deadline.restart()
             failed = _failed(workers, spec, failures_before)
-            whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
-            there = [worker for worker in workers if worker.node_id in whole]
-            progress = _progress(there, spec, nodes=max(1, len(whole)))
-            return progress is WorkerProgress.DONE or bool(failed and not whole)
+            good = self._registry.alive_nodes() - {worker.node_id for worker in failed}
+            on_good_nodes = [worker for worker in workers if worker.node_id in good]
+            progress = _progress(on_good_nodes, spec, nodes=max(1, len(good)))
+            return progress is WorkerProgress.DONE or bool(failed and not good)
 
         if not self._until(is_over, deadline.left_s) and deadline.left_s() > 0:
             raise _draining()
@@ -113,7 +113,7 @@ class WorkerWait:
         return progress
 
     def for_node(self) -> bool:
-        """Returns whether a node runs, or has come in time."""
+        """Returns whether a node runs; waits a while for one."""
         deadline = _Deadline(self._patience.node_s)
         return self._until(
             lambda: bool(self._registry.nodes()),
@@ -123,10 +123,10 @@ class WorkerWait:
         )
 
     def until_listed(self, key: VersionKey) -> None:
-        """Waits until a node has taken the version on, so that requests may queue for its workers.
+        """Waits until a node has listed workers of the version, so that requests may queue.
 
-        Returns without one after a while: a node that is slow to react is no error. Nor is a Redis
-        that goes away meanwhile: the version is registered.
+        Gives up after a while: neither a slow node nor a Redis that goes away is an error, as the
+        version is registered.
         """
         deadline = _Deadline(self._patience.listed_s)
         with contextlib.suppress(StoreUnavailable):
@@ -135,7 +135,7 @@ class WorkerWait:
             )
 
     def until_gone(self, key: VersionKey, timeout_s: float) -> None:
-        """Waits until no live node runs a worker of this version, or it is registered again.
+        """Waits until no live node runs a worker of this version, or the name is registered again.
 
         Raises:
             RequestTimeout: a worker is still there after `timeout_s`.
@@ -143,10 +143,10 @@ class WorkerWait:
         """
 
         def is_gone() -> bool:
-            # A version that is registered again takes the workers over.
+            # A new registration of the version takes the workers over.
             entry = self._registry.get(key.model_name)
-            is_there_again = entry is not None and key.model_version in entry.versions
-            return is_there_again or not self._registry.workers(key)
+            is_registered_again = entry is not None and key.model_version in entry.versions
+            return is_registered_again or not self._registry.workers(key)
 
         if not self._until(is_gone, _Deadline(timeout_s).left_s):
             if self._should_stop():
@@ -155,21 +155,21 @@ class WorkerWait:
 
     def _until(
         self,
-        is_so: Callable[[], bool],
+        is_true: Callable[[], bool],
         left_s: Callable[[], float],
         slice_s: float = _SLICE_S,
         *,
         is_patient: bool = True,
     ) -> bool:
-        """Waits until `is_so()` is true; returns False when time is over or this server stops.
+        """Waits until `is_true()`; returns False when the time is over or this server stops.
 
         If `is_patient`, it also waits while Redis is away: the caller has changed the registry
-        already, and an error would make its client repeat that.
+        already, and an error would make its client repeat the change.
         """
         while True:
             try:
                 with self._registry.changes() as wait:
-                    while not is_so():
+                    while not is_true():
                         if left_s() <= 0 or self._should_stop():
                             return False
                         wait(min(max(0.0, left_s()), slice_s))
@@ -185,17 +185,17 @@ def _draining() -> Draining:
 
 
 class _Deadline:
-    """Ends a wait. It may begin anew while an archive is being unpacked, up to `anew_s`."""
+    """Ends a wait. It may restart while an archive is being unpacked, for up to `restarts_s`."""
 
-    def __init__(self, seconds: float, anew_s: float = 0.0) -> None:
+    def __init__(self, seconds: float, restarts_s: float = 0.0) -> None:
         self._seconds = seconds
-        self._latest_start_s = time.monotonic() + anew_s
-        self.begin_anew()
+        self._latest_start_s = time.monotonic() + restarts_s
+        self.restart()
 
     def left_s(self) -> float:
         return self._deadline_s - time.monotonic()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._deadline_s = min(time.monotonic(), self._latest_start_s) + self._seconds
 
 
@@ -209,7 +209,7 @@ def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -
 def _failed(
     workers: Sequence[WorkerStatus], spec: ModelSpec, failures_before: Mapping[Slot, int]
 ) -> list[WorkerStatus]:
-    """Returns the workers that did not start. Those that are to go need not."""
+    """Returns the workers that did not start, except surplus ones, which will be stopped."""
     return [
         worker
         for worker in workers

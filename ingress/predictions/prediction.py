@@ -398,7 +398,7 @@ class InferenceRouter:
         prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
         is_taken_apart = target.is_v2 or is_form(exchange.fields.get("content-type", ""))
-        make_room = None if is_taken_apart else self._shared.service.broker.arena.room
+        make_room = None if is_taken_apart else self._shared.service.broker.memory.arena.room
         exchange.when_received(prediction.submit_received, *self._limits, make_room)
         return None
 

@@ -57,7 +57,7 @@ class CrossOrigin(ServeError):
 
 
 class _App(Flask):
-    """Serves the rows of the table that have a view; errors are answers in TorchServe's shape."""
+    """Serves the routes that have a view; answers errors in TorchServe's shape."""
 
     response_class = PlainResponse
 
@@ -80,7 +80,7 @@ class _App(Flask):
         self.before_request(self._admit)
         views = self._views()
         if Role.INFERENCE in roles:
-            # Before any rule, since both HTTP doors share one parser of these paths.
+            # Before any rule: predictions under both servers share one parser of these paths.
             self.before_request(views["inference"].predict)
         self.before_request(self._refuse_web_pages)
         self._add_routes(views)
@@ -97,7 +97,7 @@ class _App(Flask):
         return super().make_response(rv)
 
     def _views(self) -> dict[str, Any]:
-        """Returns the views that these roles, the settings and the keys ask for, by their name."""
+        """Returns the views that roles, settings and keys ask for: name -> view."""
         services, roles = self._services, self._roles
         document = api_document(roles)
         shared = SimpleNamespace(
@@ -117,7 +117,7 @@ class _App(Flask):
         return views
 
     def _add_routes(self, views: dict[str, Any]) -> None:
-        """Makes the methods that the rows name answer their requests, as far as there are views."""
+        """Adds the rows of ROUTES that have a view, with the view's methods."""
         for route in ROUTES:
             view, _, method_name = route.view.partition(".")
             endpoint = f"{route.method} {route.path}"
@@ -138,7 +138,7 @@ class _App(Flask):
         refuse_encoded(request.headers.get("Content-Encoding", ""))
 
     def _refuse_web_pages(self) -> None:
-        """Keeps web pages from changing what only operators may."""
+        """Refuses requests of web pages that would change what only operators may."""
         # Loopback needs no token, but any page in a browser on this machine can post to it (and,
         # with a name that resolves to 127.0.0.1, look like this server's own). Registering a model
         # runs its code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin
@@ -150,12 +150,12 @@ class _App(Flask):
 
     @property
     def _port(self) -> Role | None:
-        """Returns the port whose route is asked."""
+        """Returns the port that the request's route belongs to."""
         route = self._routes.get(request.endpoint or "")
         return route.port_on(self._roles) if route else None
 
     def _note(self, response: Response) -> Response:
-        """Logs that the management API is answered again, and what has failed."""
+        """Logs failed requests, and that Redis answers the management API again."""
         # A probe's answer may be an old one, so it does not end an outage.
         status, reason = response.status_code, response.headers.get("x-ferry-reason")
         if self._port is Role.MANAGEMENT and status < BadRequest.status:
@@ -163,8 +163,9 @@ class _App(Flask):
         # Predictions are noted where they are answered.
         if reason and status >= LOWEST_STATUS and "is_prediction" not in g:
             asked = {"method": request.method, "path": quote(request.path)}
-            noted = response.headers["x-request-id"], status, reason, asked
-            self._services.loop.call_soon_threadsafe(self._services.predictor.failed.note, *noted)
+            failure = response.headers["x-request-id"], status, reason, asked
+            note = self._services.predictor.failed.note
+            self._services.loop.call_soon_threadsafe(note, *failure)
         return response
 
     def _answer_error(self, error: Exception) -> Response:
@@ -188,7 +189,7 @@ class _App(Flask):
                 405: not_found() if is_prediction else wrong_method(),
                 413: PayloadTooLarge(""),
             }
-            # All others are not found, Flask's redirects, too: TorchServe has none.
+            # Everything else is not found, even Flask's redirects: TorchServe has none.
             return refusals.get(error.code, not_found())
         log.error("request failed", exc_info=error)
         return InternalError("Internal server error.")
@@ -197,7 +198,7 @@ class _App(Flask):
 def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:
     """Returns the application that serves these roles on one address.
 
-    `is_private`: only this machine's own users can connect to it. They are operators, who see what
+    `is_private`: only this machine's users can connect to it. They are operators, who may see what
     their handlers raised.
     """
     return _App(services, roles, is_private=is_private)

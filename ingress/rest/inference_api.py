@@ -27,14 +27,14 @@ _NOT_READY = 503
 
 
 class WorkflowNotFound(NotFound):
-    """Refuses workflows, which TorchServe has given up as well."""
+    """Refuses workflows, which TorchServe has given up, too."""
 
     type = "WorkflowNotFoundException"
     reason = "workflow_not_found"
 
 
 class AwaitedPrediction(Prediction):
-    """A prediction whose door sends the pieces of its answer."""
+    """Hands the pieces of its answer to the WSGI thread, which sends them."""
 
     exchange: AwaitedExchange
 
@@ -50,14 +50,14 @@ class InferenceView:
         self._health = services.health
 
     def predict(self) -> HttpAnswer | Response | None:
-        """Returns the answer to a prediction; None to any other request."""
-        # The path as it was sent: Flask makes one slash of several at the beginning.
+        """Returns the answer to a prediction; None for any other request."""
+        # The path as it was sent: Flask turns several slashes at the beginning into one.
         is_plain = not request.environ["PATH_INFO"].startswith("//")
         target = parse_prediction_path(request.path) if is_plain else None
         if target is None or request.method == "OPTIONS":
             return None
         g.is_prediction = True
-        # As in the router, the body is read, or refused as too large, before anything else.
+        # Without WSGI, too, the body is read, or refused as too large, before anything else.
         body, exchange = request.get_data(cache=False), flask_exchange()
         if self._services.keys is not None:
             exchange.headers = [item for item in exchange.headers if item[0] != "authorization"]
@@ -69,7 +69,7 @@ class InferenceView:
         return self._stream(answer) if isinstance(answer, StreamedAnswer) else answer
 
     def _stream(self, answer: StreamedAnswer) -> Response:
-        """Sends the pieces. An exception ends them and closes the connection."""
+        """Returns a response that sends the pieces; an exception closes its connection."""
         on_loop, pieces = self._services.on_loop, answer.pieces
 
         async def next_piece() -> bytes | None:
@@ -108,7 +108,7 @@ class InferenceView:
             reason = reason.partition(":")[0]
         return status_answer(reason, _NOT_READY) if reason else status_answer("Ready")
 
-    # --- what clients of the Open Inference Protocol, and of KServe's v1, ask first
+    # --- descriptions for clients of the Open Inference Protocol, and of KServe's v1
 
     def server(self) -> HttpAnswer:
         # The first key has TorchServe's spelling, the second the right one.
@@ -126,7 +126,7 @@ class InferenceView:
         spec = self._resolve(model_name, model_version)
         registry = self._services.registry
         entry = registry.get(model_name)
-        # An archive of TorchServe's does not say what its handler takes.
+        # TorchServe's archives do not describe their handlers' inputs.
         interface = interface_of(registry.workers(spec.key))
         return json_answer(
             {

@@ -103,8 +103,8 @@ class ManagementView:
     def list_nodes(self) -> HttpAnswer:
         nodes = self._registry.nodes()
         if not nodes:
-            self._registry.require_writable()  # else no node can report that it runs
-        # With the keys that describe has for a worker.
+            self._registry.require_writable()  # otherwise no node can report that it runs
+        # The keys are those of a worker in describe.
         return json_answer(
             [
                 {
@@ -148,7 +148,7 @@ class ManagementView:
             self._services.keys.renew_as_asked(kind, authorization)
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
-            # Without the file's path, which is no matter of clients.
+            # Without the file's path, which is not for clients.
             why = getattr(error, "strerror", None) or error
             raise InternalError(f"The key file cannot be written: {why}.") from error
         # As in TorchServe, only the file has the new key: the client must be able to read it.
@@ -158,7 +158,7 @@ class ManagementView:
         return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> HttpAnswer:
-        """Does this to all jobs of the asked model and status; answers with their number."""
+        """Calls `act` for each job of the request's model and status; answers their number."""
         cursor: int | None = NEWEST_US
         done = 0
         while cursor is not None:
@@ -205,7 +205,7 @@ class ManagementView:
 
 
 def _read_limit(parameters: Mapping[str, str]) -> int:
-    """Returns `limit`: of lists that TorchServe does not have, whose limit is never ignored.
+    """Returns `limit` for lists that TorchServe does not have, and so never ignores a bad one.
 
     Raises:
         BadRequest: not a whole number, or less than 1.
@@ -223,7 +223,7 @@ def _read_limit(parameters: Mapping[str, str]) -> int:
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:
-    # As in TorchServe, all that is not an object becomes an empty one.
+    # As in TorchServe, anything but an object becomes an empty one.
     try:
         document = json.loads(bytes(reply.body))
     except (ValueError, RecursionError):
@@ -238,7 +238,7 @@ def _registration_parameters() -> Mapping[str, Any]:
     try:
         document = json.loads(request.get_data())
     except (ValueError, RecursionError) as error:
-        # Without the line, which reads like one of a traceback.
+        # Without the line number, which looks like a traceback's.
         why = f"{error.msg} at {error.pos}" if isinstance(error, json.JSONDecodeError) else error
         raise BadRequest(f"The request body is not JSON: {why}.") from error
     if not isinstance(document, dict):
@@ -256,7 +256,7 @@ def describe_version(
 ) -> dict[str, Any]:
     """Describes one version: keys in TorchServe's order, then our own.
 
-    `hosts` has the host names of nodes, as far as known.
+    `hosts`: node id -> host name, where it is known.
     """
     document: dict[str, Any] = {
         "modelName": spec.model_name,
@@ -268,7 +268,7 @@ def describe_version(
         shown_with = parameter.shown_with
         is_shown = not shown_with or getattr(spec, shown_with) != getattr(ModelSpec, shown_with)
         if parameter.is_described and is_shown:
-            if parameter.word == "deviceType":  # of features that this server leaves out
+            if parameter.word == "deviceType":  # before it, TorchServe has features left out here
                 document |= {"parallelType": "", "parallelLevel": 0}
             document[parameter.word] = getattr(spec, parameter.name)
     has_gpu = any(worker.device.startswith("cuda") for worker in workers)
@@ -296,9 +296,9 @@ def describe_version(
 
 
 def list_page(urls: Mapping[str, str], parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Lists one page of the models, by name, with the default version's archive.
+    """Returns one page of the models, sorted by name, with the default version's archive.
 
-    A full page has a token for the next one.
+    A full page has a token for the next page.
     """
     names = sorted(urls)
     limit = int_parameter(parameters, "limit", _MOST_MODELS)
@@ -322,7 +322,7 @@ def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
         "pid": worker.pid,
         "gpu": is_gpu,
         "gpuUsage": f"gpuId::{index or 0}" if is_gpu else "N/A",
-        # Beyond TorchServe, so at the end.
+        # TorchServe has none, so it comes last.
         "node": worker.node_id,
     }
     if host:

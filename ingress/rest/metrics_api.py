@@ -1,6 +1,6 @@
-"""Answers the metrics port's route, in Prometheus' text as TorchServe writes it.
+"""Answers the metrics port's route, in the Prometheus text that TorchServe writes.
 
-That is the old format, with a comma before the closing brace.
+It is the old format, with a comma before the closing brace.
 Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metrics.md "Metrics mode".
 """
 
@@ -24,7 +24,7 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsView:
-    """Shows what was measured, as far as `metrics_mode` says."""
+    """Shows the metrics that `metrics_mode` asks for."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -48,14 +48,14 @@ class MetricsView:
 
 
 def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes:
-    """Returns the families, or only those with one of these names."""
+    """Returns the text of the families, or only of the ones with these names."""
     lines: list[str] = []
     for family in families:
         samples = family.samples
         name = samples[0].name if family.type == "counter" and samples else family.name
         if not names or name in names:
             lines += _family_lines(name, family, samples)
-    # A client's label may hold half a character, which costs the character and not the scrape.
+    # A client's label may hold half a surrogate pair, which must not fail the scrape.
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 

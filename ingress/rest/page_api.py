@@ -1,7 +1,7 @@
 """Answers browsers: the page, what it polls, and the API document with its reader.
 
-Nothing here changes anything. What a worker says of its model comes from the model's own code: it
-need not have the right shape, and is text for the page's own script.
+Nothing here changes anything. A worker's description of its model comes from the model's own code:
+it may have any shape, and the page's script shows it as text only.
 """
 
 import html
@@ -37,7 +37,7 @@ _POLICY = (
 )
 
 
-_KEPT_S = 1.0  # for all who look
+_KEPT_S = 1.0  # for all browsers together
 
 _JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
 _FORM = "multipart/form-data"
@@ -57,7 +57,7 @@ _LEVELS = 16
 
 
 class Side(msgspec.Struct, omit_defaults=True):
-    """Describes what goes into a model, or comes out: `type` as its author wrote it."""
+    """Describes a model's input or output; `type` as its author wrote it."""
 
     kind: str = ""
     type: str = ""
@@ -65,7 +65,7 @@ class Side(msgspec.Struct, omit_defaults=True):
 
 
 class ProtocolTensor(msgspec.Struct):
-    """A tensor of the Open Inference Protocol."""
+    """Describes a tensor of the Open Inference Protocol."""
 
     name: str
     datatype: str
@@ -73,7 +73,7 @@ class ProtocolTensor(msgspec.Struct):
 
 
 class Interface(msgspec.Struct, omit_defaults=True):
-    """Reads what a worker says of its model: nothing, for TorchServe's handlers."""
+    """Holds a worker's description of its model; empty for TorchServe's handlers."""
 
     summary: str = ""
     input: Side | None = None
@@ -84,22 +84,22 @@ class Interface(msgspec.Struct, omit_defaults=True):
 
 
 def interface_of(workers: Iterable[WorkerStatus]) -> Interface:
-    said = next((worker.interface for worker in workers if worker.interface), {})
+    described = next((worker.interface for worker in workers if worker.interface), {})
     try:
-        return msgspec.convert(said, Interface)
+        return msgspec.convert(described, Interface)
     except msgspec.ValidationError:
         return Interface()
 
 
 class ServedModel(NamedTuple):
-    """Has the default version of a model, the names of all versions, and its workers."""
+    """Holds a model's default version, the names of all versions, and its workers."""
 
     spec: ModelSpec
     versions: list[str]
     workers: list[WorkerStatus]
 
     def to_document(self) -> dict[str, Any]:
-        """Returns what the page shows. No errors of workers: these are for operators."""
+        """Returns what the page shows; without the workers' errors, which are for operators."""
         spec = self.spec
         return {
             "name": spec.model_name,
@@ -109,7 +109,7 @@ class ServedModel(NamedTuple):
             "batch_size": spec.batch_size,
             "max_batch_delay_ms": spec.max_batch_delay_ms,
             "batch_policy": spec.batch_policy,
-            "workers": [{"state": one.state, "device": one.device} for one in self.workers],
+            "workers": [{"state": it.state, "device": it.device} for it in self.workers],
             "interface": msgspec.to_builtins(interface_of(self.workers)),
         }
 
@@ -136,7 +136,7 @@ class ServedModel(NamedTuple):
 
 
 class ServedModels:
-    """Reads them from the registry, at most once a second."""
+    """Reads the models from the registry, at most once a second."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -144,7 +144,7 @@ class ServedModels:
         self._good_until_s = 0.0
 
     def all(self) -> list[ServedModel]:
-        """Returns them by name.
+        """Returns the models, sorted by name.
 
         Raises:
             StoreUnavailable: Redis does not answer.
@@ -174,7 +174,7 @@ class PageView:
         if wanted != "text/html":
             return json_answer({"name": "torchferry", "version": VERSION, "links": _LINKS})
         names: list[str] = []
-        with suppress(StoreUnavailable):  # which the page says itself
+        with suppress(StoreUnavailable):  # the page says it itself
             names = [html.escape(model.spec.model_name) for model in self._models.all()]
         rows = "".join(f"<li><code>/predictions/{name}</code></li>" for name in names)
         page = (_FILES / "index.html").read_bytes()
@@ -203,7 +203,7 @@ class PageView:
         return json_answer({"now_s": now_s, "processes": self._processes, "batches": batches})
 
     def openapi(self) -> HttpAnswer:
-        """Answers with the API document, and a path for each model in front of the others."""
+        """Answers with the API document, headed by a path for each model."""
         document = self._document
         paths = {
             f"/predictions/{model.spec.model_name}": {"post": model.to_operation()}
@@ -214,12 +214,12 @@ class PageView:
         return json_answer({**document, "info": info, "tags": [{"name": "models"}], "paths": paths})
 
     def docs(self) -> HttpAnswer:
-        # Swagger UI, if it is there, styles some elements by themselves.
+        # Swagger UI, if it is installed, has inline styles.
         page = (_FILES / "docs.html").read_bytes()
         return _for_browsers(page, _HTML, " 'unsafe-inline'")
 
     def file(self) -> HttpAnswer:
-        # Only paths of the table come here.
+        # Only paths in ROUTES come here.
         name, folder = request.path.rpartition("/")[2], _FILES
         if name.startswith("swagger-"):
             package = importlib.util.find_spec("swagger_ui_bundle")
@@ -248,30 +248,27 @@ def _schema(content_type: str, side: Side) -> dict[str, Any]:
 
 
 def openapi_schema(schema: Any, levels: int = _LEVELS) -> dict[str, Any]:
-    """Returns what OpenAPI 3.0 says of a JSON Schema in the same words; `{}` is anything.
-
-    A document with anything else is not valid.
-    """
+    """Returns the part of a JSON Schema that is valid in OpenAPI 3.0, too; `{}` allows anything."""
     if not isinstance(schema, Mapping) or levels == 0:
         return {}
     inner = partial(openapi_schema, levels=levels - 1)
-    said: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     if (kind := schema.get("type")) in _SCHEMA_TYPES:
-        said["type"] = kind
+        valid["type"] = kind
     if kind == "array":
-        said["items"] = inner(schema.get("items"))
+        valid["items"] = inner(schema.get("items"))
     if isinstance(properties := schema.get("properties"), Mapping):
-        said["properties"] = {str(name): inner(value) for name, value in properties.items()}
+        valid["properties"] = {str(name): inner(value) for name, value in properties.items()}
     if names := [name for name in _list(schema, "required") if isinstance(name, str)]:
-        said["required"] = list(dict.fromkeys(names))
+        valid["required"] = list(dict.fromkeys(names))
     if values := _list(schema, "enum"):
-        # Each once, as OpenAPI has it.
-        said["enum"] = list({json.dumps(value, default=str): value for value in values}.values())
-    if isinstance(text := schema.get("description"), str):
-        said["description"] = text
-    return said
+        # OpenAPI allows each value once.
+        valid["enum"] = list({json.dumps(value, default=str): value for value in values}.values())
+    if isinstance(description := schema.get("description"), str):
+        valid["description"] = description
+    return valid
 
 
-def _list(schema: Mapping[str, Any], word: str) -> list[Any]:
-    value = schema.get(word)
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
     return value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Serves WSGI applications on the event loop, and makes exchanges of requests under WSGI."""
+"""Runs WSGI applications on the event loop, and makes exchanges of WSGI requests."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class PlainResponse(Response):
 
 
 class AwaitedExchange(Exchange):
-    """A request whose thread waits until it is answered: under a WSGI server."""
+    """Holds a request under a WSGI server, whose thread waits for the answer."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class AwaitedExchange(Exchange):
         self.take(HttpAnswer(status, headers, body))
 
     def take(self, answer: HttpAnswer | StreamedAnswer) -> None:
-        """Answers the request, unless it has an answer."""
+        """Answers the request, unless it has an answer already."""
         if not self.answered.done():
             self.answered.set_result(answer)
 
 
 def flask_exchange() -> AwaitedExchange:
-    """Returns this thread's request; of a header that came twice, WSGI has joined the values."""
+    """Returns this thread's request; WSGI has joined the values of repeated headers."""
     fields = {}
     for name, value in request.headers.items():
         with contextlib.suppress(UnicodeDecodeError):
             fields[name.lower()] = value.encode("latin-1").decode()
-    # Of a unix socket there is no address.
+    # A unix socket has no address.
     client = f"{request.environ.get('REMOTE_ADDR', '')}:0"
     peer = SimpleNamespace(client=client, scheme=request.scheme)
     query = request.query_string.decode("utf-8", "replace")
@@ -83,10 +83,9 @@ class WsgiBridge:
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answers the request."""
         headers = exchange.fields
         try:
-            # The application checks again. Here, no body is read for a client without a key.
+            # The application checks again; this check spares reading the body without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             body = await exchange.read_body(*self._limits)
             environ = make_environ(exchange, body)
@@ -98,7 +97,7 @@ class WsgiBridge:
 
 
 def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
-    """Returns the environ of this request; by PEP 3333, strings are bytes read as Latin-1."""
+    """Returns the request's environ, with bytes read as Latin-1: PEP 3333."""
     connection = exchange.connection
     server_host, _, server_port = connection.server.rpartition(":")
     client_host, _, client_port = connection.client.rpartition(":")
@@ -123,7 +122,7 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
     }
     for name, value in exchange.headers:
         key = name.upper().replace("-", "_")
-        # In an environ, an underscore could not be told from the dash of a trusted header.
+        # An environ cannot tell an underscore from a dash, which a trusted header may have.
         if "_" not in name and key not in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
             key = key if key == "CONTENT_TYPE" else f"HTTP_{key}"
             before = f"{environ[key]}," if key in environ else ""

@@ -31,7 +31,7 @@ _NO_CACHE_HEADERS = (
 
 JSON_CONTENT_TYPE = "application/json"
 
-# A handler cannot set these: the server writes them itself, or they control the connection.
+# Headers that a handler cannot set: the server writes them, or they control the connection.
 _OWNED_NAMES = frozenset(
     (
         *("cache-control", "connection", "content-length", "date", "expires", "keep-alive"),
@@ -43,7 +43,7 @@ _OWNED_NAMES = frozenset(
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-# Below this range, a client would wait for another answer. Above it, HTTP has no statuses.
+# Below this range, a client would wait for another answer; above it, HTTP has no statuses.
 _NO_STATUS = "Invalid model predict output"
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
@@ -73,7 +73,7 @@ def status_answer(text: str, status: int = 200) -> HttpAnswer:
 
 
 def error_answer(error: ServeError, request_id: str = "") -> HttpAnswer:
-    """Returns the answer to a request that failed so; TorchServe's own 413 is bare."""
+    """Returns the answer for an error; TorchServe's own 413 has no body."""
     if type(error) is PayloadTooLarge:
         return HttpAnswer(error.status, [("x-ferry-reason", error.reason)], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
@@ -86,9 +86,9 @@ def error_answer(error: ServeError, request_id: str = "") -> HttpAnswer:
 def how_to_get_a_worker(
     spec: ModelSpec, model_version: str | None, *, has_failed: bool = False
 ) -> str:
-    """Returns the sentence that follows TorchServe's refusal for want of a worker.
+    """Returns the sentence that follows TorchServe's refusal without a worker.
 
-    `model_version` is as the request named it, if it did; `has_failed`: workers could not load it.
+    `model_version`: as in the request; `has_failed`: workers could not load the model.
     """
     if has_failed:
         return f"More: ferry models describe {spec.model_name}"
@@ -99,7 +99,7 @@ def how_to_get_a_worker(
 
 
 def reply_answer(reply: Reply, request_id: str = "") -> HttpAnswer:
-    """Returns a worker's reply as an answer, with the handler's headers cleaned.
+    """Returns the answer for a worker's reply, with the handler's headers cleaned.
 
     A prediction has no content type unless the handler sets one.
     """
@@ -115,7 +115,7 @@ def reply_answer(reply: Reply, request_id: str = "") -> HttpAnswer:
 
 
 def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str, str]]]:
-    """Returns status and headers of an answer in pieces, of which this is the first.
+    """Returns status and headers of an answer in pieces, from the first piece.
 
     Raises:
         InternalError: a status that no answer can have.
@@ -127,7 +127,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
 
 
 def with_error_key(answer: HttpAnswer) -> HttpAnswer:
-    """Returns an error for clients of the Open Inference Protocol, who look for `error`."""
+    """Returns an error answer for clients of the Open Inference Protocol, which read `error`."""
     if not answer.body:
         return answer
     document = json.loads(bytes(answer.body))
@@ -135,7 +135,7 @@ def with_error_key(answer: HttpAnswer) -> HttpAnswer:
 
 
 def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Returns a handler's headers that may be sent: well-formed names, one line of ASCII each."""
+    """Returns the handler's headers that may be sent: well-formed names, one line of ASCII each."""
     # ASCII only: clients disagree on what other bytes mean.
     return [
         (str(name), _CONTROLS.sub("", str(value)).encode("ascii", "replace").decode().strip())
@@ -155,6 +155,6 @@ def wrong_method() -> MethodNotAllowed:
 def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> HttpAnswer:
     answer = json_answer({"code": status, "type": kind, "message": message}, status, request_id)
     if reason:
-        # The JSON keeps TorchServe's three keys, so the stable word for machines is a header.
+        # The JSON has TorchServe's three keys only, so the word for machines is a header.
         answer.headers.append(("x-ferry-reason", reason))
     return answer

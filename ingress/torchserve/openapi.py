@@ -1,4 +1,4 @@
-"""OpenAPI documents of the ports and of models, cut out of openapi.yaml."""
+"""Makes the OpenAPI documents of ports and models, from openapi.yaml."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator, Mapping
@@ -26,13 +26,13 @@ def api_document(roles: Collection[Role]) -> dict[str, Any]:
     """Returns the document of a listener with these roles."""
     operations = {route.operation for route in ROUTES if route.port_on(roles)}
     if set(roles) == {Role.METRICS}:
-        operations = {"metrics"}  # as in TorchServe, not how to ask for this document
+        operations = {"metrics"}  # as in TorchServe, without the request for this document
     return _document("TorchServe APIs", VERSION, _paths(operations))
 
 
 def model_management_document(model_name: str) -> dict[str, Any]:
     """Returns the document of one model on the management port."""
-    # TorchServe leaves the places for the names in these paths open.
+    # TorchServe does not fill the names into these paths.
     paths = _paths({route.operation for route in ROUTES if route.port_on([Role.MANAGEMENT])})
     paths = {path: methods for path, methods in paths.items() if "{model_name}" in path}
     return _document(f"RESTful Management API for: {model_name}", VERSION, paths)
@@ -45,7 +45,7 @@ def model_prediction_document(model_name: str) -> dict[str, Any]:
         for path, methods in _paths({"predictions", "kserveV1Predict", "kserveV2Infer"}).items()
     }
     native = _without(paths.pop(f"/predictions/{model_name}")["post"], "header")
-    # `/prediction` is TorchServe's spelling; and its document of a model names no parameters.
+    # `/prediction` is TorchServe's spelling; its document of a model has no parameters.
     paths = {f"/prediction/{model_name}": {"post": {**native, "operationId": "predict"}}, **paths}
     return _document(f"RESTful API for: {model_name}", "1.0.0", paths)
 
@@ -76,13 +76,13 @@ def _document(title: str, version: str, paths: dict[str, Any]) -> dict[str, Any]
 
 @cache
 def _whole() -> dict[str, Any]:
-    """Returns the document of all ports, with the parameters of models put in."""
+    """Returns the document of all ports, with the parameters of models added."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time, if it is there
     text = Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
     del document["shared"]
     register = document["paths"]["/models"]["post"]
-    # Versions are described by the same dictionary.
+    # The description of a version shares this dictionary.
     answers = document["paths"]["/models/{model_name}"]["get"]["responses"]
     described = answers["200"]["content"]["application/json"]["schema"]["items"]["properties"]
     for parameter in PARAMETERS:

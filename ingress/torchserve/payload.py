@@ -1,4 +1,4 @@
-"""Makes a Request of an HTTP body: parts with names, undecoded.
+"""Makes a Request of an HTTP body: named parts, undecoded.
 
 Source: TorchServe 0.12 `NettyUtils.getFormData` and `InferenceRequestHandler`.
 """
@@ -30,13 +30,13 @@ _MAX_BOUNDARY_CHARS = 200
 # A header may contain tabs. Other control characters would end a line elsewhere, or move a cursor.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
-# A part's head as most clients write it: a tenth of the time, which counts in a form of many parts.
+# A part's head as most clients write it; it takes a tenth of the time of parsing.
 _USUAL_HEAD = re.compile(
     rb'Content-Disposition: form-data; name="([ !#$&-[\]-~]*)"'
     rb'(; filename="[ !#$&-[\]-~]*"(?:\r\nContent-Type: ([ -~]*))?)?',
     re.IGNORECASE,
 )
-# The headers that the server writes, and those by which a worker runs a request alone.
+# Headers that the server writes, or that make a worker run a request alone.
 OWN_HEADERS = ("describe", "explain", "url_path", URL_QUERY)
 _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
@@ -52,13 +52,13 @@ def read_request(
     decodes_itself: bool = False,
     is_tensors: bool = False,
 ) -> Request:
-    """Makes a request of headers, whose names are in lower case and which become its own, and body.
+    """Makes a request of headers and body. The headers, in lower case, become the request's own.
 
-    Of a target that takes the query, its pairs are parts before those of the body. A model that
-    decodes bodies itself gets the query as a header, and urlencoded forms as they are.
+    If the target takes the query, its pairs come as parts before the body's. A model that decodes
+    bodies itself gets the query as a header, and urlencoded forms unsplit.
 
     Raises:
-        BadRequest: a form that cannot be parsed or has too many parts, or tensors without a place.
+        BadRequest: a form cannot be parsed or has too many parts, or a tensors' length is wrong.
     """
     content_type = headers.get("content-type", "")
     if is_tensors:
@@ -83,9 +83,9 @@ def read_request(
 
 
 def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
-    """Returns whether a request uses the binary extension, as Triton's do, if only to ask for JSON.
+    """Returns whether a request uses Triton's binary extension, if only to ask for JSON.
 
-    TorchServe gives the JSON of others to the handler unchanged.
+    TorchServe gives the JSON of other requests to the handler unchanged.
     """
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
@@ -104,10 +104,10 @@ def first_in_query(query: str, name: str, max_parts: int) -> str:
 
 
 def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) -> list[Part]:
-    """Returns the parts of a body; anything that is not a form is one part called `body`.
+    """Returns the parts of a body; anything but a form is one part called `body`.
 
     Raises:
-        BadRequest: a form that cannot be parsed or has too many parts.
+        BadRequest: a form cannot be parsed or has too many parts.
     """
     mime = _mime(content_type)
     if body and mime == _MULTIPART:
@@ -118,12 +118,12 @@ def read_parts(content_type: str, body: Content, max_parts: int = _USUAL_PARTS) 
 
 
 def is_form(content_type: str) -> bool:
-    """Returns whether a body of this type is a form, which is split; that may take long."""
+    """Returns whether a body of this type is a form, which takes time to split."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:
-    """Returns how many seconds the client will wait; 0 when it does not say.
+    """Returns how many seconds the client will wait; 0 if it does not say.
 
     Raises:
         BadRequest: not a number of milliseconds.
@@ -151,7 +151,7 @@ def _too_many(max_parts: int) -> BadRequest:
 def _urlencoded_parts(body: Content, max_parts: int) -> Iterator[Part]:
     if body.count(b"&") >= max_parts:
         raise _too_many(max_parts)
-    # Not urllib's parse_qsl: it refuses bytes beyond ASCII, and curl -d sends whole files this way.
+    # urllib's parse_qsl refuses bytes beyond ASCII, and curl -d sends whole files this way.
     for field in body.split(b"&"):
         if field:
             name, _, value = field.partition(b"=")
@@ -159,7 +159,7 @@ def _urlencoded_parts(body: Content, max_parts: int) -> Iterator[Part]:
 
 
 def _unquoted(quoted: Content) -> bytes:
-    # Not a bytearray, which it cannot look up: a body may be one.
+    # unquote_to_bytes takes no bytearray, which a body may be.
     return unquote_to_bytes(bytes(quoted.replace(b"+", b" ")))
 
 
@@ -167,9 +167,8 @@ def _multipart_parts(content_type: str, body: Content, max_parts: int) -> Iterat
     boundary = parse_options_header(content_type)[1].get("boundary", "")
     if not 0 < len(boundary) <= _MAX_BOUNDARY_CHARS:
         raise BadRequest("A multipart body needs a boundary in its content type.")
-    # Not werkzeug's decoder: it took 0.5 ms for one photograph and 0.8 s for a hostile header
-    # block, on the event loop. Splitting strictly at CRLF takes a tenth of that; a form that uses
-    # bare LF is refused.
+    # werkzeug's decoder took 0.5 ms for one photograph and 0.8 s for a hostile header block, on the
+    # event loop. Splitting strictly at CRLF takes a tenth of that; a form with bare LF is refused.
     delimiter = b"\r\n--" + boundary.encode("utf-8", "replace")
     sections = (b"\r\n" + body).split(delimiter, max_parts + 2)
     if len(sections) > max_parts + 2:

@@ -1,9 +1,9 @@
-"""Every route of the server, in one table.
+"""Has every route of the server in one table.
 
 The rules of the Flask applications, the paths of predictions, the keys that open them and the
-OpenAPI documents are made of these rows; docs/torchserve-compatibility.md is held against them. A
-new route is one row here, its operation in openapi.yaml, and the method in `ingress/rest/` that the
-row names.
+OpenAPI documents are made from these rows; a test compares docs/torchserve-compatibility.md. A new
+route is one row here, its operation in openapi.yaml, and the method in `ingress/rest/` that the row
+names.
 
 Source: TorchServe 0.12 inference, management and metrics API; `InferenceRequestHandler`,
 `KFV1/V2InferenceRequestHandler`.
@@ -26,7 +26,7 @@ _BOTH, _ALL = (Role.INFERENCE, Role.MANAGEMENT), tuple(Role)
 
 
 class Key(Enum):
-    """Names what opens a route when tokens are on."""
+    """Says which key opens a route when tokens are on."""
 
     ADDRESS = "management's key where the address serves management, else inference's"
     INFERENCE = "inference's key where the address serves inference, else management's"
@@ -34,30 +34,30 @@ class Key(Enum):
 
 
 class PredictionTarget(NamedTuple):
-    """Says what a prediction's path names and asks for."""
+    """Holds what a prediction's path names and asks for."""
 
     model_name: str = ""
     model_version: str | None = None
     # Request headers for the handler, None where TorchServe adds none.
     explain: str | None = None
     url_path: str | None = None
-    takes_query: bool = False  # as part of the row; it names the model where the path does not
-    is_v2: bool = False  # of the Open Inference Protocol
+    takes_query: bool = False  # as parts; the query names the model where the path does not
+    is_v2: bool = False  # Open Inference Protocol
 
 
 class Route(NamedTuple):
-    """One row of the table."""
+    """Describes one row of the table."""
 
     method: str  # of HTTP, or ANY
     path: str  # as OpenAPI writes it; `{tail}` is the rest of the path, slashes included
     ports: Collection[Role]
-    view: str  # and its method, which answers; empty for a prediction
+    view: str  # with its method: `view.method`; empty for a prediction
     operation: str = ""  # its `operationId` in openapi.yaml; empty if no document has it
     key: Key = Key.ADDRESS
-    target: PredictionTarget | None = None  # what a prediction's route asks for, of any model
+    target: PredictionTarget | None = None  # a prediction's, without its model
 
     def port_on(self, roles: Collection[Role]) -> Role | None:
-        """Returns the port whose route it is on an address with these roles."""
+        """Returns the port that the route belongs to on an address with these roles."""
         return next((role for role in self.ports if role in roles), None)
 
 
@@ -84,7 +84,7 @@ _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
 _JOB = "/jobs/{job_id}"
 
-# Of a path of the inference port, the first row that fits it decides whether it is a prediction.
+# The first row that fits a path of the inference port decides whether it is a prediction.
 ROUTES = (
     Route("OPTIONS", "/", _ALL, "shared.describe_api", "apiDescription", Key.NONE),
     Route("GET", "/api-description", _ALL, "shared.describe_api", "api-description", Key.NONE),
@@ -158,10 +158,10 @@ ROUTES = (
 )
 
 
-# Clients ask for a few paths again and again; of long ones, so many may fill the memory.
+# Clients repeat a few paths; more entries, of long paths, would fill the memory.
 @lru_cache(maxsize=256)
 def parse_prediction_path(path: str) -> PredictionTarget | None:
-    """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
+    """Returns the target of a percent-decoded path; None if it is no prediction's."""
     path = path.rstrip("/")
     for route, pattern in _PATTERNS:
         if Role.INFERENCE in route.ports and (match := pattern.fullmatch(path)):
@@ -177,7 +177,7 @@ def parse_prediction_path(path: str) -> PredictionTarget | None:
 def key_for(method: str, path: str, roles: Collection[Role]) -> Role | None:
     """Returns the role whose key opens this path on an address with these roles; None: it is open.
 
-    What is no route needs a key, too.
+    Paths without a route need a key, too.
     """
     if Role.INFERENCE in roles and parse_prediction_path(path) is not None:
         return Role.INFERENCE
@@ -196,11 +196,11 @@ def key_for(method: str, path: str, roles: Collection[Role]) -> Role | None:
 
 def _pattern(route: Route) -> re.Pattern[str]:
     is_native = route.target is not None and route.target.url_path is not None
-    # TorchServe splits its own paths at each slash, and then looks for a model without a name.
-    word = "[^/]*" if is_native else "[^/]+"
+    # TorchServe splits its own paths at each slash, and may look for a model without a name.
+    segment = "[^/]*" if is_native else "[^/]+"
     path = re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}")
     path = path.replace("{tail}", "(?P<tail>.+)").replace("{job_id}", "[0-9a-f]{32}")
-    return re.compile(re.sub(r"{([a-z_]+)}", rf"(?P<\1>{word})", path), re.DOTALL)
+    return re.compile(re.sub(r"{([a-z_]+)}", rf"(?P<\1>{segment})", path), re.DOTALL)
 
 
 _PATTERNS = [(route, _pattern(route)) for route in ROUTES]

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,14 +255,6 @@ class Stack:
         return requests_count / (
             max(one.answered_at for one in sent) - min(one.sent_at for one in sent)
         )
-
-
-def monotonic_of(timestamp: str) -> float:
-    """Returns a time of the engine, as `StartedAt`, on the clock of `time.monotonic`."""
-    moment = subprocess.run(
-        ["date", "-d", timestamp, "+%s.%N"], capture_output=True, text=True, check=True, timeout=10
-    )
-    return float(moment.stdout) - time.clock_gettime(time.CLOCK_REALTIME) + time.monotonic()
 
 
 def copy_repository(folder: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 import ferry as ferry_package
 from tests.e2e.archives import make_archive, make_scripted
@@ -112,25 +111,6 @@ def test_registered_model_is_asked_by_the_printed_line_listed_scaled_and_unregis
         assert server.manage("GET", "models/plain").status_code == 404
 
 
-def test_archives_own_word_counts_and_torchserves_rest_is_as_it_was(
-    server: FerryServer, ferry: Command
-) -> None:
-    # Given
-    config = "batchSize: 3\nbatchPolicy: fixed\nminWorkers: 1\nmaxWorkers: 2\n"
-    archive, _ = make_scripted(server.store, "worded", config=config)
-    plain, _ = make_scripted(server.store, "rested")
-
-    # When / Then
-    with server.cleaned_up("worded", "rested"):
-        assert ferry.run("models", "register", archive).returncode == 0
-        described = server.describe("worded")
-        assert (described["batchSize"], described["maxWorkers"]) == (3, 2)
-        assert "batchPolicy" not in described
-        server.manage("POST", "models", url=plain)
-        described = server.describe("rested")
-        assert (described["batchSize"], described["minWorkers"]) == (1, 0)
-
-
 def test_model_without_workers_says_at_once_how_to_start_one(
     server: FerryServer, ferry: Command
 ) -> None:
@@ -205,21 +185,6 @@ def test_why_a_handler_does_not_load_is_told_where_it_was_asked_for(
         assert "workers/" not in text
         assert str(server.folder) not in text
     assert server.manage("GET", f"models/broken-{name}").status_code == 404
-
-
-def test_interrupted_registration_ends_and_says_what_goes_on(
-    server: FerryServer, ferry: Command
-) -> None:
-    # Given a registration whose workers load for long
-    archive, _ = make_scripted(server.store, "slow", load_delay="60")
-    with server.cleaned_up("slow"), ferry.begun("models", "register", archive) as it:
-        eventually(lambda: server.manage("GET", "models/slow").status_code == requests.codes.ok, 20)
-
-        # When Ctrl-C is pressed, then the command ends at once, and tells
-        shown = " ".join(interrupted(it).split())
-        assert f"The server goes on registering {archive}: `ferry models list` shows it." in shown
-        # And that is so
-        assert server.describe("slow")["minWorkers"] == 1
 
 
 def interrupted(process: "subprocess.Popen[str]") -> str:

@@ -1,7 +1,5 @@
 """What a handler measures is in /metrics, and goes with the model."""
 
-import os
-
 import pytest
 
 from tests.e2e.archives import make_archive
@@ -79,20 +77,3 @@ def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mod
 
         # Then
         assert found == [*range(1, 101)]
-
-
-def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None:
-    # Given a file that is named from the folder in which the server is started
-    declared = tmp_path / "metrics.yaml"
-    declared.write_text(
-        "model_metrics:\n  counter:\n  - {name: Seen, unit: Count, "
-        "dimensions: [Who, ModelName, Level]}\n"
-    )
-    with ferry_server(tmp_path, "--metrics-config", os.path.relpath(declared)) as server:
-        server.register(make_archive(server.store, "listed", {"handler.py": HANDLER}))
-
-        # When
-        assert server.predict("listed", b"abc").status_code == 200
-
-        # Then
-        eventually(lambda: Scrape(server).has("Seen_total", Who="me"), 5)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ferry.main import main
 from tests.e2e.archives import Ledger
 from tests.e2e.ferry_process import FERRY, FerryServer
 from tests.support import eventually
@@ -39,11 +41,10 @@ class JobsCommand:
         )
 
     def run(self, *words: str, exit_code: int = 0) -> str:
-        """Its output; what it complained about if it was to fail."""
-        process = self.start(*words)
-        printed, complaints = process.communicate(timeout=40)
-        assert process.returncode == exit_code, complaints
-        return complaints if exit_code else printed
+        """Its output; what it complained about if it was to fail. Runs in this process."""
+        done = CliRunner().invoke(main, ["jobs", *words], env=self._environment)
+        assert done.exit_code == exit_code, done.stderr
+        return done.stderr if exit_code else done.stdout
 
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json"))

@@ -1,7 +1,5 @@
 """Jobs over HTTP, as curl would ask for them."""
 
-import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 import requests
 
 import ferry
-from tests.described import Described
 from tests.e2e.archives import Ledger, make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
@@ -119,35 +116,6 @@ def test_model_gives_a_job_to_clients_that_would_wait_for_too_long(server, scrip
         assert (patient.status_code, patient.content) == (200, b"sleep 1.5|x")
 
 
-def test_poller_is_told_when_nothing_has_changed_and_a_waiting_one_when_it_has(
-    server, model, ledger
-):
-    # Given
-    job = submit(server, "hold|x")
-    eventually(lambda: ask("GET", job["cancel_url"]).json()["status"] == "running")
-    seen = ask("GET", job["cancel_url"])
-    assert seen.headers["retry-after"] == "1"
-
-    # When / Then
-    again = ask("GET", job["cancel_url"], headers={"If-None-Match": seen.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    began = time.monotonic()
-    assert ask("GET", job["cancel_url"], headers={"Prefer": "wait=1"}).json()["status"] == "running"
-    assert time.monotonic() - began >= 1
-    ledger.let_go()
-    changed = ask("GET", job["cancel_url"], headers={"Prefer": "wait=30"})
-    assert changed.json()["status"] == "succeeded"
-    assert "retry-after" not in changed.headers
-
-
-def test_position_tells_how_many_jobs_are_before(server, model, ledger):
-    jobs = [submit(server, f"hold|{number}") for number in range(3)]
-    eventually(lambda: ask("GET", jobs[0]["cancel_url"]).json()["status"] == "running")
-    assert [ask("GET", job["cancel_url"]).json().get("position") for job in jobs] == [None, 0, 1]
-    ledger.let_go()
-    assert [finished(job)["status"] for job in jobs] == ["succeeded"] * 3
-
-
 def test_failed_job_says_why_and_is_tried_again_by_the_operator(server, model, ledger):
     # Given
     job = finished(submit(server, "raise value|x"))
@@ -173,63 +141,6 @@ def test_failed_job_says_why_and_is_tried_again_by_the_operator(server, model, l
     refused = ask("POST", f"{server.management}/jobs/{finished(submit(server, 'x'))['id']}/retry")
     assert refused.status_code == 409
     assert "succeeded" in refused.json()["message"]
-
-
-def test_cancelled_job_is_not_run(server, model, ledger):
-    # Given
-    held, waiting = submit(server, "hold|x"), submit(server, "waits")
-    eventually(lambda: ask("GET", held["cancel_url"]).json()["status"] == "running")
-
-    # When
-    for _ in range(2):
-        assert ask("DELETE", waiting["cancel_url"]).json()["status"] == "cancelled"
-        assert ask("DELETE", held["cancel_url"]).json()["status"] == "cancelled"
-    ledger.let_go()
-    assert finished(submit(server, "next"))["status"] == "succeeded"
-
-    # Then
-    assert [body for call in ledger.calls() for body in call.bodies] == ["hold|x", "next"]
-    for job in (held, waiting):
-        gone = ask("GET", job["result_url"])
-        assert (gone.status_code, gone.json()["type"]) == (410, "ResultGoneException")
-
-
-def test_key_makes_one_job_of_a_request_that_is_sent_twice(server, model, ledger):
-    # When
-    first = submit(server, "once", idempotency_key='"abc"')
-    second = server.predict(model, b"once", headers={**ASYNC, "Idempotency-Key": "abc"})
-
-    # Then
-    assert (second.status_code, second.json()["id"]) == (202, first["id"])
-    assert second.headers["idempotency-replayed"] == "true"
-    other = server.predict(model, b"other", headers={**ASYNC, "Idempotency-Key": "abc"})
-    assert (other.status_code, other.json()["type"]) == (422, "IdempotencyKeyReusedException")
-    finished(first)
-    assert [call.bodies for call in ledger.calls()] == [["once"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("X-Result-Ttl-S", "59", "60 to 604800"),
-        ("X-Request-Timeout-Ms", "0", "whole number of milliseconds"),
-        ("X-Priority", "urgent", "high or normal"),
-        ("Idempotency-Key", "a b", "1 to 255"),
-    ],
-)
-def test_header_that_is_not_understood_is_told(server, model, name, value, words):
-    answer = server.predict(model, b"x", headers={**ASYNC, name: value})
-    assert answer.status_code == 400
-    assert words in answer.json()["message"]
-
-
-@pytest.mark.parametrize("job_id", ["0" * 32, "A" * 32, "%00", "..%2fmodels", "a" * 4000])
-def test_odd_id_is_no_job_and_is_answered_in_json(server, job_id):
-    for method, end in (("GET", ""), ("GET", "/result"), ("DELETE", "")):
-        for base in (server.inference, server.management):
-            answer = ask(method, f"{base}/jobs/{job_id}{end}")
-            assert answer.status_code in {404, 405}, answer.text
-            assert answer.json()["code"] == answer.status_code
 
 
 def test_operator_lists_retries_and_deletes_many(server, scripted, ledger):
@@ -292,45 +203,3 @@ def test_progress_is_told_while_the_job_runs_and_its_pieces_are_put_together(ser
         assert (job["status"], job["batch"]["closed_by"]) == ("succeeded", "delay")
         result = ask("GET", job["result_url"])
         assert (result.content, result.headers["content-type"]) == (b"ax", "text/plain")
-
-
-def test_answers_about_a_job_are_as_described(server, model):
-    # Given
-    inference, management = (
-        Described(ask("OPTIONS", url).json()) for url in (server.inference, server.management)
-    )
-    sent = {**ASYNC, "Idempotency-Key": str(uuid.uuid4())}
-    answers = [
-        ("versionPredictions", server.predict(f"{model}/1.0", body, headers=sent))
-        for body in (b"hello", b"hello", b"another")
-    ]
-    first, again = answers[0][1], answers[1][1]
-    url = f"/jobs/{first.json()['id']}"
-
-    # When each route is asked
-    answers += [
-        (
-            "getJobResult",
-            ask("GET", f"{server.inference}{url}/result", headers={"Prefer": "wait=20"}),
-        ),
-        ("getJob", ask("GET", server.inference + url)),
-        ("cancelJob", ask("DELETE", server.inference + url)),
-        ("getJobResult", ask("GET", f"{server.inference}{url}/result")),
-        ("getJob", ask("GET", f"{server.inference}/jobs/{'0' * 32}")),
-    ]
-    of_management = [
-        ("listJobs", ask("GET", f"{server.management}/jobs?model={model}")),
-        ("retryJob", ask("POST", f"{server.management}{url}/retry")),
-        ("cancelJobs", ask("DELETE", f"{server.management}/jobs?model={model}")),
-        ("retryJobs", ask("POST", f"{server.management}/jobs/retry?status=failed&model={model}")),
-    ]
-
-    # Then
-    statuses = [answer.status_code for _, answer in (*answers, *of_management)]
-    assert statuses == [202, 202, 422, 200, 200, 200, 410, 404, 200, 409, 200, 200]
-    for described, asked in ((inference, answers), (management, of_management)):
-        assert [described.complaints(name, one) for name, one in asked] == [[] for _ in asked]
-    # And the headers of both that were accepted
-    given = {name for one in (first, again) for name in one.headers}
-    assert inference.headers("versionPredictions", 202) <= given
-    assert again.headers["idempotency-replayed"] == "true"

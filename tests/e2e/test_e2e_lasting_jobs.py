@@ -81,6 +81,7 @@ def test_jobs_outlive_a_server_that_is_killed_with_all_of_its_processes(start, t
     server.process.stop_cleanly()
 
 
+@pytest.mark.long  # three servers
 def test_another_server_of_one_store_has_neither_its_jobs_nor_its_models(start):
     # Given a server with a job that has ended
     first = start()
@@ -107,6 +108,7 @@ def test_another_server_of_one_store_has_neither_its_jobs_nor_its_models(start):
     third.process.stop_cleanly()
 
 
+@pytest.mark.long  # four servers
 def test_chosen_folder_has_to_work(start, tmp_path):
     # Given a server with a folder of its own choice, where jobs are remembered without snapshots
     chosen = tmp_path / "my data"

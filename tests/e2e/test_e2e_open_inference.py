@@ -8,7 +8,6 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import ferry_server
 
 pytestmark = pytest.mark.slow
 
@@ -20,18 +19,6 @@ def doubling(server):
     name = make_archive(server.store, "doubling", {"handler.py": HANDLER})
     with server.model(name, "doubling", batch_size=4, max_batch_delay=20):
         yield server
-
-
-@pytest.fixture(scope="module")
-def enveloped(tmp_path_factory):
-    """A server of its own: the envelope is the whole server's."""
-    folder = tmp_path_factory.mktemp("enveloped")
-    config = folder / "config.properties"
-    config.write_text("service_envelope=kservev2\n")
-    with ferry_server(folder, "--ts-config", str(config)) as running:
-        name = make_archive(running.store, "doubling", {"handler.py": HANDLER})
-        running.register(name, batch_size=4, max_batch_delay=20)
-        yield running
 
 
 def client_of(server):
@@ -109,17 +96,3 @@ def test_triton_client_finds_server_and_model_ready(doubling):
         assert (described["name"], described["versions"]) == ("doubling", ["1.0"])
         with pytest.raises(InferenceServerException, match="Model not found: nobody"):
             client.get_model_metadata("nobody")
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_triton_client_is_served_by_an_envelope(enveloped, binary):
-    # Given
-    values = np.arange(4, dtype=np.int32).reshape(2, 2)
-    inputs = [tensor("a", values, binary=binary), tensor("b", values + 1, binary=binary)]
-    # When
-    with client_of(enveloped) as client:
-        result = client.infer("doubling", inputs, request_id="mine")
-    # Then: the envelope flattens
-    assert result.as_numpy("a").tolist() == [0, 2, 4, 6]
-    assert result.as_numpy("b").tolist() == [2, 4, 6, 8]
-    assert result.get_response()["id"] == "mine"

@@ -1,7 +1,6 @@
 """What becomes of a server's output reaches neither its start nor its answers."""
 
 import os
-from pathlib import Path
 
 import pytest
 import requests
@@ -133,24 +132,3 @@ def test_output_of_any_kind_costs_no_answer_and_no_registration(addresses, outpu
 
             eventually(lambda: dropped("node") > 100, 10)
             assert (dropped("ingress") > 0) == (output[0] == "/dev/full")
-
-
-def test_log_of_workers_is_there_as_it_was_printed(tmp_path):
-    # Given log files, and a reader that reads
-    archive = make_archive(tmp_path, "chatty", {"handler.py": HANDLER})
-    port = free_ports(3)
-    words = ["up", "--port-base", str(port), "--model-store", str(tmp_path), "--models", archive]
-    server = FerryProcess(tmp_path, [*words, "--log-files"])
-    try:
-        server.wait_for_line("Model server started.")
-        # When
-        requests.post(f"http://127.0.0.1:{port}/predictions/chatty", data=b"x", timeout=5)
-        # Then the console has the bytes, and the file has what can be read of them
-        eventually(
-            lambda: b".\xff\xfe\n\x80 of no encoding\n\xff\n" in server.log_path.read_bytes()
-        )
-        log = Path(tmp_path / "logs" / "model_log.log").read_text()
-        assert ".\ufffd\ufffd\n\ufffd of no encoding\n\ufffd\n" in log
-        server.stop_cleanly()
-    finally:
-        server.kill()

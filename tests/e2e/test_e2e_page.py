@@ -284,18 +284,6 @@ def test_batches_appear_while_load_runs(open_page, models):
     assert page.tab.locator("#table tr").count() == 10
 
 
-def test_links_and_models_are_there_without_scripts(open_page, models):
-    # Given
-    page = open_page(java_script_enabled=False)
-    # Then
-    assert "/predictions/price" in page.tab.locator("main").inner_text()
-    links = page.tab.locator("nav a")
-    found = [page.tab.evaluate("link => link.href", link) for link in links.element_handles()]
-    assert len(found) == 3
-    for link in found:
-        assert models.http.get(link, timeout=20).status_code == 200
-
-
 @pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
 def test_page_is_as_wide_as_the_window_and_axe_finds_nothing_serious(open_page, scheme, width):
     # Given

@@ -304,14 +304,6 @@ def test_what_cannot_be_loaded_is_told(zoo, name, target, words):
     assert words in answer.json()["message"]
 
 
-def test_load_that_raises_is_told_with_file_and_line(zoo):
-    put(zoo.store, "Broken")
-    answer = zoo.manage("POST", "models", url="Broken", initial_workers=1, synchronous="true")
-    message = answer.json()["message"]
-    assert 'File "zoo.py", line' in message
-    assert message.rstrip().endswith("RuntimeError: no weights here")
-
-
 def test_model_explains_and_describes(ask, zoo):
     ask("shout", b"x")
     explained = requests.post(f"{zoo.inference}/explanations/shout", b"x", timeout=10)

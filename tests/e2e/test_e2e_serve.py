@@ -125,17 +125,6 @@ def test_curl_line_works_as_pasted(zoo, model, takes, answer):
     assert facts["page"] == f"{serving.url}/"
 
 
-def test_settings_of_the_file_and_defaults_are_announced(zoo):
-    # Given / When
-    serving, _ = zoo
-    # Then
-    assert "shouting 1.0: Says it louder.\n" in serving.output()
-    assert announced(serving, "shouting")["batches"] == "up to 8, at most 3 ms, adaptive"
-    assert announced(serving, "double")["batches"] == "up to 32, at most 10 ms, adaptive"
-    assert announced(serving, "size")["workers"] == "2 on cpu"
-    assert announced(serving, "double")["workers"] == "1 on cpu"
-
-
 def test_options_choose_workers_device_and_model(tmp_path, serve):
     # Given two targets, of one of which a name is picked
     (tmp_path / "helper.py").write_text(HELPER)

@@ -2,9 +2,7 @@
 
 import datetime
 import json
-import os
 import queue
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -150,26 +148,6 @@ def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: Q
     make_due(server)
     with pytest.raises(queue.Empty):
         receiver.told.get(timeout=2.5)
-
-
-def test_node_that_dies_between_result_and_delivery_loses_nothing(
-    server: FerryServer, receiver: QuietServer
-) -> None:
-    # Given a receiver that holds what it is told
-    receiver.statuses += [0, 200]
-    job = submit(server, receiver, "next")
-    first = receiver.told.get(timeout=20)
-    # When the node that sends is killed
-    parts = command_lines(server.process.pid)
-    [node] = [pid for pid, words in parts.items() if words[-2:] == ["-m", "workers"]]
-    os.kill(node, signal.SIGKILL)
-    # Then the next one tells of it, when the time of the first one is over
-    make_due(server)
-    second = receiver.told.get(timeout=30)
-    assert second[0]["webhook-id"] == first[0]["webhook-id"]
-    assert verified(second)["data"]["id"] == job["id"]
-    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
-    receiver.held.put(None)
 
 
 def test_receiver_of_the_page_knows_ours_from_others(

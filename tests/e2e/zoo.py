@@ -171,11 +171,3 @@ class Lively(ferry.Model):
 
 async def slow(batch):
     return batch
-
-
-class Broken(ferry.Model):
-    def load(self, device: str) -> None:
-        raise RuntimeError("no weights here")
-
-    def predict(self, batch: list[str]) -> list[str]:
-        return batch

@@ -17,7 +17,6 @@ from tests.topology.conftest import FERRY_SLOT
 from tests.topology.servers import Cluster, Node
 from tests.topology.verdict import (
     RECOVERED_S,
-    TOLD,
     Note,
     check_nothing_stays,
     check_recovery,
@@ -122,29 +121,6 @@ def test_slot_that_moves_under_load_loses_nothing(
         assert rig.manage("PUT", "models/m", min_worker=2, synchronous="true").status_code == 200
         model.wait_staffed(2)
         model.check(crowd)
-
-
-def test_master_that_forgets_everything_is_filled_again(
-    on_cluster_of_three: Started, note: Note
-) -> None:
-    rig, cluster = on_cluster_of_three
-    other = next(node for node in cluster.masters if node is not cluster.owner(FERRY_SLOT))
-    name = model_on(cluster, other)
-    with Crowd(rig.port) as crowd, rig.serve(name, pace_s=0.02, batch_size=4) as model:
-        # When the model's master loses all it has, and the registry's does not
-        with crowd.flow(name, 40, "r", timeout_ms=20_000):
-            for_seconds(0.5)
-            other.client.flushall()
-            lost_at = time.monotonic()
-            for_seconds(4.0)
-
-        # Then those who waited were asked for again, and the model is as it was
-        log = crowd.wait()
-        found = checker.statuses(log)
-        note(f"a master emptied: {found}; slowest answer {max(s.seconds for s in log):.1f} s")
-        assert set(found) <= TOLD
-        assert {one.status for one in log if one.sent_at > lost_at + RECOVERED_S} == {200}
-        check_nothing_stays(model, crowd)
 
 
 @pytest.mark.skipif(not is_long(), reason="make topology has the long form")

@@ -22,14 +22,6 @@ def hears_hangup():
 
 
 @pytest.fixture
-def hears_interrupt():
-    """Lets child processes hear SIGINT, though a shell may have started these tests without it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def store(tmp_path):
     """A model store, empty unless a file of tests says otherwise."""
     folder = tmp_path / "store"

@@ -1,4 +1,4 @@
-"""Keeps a node's disk: unpacks archives into folders, and removes those that no model needs."""
+"""Keeps a node's disk: unpacks archives into folders, and removes folders that no model needs."""
 
 import asyncio
 import contextlib

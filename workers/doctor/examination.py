@@ -48,8 +48,7 @@ _NOT_INSTALLED = (
 )
 # Statements that need not run when the file is loaded, or may fail without harm.
 _MAY_FAIL = (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
-# Key of model-config.yaml -> the type that counts. First the server's keys, then those that
-# handlers read.
+# Key of model-config.yaml -> the type that counts. First the server's keys, then the handlers'.
 _COUNTS: Mapping[str, type] = {
     **SERVER_TYPES,
     **dict.fromkeys(("handler", "micro_batching"), dict),
@@ -145,8 +144,7 @@ class _Examination:
             yield from self._examine_weights()
         for name in self._files:
             if name.endswith(_PICKLES):
-                text = f"{name} is a pickle: a handler that loads it runs what is in it"
-                yield note("weights", text)
+                yield note("weights", f"{name} is a pickle: loading it runs what is in it")
         yield from self._examine_config()
 
     def _examine_manifest(self) -> Iterator[Finding]:
@@ -225,17 +223,17 @@ class _Examination:
         own = {name.removesuffix(".py") for path in paths for name in (path.parts[0], path.name)}
         for file, tree in self._trees.items():
             for module, names, line, is_optional in _imports(tree):
-                text, top = f"{file}, line {line}: imports", module.split(".")[0]
+                imports, top = f"{file}, line {line}: imports", module.split(".")[0]
                 if top == "ts":
                     for reason in filter(None, (_why_missing(module, name) for name in names)):
                         judge = note if is_optional else problem
-                        yield judge("handler", f"{text} {module}: {reason}")
+                        yield judge("handler", f"{imports} {module}: {reason}")
                 elif top not in own and not _is_installed(top):
                     brings = self._is_installing and self._model.get("requirementsFile")
                     advice = "perhaps requirements.txt brings it" if brings else _NOT_INSTALLED
                     missing = f"{top}, which is not installed here; {advice}"
                     judge = note if is_optional or brings else problem
-                    yield judge("handler", f"{text} {missing}")
+                    yield judge("handler", f"{imports} {missing}")
 
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")

@@ -96,16 +96,16 @@ def user_traceback(error: BaseException, root: Path) -> str:
         type(error), error, error.__traceback__, limit=-LOOKED_AT, lookup_lines=False, compact=True
     )
     calls = files.own_calls(shown.stack) or _library_calls(shown.stack)
-    text = _formatted(shown, calls[-MOST_CALLS:], files)
+    traceback = _formatted(shown, calls[-MOST_CALLS:], files)
     for _ in range(MAX_CAUSES):
         cause = shown.__cause__ or shown.__context__
         if cause is None:
             break
         link = _DIRECT if shown.__cause__ else _DURING
         calls = files.own_calls(cause.stack)[-CAUSE_CALLS:]
-        text = f"{_formatted(cause, calls, files)}\n\n{link}\n\n{text}"
+        traceback = f"{_formatted(cause, calls, files)}\n\n{link}\n\n{traceback}"
         shown = cause
-    return text
+    return traceback
 
 
 class _Files:

@@ -1,4 +1,4 @@
-"""Keeps what was measured of models on this machine in work_dir/findings.json, for later loads."""
+"""Keeps measurements of models on this machine in work_dir/findings.json, for later loads."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ _NAMES = ("model name", "CPU part")  # ARM has numbers for names
 class Findings:
     """Answers questions about one archive that take long to measure.
 
-    Where the file cannot be read or written, or holds anything else, things are measured again. Of
-    two workers that write at the same moment, one's finding may be lost.
+    If the file cannot be read or written, or holds anything else, things are measured again. When
+    two workers write at the same moment, one finding may be lost.
     """
 
     def __init__(self, work_dir: Path, archive_sha256: str) -> None:
@@ -32,11 +32,11 @@ class Findings:
         self._archive_sha256 = archive_sha256
 
     def recall(self, question: str, measure: Callable[[], bool | None]) -> bool | None:
-        """Returns the answer of an earlier load, or else what is measured; None is not kept.
+        """Returns the answer of an earlier load, or else of `measure`; does not keep None.
 
         Args:
             question: names all that the answer depends on, besides archive and processor.
-            measure: finds the answer; None where it could not.
+            measure: finds the answer; returns None if it could not.
         """
         key = f"{self._archive_sha256} {question} on={_machine()}"
         if (known := self._read().get(key)) is not None:

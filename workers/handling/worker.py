@@ -231,7 +231,7 @@ def _serve(
         spec.key,
         assignment.worker_id,
         int(settings.dead_after_s * 1000),
-        settings.shared_memory_dir,
+        (settings.shared_memory_dir, settings.shared_memory_bytes),
     )
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
@@ -280,6 +280,7 @@ def _serve(
     deadline.wait()
     with contextlib.suppress(*AWAY):
         worker.record_measured()
+        queue.close()
     model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)

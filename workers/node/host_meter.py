@@ -84,10 +84,10 @@ def gpu_samples(line: str) -> Iterator[HostSample]:
     Leaves out values that the card does not know (`[N/A]`), and other lines, such as "No devices
     were found".
     """
-    index, *texts = (text.strip() for text in line.split(","))
-    if len(texts) != len(_GPU_QUERY) - 1:
+    index, *values = (value.strip() for value in line.split(","))
+    if len(values) != len(_GPU_QUERY) - 1:
         return
-    used, total, busy = (float(text) if text.isdecimal() else None for text in texts)
+    used, total, busy = (float(value) if value.isdecimal() else None for value in values)
     if used is not None:
         yield HostSample("GPUMemoryUsed", used, index)
         if total:

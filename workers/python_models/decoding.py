@@ -196,9 +196,9 @@ def _decode_bytes(row: Row) -> bytes:
 
 def _decode_text(row: Row) -> str:
     content = _content(row)
-    text = content if isinstance(content, str) else content.decode()
+    decoded = content if isinstance(content, str) else content.decode()
     is_json = row.inference is None and row.body.content_type == _JSON
-    return msgspec.json.decode(text, type=str) if is_json else text
+    return msgspec.json.decode(decoded, type=str) if is_json else decoded
 
 
 def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) -> Any:

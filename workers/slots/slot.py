@@ -1,4 +1,4 @@
-"""One worker slot of a node: keeps one worker process of one model version alive.
+"""Keeps one worker process of one model version alive: one slot of a node.
 
     STARTING → LOADING → READY, and STARTING again once it has died; FAILED once it is given up
 
@@ -88,14 +88,14 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                await self._give_up()
+                await self._mark_failed()
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         await self.record.end()
 
-    async def _give_up(self) -> None:
+    async def _mark_failed(self) -> None:
         way_out = "register it again, or scale it to 0 and back"
         log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
         await self.record.set_state(WorkerState.FAILED)
@@ -156,7 +156,7 @@ class Slot:
     async def _prepared(self, *, is_exact: bool) -> Prepared | None:
         """Returns what a process needs; None if the slot is to stop meanwhile.
 
-        A download then goes on without this slot, for the next one that needs it.
+        A download then goes on without this slot, for the next slot that needs it.
         """
         preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
@@ -170,18 +170,18 @@ class Slot:
     async def _note_unprepared(self, error: Exception) -> None:
         cause = error.__cause__ if isinstance(error, ServeError) else error
         of_system = cause.strerror if isinstance(cause, OSError) else None  # such as a full disk
-        text, reason = of_system or str(error), ""
+        message, reason = of_system or str(error), ""
         if isinstance(error, ServeError):
-            text, reason = error.message, error.reason
-            if of_system and of_system not in text:
-                text += f" ({of_system})"
-            # An installation takes minutes and fails again, until the model is registered anew.
+            message, reason = error.message, error.reason
+            if of_system and of_system not in message:
+                message += f" ({of_system})"
+            # An installation takes minutes and fails again, until the model is registered again.
             # A disk may have room again by itself, as for an archive.
             self._is_hopeless = isinstance(error, DependenciesFailed) and not of_system
         is_foreseen = bool(reason or of_system)
         template = "model=%s version=%s cannot be prepared: %s"
-        log.error(template, *self.spec.key, text, exc_info=None if is_foreseen else error)
-        await self._note_failure(error=text, reason=reason)
+        log.error(template, *self.spec.key, message, exc_info=None if is_foreseen else error)
+        await self._note_failure(error=message, reason=reason)
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """Starts a worker process and returns how it ended."""

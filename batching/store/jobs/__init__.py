@@ -1,1 +1,1 @@
-"""Keeps jobs: predictions whose client does not wait, and asks for the result later."""
+"""Keeps jobs: predictions whose client does not wait, and fetches the result later."""

@@ -1,25 +1,25 @@
-"""What Redis holds of a job, what it says about it, and what clients see of it.
+"""Defines a job's fields in Redis, reads them, and makes the document that clients see.
 
 The hash under `VersionKeys.job_prefix` + id:
 
-    created_ms, queued_ms   Redis' time of the submit, and of the last one that began anew
-    ttl_ms                  from then to its deadline
-    priority                high, of one that waits among the requests
-    protocol                open_inference, of one whose client looks for such errors
-    keep_ms                 for so long it is kept after it has finished
-    started_ms, attempts,   of the attempt that runs, or ran last; started_ms and worker not while
-    worker                  it waits
-    progress                what the handler told last in this attempt: the share, a space, a text
-    status                  succeeded, failed, cancelled or expired; not before it has finished
+    created_ms, queued_ms   Redis' time of the submit, and of the submit or last retry
+    ttl_ms                  from queued_ms to its deadline
+    priority                high if it waits among the requests
+    protocol                open_inference if its client reads the errors of that protocol
+    keep_ms                 how long it is kept after it has finished
+    started_ms, attempts,   of the attempt that runs, or ran last; started_ms and worker are missing
+    worker                  while it waits
+    progress                the handler's latest in this attempt: the share, a space, a text
+    status                  succeeded, failed, cancelled or expired; only once it has finished
     finished_ms, result     with the status; the result as the value of a reply key (records.py),
-                            empty when it has been let go
-    input                   of one that did not succeed: the wire of its record
-    webhook                 whom to tell of it, as JSON
-    webhook_start           1, if that receiver is to hear of a start, too
-    webhook_event           of which it is to hear, or has heard last: started, or the final status
+                            empty when it has been deleted
+    input                   the wire of its record, if it did not succeed
+    webhook                 the receiver, as JSON
+    webhook_start           1 if the receiver wants the event `started`, too
+    webhook_event           the latest event for the receiver: started, or the final status
     webhook_tries           of this event
     webhook_status          pending, delivered, failed or gone
-    webhook_error           of the last try; empty when there was none
+    webhook_error           of the last try; empty without a try, and after a success
 """
 
 import datetime
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class JobStatus(StrEnum):
-    """Where a job is; the last four are final."""
+    """Names the states of a job; the last four are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -58,7 +58,7 @@ class JobStatus(StrEnum):
 
 _SHARE = re.compile(rb"[01]\.[0-9]{4}")
 
-# What is read of a job: all but its input.
+# The fields that are read of a job: all but its input.
 FIELDS = (
     *("created_ms", "queued_ms", "ttl_ms", "keep_ms", "started_ms", "attempts", "status"),
     *("finished_ms", "result", "priority", "protocol", "worker", "progress"),
@@ -70,7 +70,7 @@ MOST_TEXT_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Holds how far the handler said it is: a share from 0 to 1, and a few words."""
+    """Holds the handler's progress: a share from 0 to 1, and a text."""
 
     share: float
     text: str
@@ -81,7 +81,7 @@ class Progress:
 
     @classmethod
     def of(cls, value: bytes | None) -> Self | None:
-        """Reads the field; None if there is none, or garbage."""
+        """Reads the field; returns None if it is missing or garbage."""
         share, _, text = (value or b"").partition(b" ")
         if not _SHARE.fullmatch(share):
             return None
@@ -89,7 +89,7 @@ class Progress:
 
 
 class Receiver(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who is told, and what. `base_url` is of the server, as its client saw it."""
+    """Names a webhook's receiver and events. `base_url`: the server's, as its client saw it."""
 
     url: str
     base_url: str
@@ -98,7 +98,7 @@ class Receiver(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Webhook(msgspec.Struct, frozen=True):
-    """Says how far a receiver has been told."""
+    """Holds the state of a job's webhook."""
 
     receiver: Receiver
     status: str = "pending"
@@ -107,12 +107,12 @@ class Webhook(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One job at one moment; times are Redis' clock in milliseconds, None while not known.
+    """Holds one job at one moment; times are Redis' clock in milliseconds, None while unknown.
 
-    `result` is the value of a reply key, empty where there is none; `position` is how many jobs of
-    its queue wait before it, None if it does not wait there or they are very many. An urgent one
-    waits among the requests. `is_durable`: whether its Redis writes an append-only file.
-    `is_open_inference`: whether an error is to have the shape of the Open Inference Protocol.
+    `result` is the value of a reply key, empty without one; `position` is how many jobs of its
+    queue wait before it, None if it does not wait there or more than FARTHEST do. An urgent job
+    waits among the requests. `is_durable`: its Redis writes an append-only file.
+    `is_open_inference`: its errors have the shape of the Open Inference Protocol.
     """
 
     job_id: str
@@ -134,10 +134,10 @@ class Job(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, job_id: str, key: VersionKey, fields: Mapping[str, bytes], now_ms: int) -> Self:
-        """Makes a job of those of FIELDS that its hash has.
+        """Makes a job of the FIELDS that its hash has.
 
         Raises:
-            ValueError: they are not a job's.
+            ValueError: these are not a job's.
         """
         try:
             numbers = (fields[f"{name}_ms"] for name in ("created", "queued", "ttl", "keep"))
@@ -151,7 +151,7 @@ class Job(msgspec.Struct, frozen=True):
         elif started is not None:
             state = JobStatus.RUNNING
         else:
-            # Nobody may have come to find that its time is over.
+            # No worker may have come yet to expire it.
             state = JobStatus.QUEUED if now_ms < deadline_ms else JobStatus.EXPIRED
         ended_ms = deadline_ms if finished is None else int(finished)
         webhook = None
@@ -181,7 +181,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def read_version(value: bytes | str) -> VersionKey | None:
-    """Returns the model and version that were written as JSON; None if it is garbage."""
+    """Returns the model and version in this JSON; None if it is garbage."""
     try:
         model_name, model_version = json.loads(value)
     except (ValueError, TypeError, RecursionError) as error:
@@ -191,7 +191,7 @@ def read_version(value: bytes | str) -> VersionKey | None:
 
 
 def small_reply(job: Job) -> Reply | None:
-    """Returns the result, if it is there and not large; an expired job's is its error."""
+    """Returns the result, if there is one and it is not large; of an expired job, the error."""
     if job.status is JobStatus.EXPIRED:
         return error_reply(queue_error("deadline_exceeded"))
     try:
@@ -201,11 +201,9 @@ def small_reply(job: Job) -> Reply | None:
 
 
 def job_document(job: Job, base_url: str) -> dict[str, Any]:
-    """Returns what clients see of a job; what is not known yet is left out.
+    """Returns the document that clients see; leaves out what is not known yet.
 
-    Args:
-        job: at this moment.
-        base_url: of the server as this client sees it, without a slash at the end.
+    `base_url` is the server's as this client sees it, without a slash at the end.
     """
     url = f"{base_url}/jobs/{job.job_id}"
     reply, progress, webhook = small_reply(job), job.progress, job.webhook
@@ -265,5 +263,5 @@ def _rfc3339(time_ms: int) -> str:
 
 @lru_cache(maxsize=64)
 def _second(time_s: int) -> str:
-    # The jobs of a second have it in common.
+    # Cached, as many jobs share a second.
     return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,4 +1,4 @@
-"""The calls about jobs: submit, look, take the result, cancel, try again, list."""
+"""Submits, reads, cancels, retries and lists jobs in Redis."""
 
 import asyncio
 import json
@@ -35,26 +35,26 @@ from batching.store.scripts import loader as scripts
 log = logging.getLogger(__name__)
 
 SUBMIT_AT_ONCE = 256
-# A position behind more jobs is not worth the look.
+# Positions behind more jobs are not looked up.
 FARTHEST = 1000
-# Until its request is accepted; one that was refused may be sent again under its key.
+# How long a key is kept until its request is accepted; a refused request may be sent again.
 KEY_MS = 600_000
-# Beyond deadline and time of keeping, so that nothing of a job goes before the job itself.
+# Added to deadline and time of keeping, so that nothing of a job expires before the job itself.
 SLACK_MS = 60_000
-LOOK_S = 1.0  # between two questions how a server is
-REFUSED_S = 60.0  # between two tries to have it write a file
-FILE_S = 2.0  # for a file that has been begun, at the end
-TOGETHER_S = 0.005  # for other looks that come meanwhile
+LOOK_S = 1.0  # between two reads of a server's state
+REFUSED_S = 60.0  # between two tries to turn its append-only file on
+FILE_S = 2.0  # at the end, for a file that has been begun
+TOGETHER_S = 0.005  # for looks that share a round trip
 _POLL_S = 0.02
 
 _CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
 
 
 class JobRequest(NamedTuple):
-    """A job on its way into the queue. `ttl_ms` is from now to its deadline.
+    """Holds a job that is to be submitted. `ttl_ms` is from now to its deadline.
 
-    `is_open_inference`: its client speaks the Open Inference Protocol. `is_keyed`: others may
-    submit under the same id, as it belongs to an idempotency key.
+    `is_open_inference`: its client speaks the Open Inference Protocol. `is_keyed`: its id belongs
+    to an idempotency key, so that others may submit it, too.
     """
 
     job_id: str
@@ -68,7 +68,7 @@ class JobRequest(NamedTuple):
 
     @property
     def whole_ms(self) -> int:
-        """Returns for how long anything of the job may be there."""
+        """Returns for how long anything of the job may exist."""
         return self.ttl_ms + self.keep_ms + SLACK_MS
 
     def to_arguments(self) -> list[str | int | bytes]:
@@ -86,7 +86,7 @@ class JobRequest(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """Tells what became of a submit: Redis' time, and how many jobs waited before this one."""
+    """Holds the answer to a submit: Redis' time, and how many jobs waited before this one."""
 
     code: SubmitCode
     now_ms: int = 0
@@ -94,7 +94,7 @@ class _Answer(NamedTuple):
 
 
 class _RedisState(NamedTuple):
-    """Tells how a Redis was at a moment of the monotonic clock."""
+    """Holds the state of a Redis at a moment of the monotonic clock."""
 
     looked_s: float
     has_room: bool
@@ -108,9 +108,9 @@ class JobStore:
     """Calls the scripts about jobs; raises redis' own errors. Lives on one event loop.
 
     In a cluster the broker may close a client that no call uses, so each call asks for its own.
-    `most_waiting`: jobs of one version that may wait. `memory_share`: the part of `maxmemory` that
-    may be used when there is room for jobs. `is_writing_file`: whether the server is to write an
-    append-only file from the first job on; requests need none, as they are submitted again.
+    `most_waiting`: jobs of one version that may wait. `memory_share`: the share of `maxmemory`
+    beyond which jobs are refused. `is_writing_file`: turns the server's append-only file on at the
+    first job; requests need none, as they are submitted again.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class JobStore:
         if self._writing is not None:
             await self._writing
         if self._file is not None:
-            # Redis may be stopped next, and what is in the file then is what remains.
+            # Redis may be stopped next, and only what is in the file remains.
             await asyncio.wait({self._file}, timeout=FILE_S)
             await end_tasks([self._file])
         await self._background.close()
@@ -156,18 +156,17 @@ class JobStore:
     # --- submit
 
     async def submit(self, key: VersionKey, job: JobRequest) -> Job | SubmitCode:
-        """Has the job wait; returns it, or the code for which it was refused.
+        """Submits the job; returns it, or the code of its refusal.
 
-        A call whose answer was lost may be made again. Of one that was refused nothing is kept; of
-        a keyed one for some minutes of which version it would be, as another submit of its id may
-        be accepted.
+        A call whose answer was lost may be repeated. Nothing is kept of a refused job; except, for
+        some minutes, the version of a keyed one, as another submit of its id may be accepted.
         """
         server = await self._server(VersionKeys.of(key).tag)
         if not server.has_room:
             return SubmitCode.NO_MEMORY
         is_due = self._file is None and self._write_file_at_s <= time.monotonic()
         if self._is_writing_file and not server.is_durable and is_due:
-            # A server that refuses is not asked for each job.
+            # A server that refuses is not asked again for each job.
             self._write_file_at_s = time.monotonic() + REFUSED_S
             self._file = asyncio.create_task(self._write_file())
         answer = await self._write_one(key, job)
@@ -190,7 +189,7 @@ class JobStore:
         )
 
     async def _write_one(self, key: VersionKey, job: JobRequest) -> _Answer:
-        """Writes the job together with others that come now: they leave in one call."""
+        """Writes the job, in one call with others that come now."""
         if (wire := job.wire).body:
             client, version_keys = self._of(key)
             value = b"".join((wire.head, wire.body, wire.tail))
@@ -199,7 +198,7 @@ class JobStore:
             except OutOfMemoryError:
                 return _NO_MEMORY
         if job.receiver is not None:
-            # Before there is something to tell of.
+            # Before the job's first event.
             await note_version(self._client, key, job.whole_ms)
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(key, []).append((job, future))
@@ -212,7 +211,7 @@ class JobStore:
         return answer
 
     async def _write_all(self) -> None:
-        """Writes until nothing is pending; errors are those of the submits."""
+        """Writes until nothing is pending; passes errors on to the submits."""
         try:
             while self._pending:
                 await asyncio.sleep(0)  # jobs that arrive in the same turn of the loop go along
@@ -238,7 +237,7 @@ class JobStore:
 
     async def _write(self, key: VersionKey, jobs: Sequence[JobRequest]) -> list[_Answer]:
         version = json.dumps([*key])
-        # First, so that no job is there that nobody finds.
+        # First, so that every job can be found by its id.
         names: list[Command] = [
             ("SET", keys.job_version(job.job_id), version, "PX", job.whole_ms) for job in jobs
         ]
@@ -253,7 +252,7 @@ class JobStore:
         outcomes = [_Answer(_CODES[code], now_ms, before) for code, before in pairs]
         for number, failure in enumerate(named):
             if isinstance(failure, Exception) and outcomes[number].code is SubmitCode.QUEUED:
-                # Nobody would find it: memory was full, and then was not.
+                # Nobody could find this job: memory was full, and then was not.
                 await self._run("cancel_job", key, [jobs[number].job_id])
                 if not isinstance(failure, OutOfMemoryError):
                     raise failure
@@ -263,8 +262,8 @@ class JobStore:
     async def _exchange(
         self, key: VersionKey, names: Sequence[Command], arguments: Sequence[str | int | bytes]
     ) -> list[Any]:
-        """Returns the answers to these commands and the script's, errors among them."""
-        if is_cluster(self._client):  # they are on several servers
+        """Returns the answers to these commands and the script's; some may be errors."""
+        if is_cluster(self._client):  # the keys are on several servers
             answers: list[Any] = []
             for name in names:
                 client: Any = at(self._client, tag_of(str(name[1])))
@@ -283,7 +282,7 @@ class JobStore:
         return answers
 
     async def take_key(self, digest: str, value: str) -> str | None:
-        """Has a key stand for this value for some minutes, or returns what it stands for."""
+        """Gives a key this value for some minutes, or returns the value that it has."""
         name = keys.idempotency_key(digest)
         before: Any = await at(self._client, tag_of(name)).set(
             name, value, px=KEY_MS, nx=True, get=True
@@ -291,23 +290,23 @@ class JobStore:
         return None if before is None else before.decode()
 
     async def keep_key(self, digest: str, ttl_ms: int) -> None:
-        """Has the key stand for its job as long as that is there."""
+        """Keeps the key for as long as its job exists."""
         name = keys.idempotency_key(digest)
         await at(self._client, tag_of(name)).pexpire(name, ttl_ms)
 
-    # --- jobs that are there
+    # --- existing jobs
 
     async def find(self, job_id: str) -> Job | None:
-        """Returns the job; None if there is none of this id any more."""
+        """Returns the job; None if there is none of this id."""
         client, name = self._name_of(job_id)
         value = await client.get(name)
         key = None if value is None else read_version(value)
         return None if key is None else (await self._read(key, [job_id]))[0]
 
     async def look_again(self, job: Job) -> Job | None:
-        """Returns the job as it is in a moment; None if it has gone.
+        """Reads the job again; returns None if it is gone.
 
-        Looks at many jobs of a version share one round trip.
+        Looks at several jobs of a version share one round trip.
         """
         looks = self._looks.setdefault(job.key, {})
         if not looks:
@@ -322,31 +321,31 @@ class JobStore:
         looks = self._looks[key]
         try:
             await asyncio.sleep(TOGETHER_S)
-            del self._looks[key]  # later ones are of another moment
+            del self._looks[key]  # later looks read again
             jobs = await self._read(key, [*looks])
         except Exception as error:
             for future in looks.values():
                 future.set_exception(error)
-                future.exception()  # which nobody may wait for any more
+                future.exception()  # no warning if nobody waits any more
         else:
             for future, job in zip(looks.values(), jobs, strict=True):
                 future.set_result(job)
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
-        """Returns the result that has a key of its own; None if it has gone."""
+        """Returns the result that has a key of its own; None if it is gone."""
         client, version_keys = self._of(job.key)
         name = f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
         return await client.get(name)  # type: ignore[return-value]  # bytes: nothing is decoded
 
     async def cancel(self, job_id: str) -> Job | None:
-        """Cancels a job that has not finished, and lets the result of one that has go."""
+        """Cancels the job; if it has ended, deletes its result."""
         if (job := await self.find(job_id)) is None:
             return None
         await self._run("cancel_job", job.key, [job_id])
         return await self.look_again(job)
 
     async def retry(self, job: Job) -> SubmitCode:
-        """Has a job that did not succeed wait again, if its input is kept."""
+        """Queues a job that did not succeed again, if its input is kept."""
         arguments = [job.job_id, self._most_waiting]
         code = SubmitCode(await self._run("retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.look_again(job)) is not None:
@@ -354,7 +353,7 @@ class JobStore:
         return code
 
     async def newest(self, key: VersionKey, before_us: int, count: int) -> list[tuple[int, Job]]:
-        """Returns the newest jobs of a version before this time, each with its time of submit."""
+        """Returns up to `count` jobs of a version, the newest before this time, with times."""
         client, version_keys = self._of(key)
         while True:
             newest: list[Any] = await client.zrevrangebyscore(
@@ -393,7 +392,7 @@ class JobStore:
         return jobs
 
     async def _keep_name(self, job: Job) -> None:
-        """Has the job be found as long as it is there."""
+        """Keeps the job's id known for as long as the job exists."""
         client, name = self._name_of(job.job_id)
         await client.pexpireat(name, job.expires_ms + SLACK_MS)
 
@@ -413,8 +412,8 @@ class JobStore:
     # --- their servers
 
     async def _server(self, tag: str) -> _RedisState:
-        """Returns how the server of this tag is, as of the last second."""
-        # Not each of the many that come at the same time asks.
+        """Returns the state of the server of this tag, at most LOOK_S old."""
+        # Of many calls at a time, one asks.
         async with self._looking:
             server = self._servers.get(tag)
             if server is not None and server.looked_s + LOOK_S >= time.monotonic():
@@ -424,13 +423,13 @@ class JobStore:
             server = self._servers[tag] = _RedisState(
                 looked_s=time.monotonic(),
                 has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
-                # While the file is begun, it does not have all jobs.
+                # While the file is being begun, it does not have all jobs.
                 is_durable=info.get("aof_enabled") == 1 and self._file is None,
             )
         return server
 
     async def _write_file(self) -> None:
-        """Turns the append-only file on, beside the submits, and waits until it is whole."""
+        """Turns the append-only file on while submits go on, and waits until it is complete."""
         try:
             await self._client.config_set("appendonly", "yes")
             info = await self._client.info("persistence")

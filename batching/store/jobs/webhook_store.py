@@ -1,4 +1,4 @@
-"""The calls about webhooks: which events are due, and what became of telling of them."""
+"""Claims due events of webhooks, and notes how their tries ended."""
 
 import json
 import random
@@ -18,20 +18,20 @@ MOST_ERROR_CHARS = 200
 
 
 class WebhookOutcome(StrEnum):
-    """Says how a try ended; after the last two the event is due again."""
+    """Says how a try ended; after the last two outcomes the event is due again."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
     GONE = "gone"
     PENDING = "pending"
-    BUSY = "busy"  # it was no try: too many are under way to this receiver
+    BUSY = "busy"  # no try was made: too many are under way to this receiver
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a receiver is to hear of: a job's start or its final status.
+    """Holds an event for a receiver: a job's start or its final status.
 
-    `submitted_ms` tells a job's ends from each other, if it is tried again.
+    `submitted_ms` tells the ends of a retried job apart.
     """
 
     key: VersionKey
@@ -49,28 +49,29 @@ class WebhookStore:
         self._scripts = {verb: script(client, verb) for verb in ("claim_webhooks", "end_webhook")}
 
     async def claim(self, count: int, lease_ms: int) -> list[Event]:
-        """Returns up to so many events that are due; for `lease_ms` they are this sender's."""
+        """Returns up to `count` events that are due; for `lease_ms` they are this sender's."""
         events: list[Event] = []
         versions = await self._versions()
-        random.shuffle(versions)  # many events of one are not to hide those of the others
+        random.shuffle(versions)  # many events of one version must not hold up the others
         for key in versions:
             if len(events) == count:
                 break
             answer = await self._run("claim_webhooks", key, [count - len(events), lease_ms])
-            texts = iter([str(value, "utf-8", "replace") for value in answer])
-            for job_id, name, tries, submitted_ms in zip(texts, texts, texts, texts, strict=True):
+            values = iter([str(value, "utf-8", "replace") for value in answer])
+            quads = zip(values, values, values, values, strict=True)
+            for job_id, name, tries, submitted_ms in quads:
                 events.append(Event(key, job_id, name, int(tries), int(submitted_ms)))
         return events
 
     async def end(
         self, event: Event, outcome: WebhookOutcome, again_ms: int = 0, error: str = ""
     ) -> None:
-        """Notes how a try ended; if it is to be made again, after how long."""
+        """Notes how a try ended, and after how long to try again."""
         arguments = [event.job_id, event.name, outcome, again_ms, error[:MOST_ERROR_CHARS]]
         await self._run("end_webhook", event.key, arguments)
 
     async def _versions(self) -> list[VersionKey]:
-        """Returns the versions that have jobs with webhooks, unregistered ones among them."""
+        """Returns the versions that have jobs with webhooks, including unregistered ones."""
         home = at(self._client, keys.HOME)
         seconds, _ = await home.time()
         names: list[Any] = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, seconds * 1000, "+inf")
@@ -85,7 +86,7 @@ class WebhookStore:
 
 
 async def note_version(client: AsyncClient, key: VersionKey, whole_ms: int) -> None:
-    """Has senders look at this version, for as long as its job may be there."""
+    """Lists this version for senders, for as long as its job may exist."""
     home = at(client, keys.HOME)
     seconds, _ = await home.time()
     async with home.pipeline(transaction=False) as pipe:

@@ -1,1 +1,1 @@
-"""Keeps what is registered, and the control jobs of registering."""
+"""Keeps what is registered, and the control jobs for registering."""

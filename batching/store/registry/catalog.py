@@ -1,4 +1,4 @@
-"""The ingress's cached view of the registry, so that a prediction costs no look-up."""
+"""Caches the registry in the ingress, so that a prediction costs no look-up."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 
 RECONNECT_S = 0.2
-LOOK_UP_PATIENCE_S = 0.8  # as a submit's
+LOOK_UP_PATIENCE_S = 0.8  # the same as a submit's
 # After Redis was emptied, a node restores the registry within a beat. A new node, which knows no
 # model, may be the first to give Redis its new epoch.
 RESTORED_WITHIN_S = 1.5
@@ -21,9 +21,9 @@ ASK_AGAIN_S = 0.2
 
 
 class Catalog:
-    """Resolves model names from memory; drops entries as the registry announces their change.
+    """Resolves model names from memory; drops an entry when the registry announces its change.
 
-    An entry is only kept while the catalog listens for changes. Unknown names are not cached, so
+    Entries are only kept while the catalog listens for changes. Unknown names are not cached, so
     that they cannot fill the memory. A request for an unknown model waits while an emptied Redis
     may not have been restored yet.
     """
@@ -43,7 +43,7 @@ class Catalog:
         self._entries: dict[str, ModelEntry] = {}
         self._epoch = ""
         self._is_emptied = False
-        self._restored_at = 0.0  # in the event loop's time
+        self._restored_at_s = 0.0  # in the event loop's time
         self._changes_seen = 0
         self._is_listening = False
         self._startup_models: tuple[int, list[str]] | None = None
@@ -58,7 +58,7 @@ class Catalog:
             await end_tasks([self._listener])
 
     def known(self, model_name: str, model_version: str | None) -> ModelSpec | None:
-        """Returns as `resolve` does, but None where Redis would have to be asked."""
+        """Returns what `resolve` would, but None if that would have to ask Redis."""
         entry = self._entries.get(model_name)
         if entry is None:
             return None
@@ -68,14 +68,14 @@ class Catalog:
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version that a request for this name (and version) means.
 
-        A model that was seen before is still known while Redis is away; then `submit` says whether
-        a request for it can be served.
+        A known model stays known while Redis is away; then `submit` decides whether a request for
+        it can be served.
 
         Raises:
             ModelNotFound: no such model.
             VersionNotFound: no such version of it.
-            StoreUnavailable: an unknown name, and Redis cannot be asked.
-            QueueLost: an unknown name, as Redis was emptied and no node has restored the registry.
+            StoreUnavailable: the name is unknown, and Redis cannot be asked.
+            QueueLost: the name is unknown, and no node has restored the emptied registry yet.
         """
         entry = self._entries.get(model_name)
         if entry is None:
@@ -106,7 +106,7 @@ class Catalog:
         return names
 
     async def load_error(self, key: VersionKey) -> str:
-        """Returns why a worker of this version could not load it; empty if none has failed."""
+        """Returns why a worker of this version could not load it; empty if all could."""
         with contextlib.suppress(StoreUnavailable):
             workers = await asyncio.to_thread(self._registry.workers, key)
             return next((worker.error for worker in workers if worker.error), "")
@@ -118,10 +118,10 @@ class Catalog:
         self._entries.pop(model_name, None)
 
     async def _look_up_together(self, model_name: str) -> ModelEntry | None:
-        """Lets requests that ask at the same time share one answer, and go on in their order."""
+        """Looks up once for requests that ask at the same time; they go on in their order."""
         question = (model_name, self._changes_seen)
         if (asked := self._asked.get(question)) is not None:
-            # The answer is as old as the first one's question; the model may have come since.
+            # The answer is as old as the first question; the model may have come since.
             return await asyncio.shield(asked) or await self._look_up(model_name)
         asked = self._asked[question] = asyncio.ensure_future(self._look_up(model_name))
         asked.add_done_callback(lambda _: self._asked.pop(question))
@@ -133,14 +133,14 @@ class Catalog:
             return self._registry.get(model_name), self._registry.epoch()
 
         now = asyncio.get_running_loop().time
-        end = now() + self._restored_within_s
+        end_s = now() + self._restored_within_s
         while True:
             try:
                 async with asyncio.timeout(LOOK_UP_PATIENCE_S):
                     entry, epoch = await asyncio.to_thread(ask)
             except TimeoutError:
-                # The thread goes on waiting, as it learns late that Redis is cut off. Threads are
-                # few, so requests do not wait for it.
+                # The thread waits on, as it learns late that Redis is cut off. Threads are few, so
+                # requests do not wait for it.
                 raise store_unavailable() from None
             except StoreUnavailable as error:
                 # The listener's connection may be up although new ones are refused.
@@ -148,22 +148,22 @@ class Catalog:
                 raise
             self._outage.over("look up")
             self._note(epoch)
-            is_whole = not self._is_emptied and now() >= self._restored_at
-            if entry is not None or is_whole:
+            is_complete = not self._is_emptied and now() >= self._restored_at_s
+            if entry is not None or is_complete:
                 return entry
-            if now() >= end:
+            if now() >= end_s:
                 raise queue_lost()
             await asyncio.sleep(ASK_AGAIN_S)
 
     def _note(self, epoch: str) -> None:
-        """Notes the epoch of Redis. If it is missing, or another one, Redis was emptied."""
+        """Notes the epoch of Redis: if it is missing or has changed, Redis was emptied."""
         if epoch == self._epoch or not self._epoch:
             self._epoch, self._is_emptied = epoch, False
             return
         self._is_emptied = not epoch
         if epoch:
             self._epoch = epoch
-            self._restored_at = asyncio.get_running_loop().time() + self._restored_within_s
+            self._restored_at_s = asyncio.get_running_loop().time() + self._restored_within_s
             # Models that no node restores would stay known for ever.
             self._changes_seen += 1
             self._entries.clear()
@@ -191,8 +191,8 @@ class Catalog:
                     else:
                         self.forget(model_name)
                         if not self._epoch:
-                            # No node had come when this began. Without an epoch nobody would see
-                            # that Redis was emptied, until a request has been looked up.
+                            # No node had come before. Without an epoch nobody would see that Redis
+                            # was emptied, until a request is looked up.
                             self._note(await asyncio.to_thread(self._registry.epoch))
         finally:
             self._is_listening = False

@@ -1,6 +1,6 @@
-"""Control jobs: work for any one node, through RQ. Never an inference.
+"""Sends control jobs, which are work for any one node, through RQ. Never an inference.
 
-RQ's default serializer is pickle, by which anyone who reaches Redis could run code; JSON here.
+RQ's default serializer is pickle, by which anyone who reaches Redis could run code; ours is JSON.
 """
 
 import logging
@@ -24,8 +24,8 @@ from batching.store.rq_names import QUEUE_NAME
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
 
-# A job's worker beats once in JOB_BEAT_S. When ten beats are missing, it has gone for good and does
-# not only wait for its disk; then another node begins.
+# A job's worker beats once in JOB_BEAT_S. After ten missing beats it is gone, and does not just
+# wait for its disk; then another node begins.
 JOB_BEAT_S = 1.0
 LOST_AFTER_S = 10.0
 RETRY_S = 0.2
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class _JobLost(Exception):
-    """The job's node has gone or could not report the result, or Redis has forgotten the job."""
+    """The job's node is gone or could not report the result, or Redis has forgotten the job."""
 
 
 class ControlQueue:
-    """Enqueues control jobs and waits for what they return."""
+    """Enqueues control jobs and waits for their results."""
 
     def __init__(self, client: Client, *, lost_after_s: float = LOST_AFTER_S) -> None:
         self._lost_after_s = lost_after_s
@@ -50,15 +50,14 @@ class ControlQueue:
     def inspect_archive(
         self, url: str, *, timeout_s: float, may_be_downloaded: bool = False
     ) -> ArchiveInfo:
-        """Has a node fetch and verify the archive. Blocks up to `timeout_s`.
+        """Lets a node fetch and verify the archive. Blocks up to `timeout_s`.
 
-        `may_be_downloaded`: the archive may be there from an earlier download, which is an error
-        otherwise.
+        `may_be_downloaded`: an earlier download of the archive is no error.
 
         Raises:
-            ServeError: the node's, word for word.
+            ServeError: the node's own error.
             RequestTimeout: no node took the job, or it took too long.
-            WorkerDied: the node that had it went away, and so did a second one.
+            WorkerDied: the node that had the job went away, and so did a second one.
         """
         deadline_s = time.monotonic() + timeout_s
         for is_second in (False, True):
@@ -70,7 +69,7 @@ class ControlQueue:
                 return msgspec.convert(record, ArchiveInfo)
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
-        # A third time would be one node more, if it is the archive that ends them.
+        # If the archive ends nodes, a third try would end one more.
         raise errors.WorkerDied(
             f"Two nodes ended while they inspected the archive: {url}. Their logs may say why."
         )
@@ -104,33 +103,33 @@ class ControlQueue:
         """Returns the job's result; None after `timeout_s`.
 
         Raises:
-            _JobLost: no node is at it, or Redis has been away for as long as that takes to see.
+            _JobLost: no node has beaten for the job, or Redis has been away, for `lost_after_s`.
         """
         deadline_s = time.monotonic() + timeout_s
         pulse: bytes | str = b""
         changed_at_s = time.monotonic()
         while time.monotonic() < deadline_s:
-            before, is_heard = pulse, False
+            before, has_answer = pulse, False
             try:
                 # RQ blocks in XREAD; slices stay below the client's socket time-out.
                 if result := job.latest_result(timeout=1):
                     return result
-                pulse, is_heard = self._pulse(job), True
+                pulse, has_answer = self._pulse(job), True
             except FORBIDDEN:
                 raise  # another node would be refused, too
             except AWAY:
                 time.sleep(RETRY_S)
-            if is_heard and (pulse != before or pulse == _WAITS):
+            if has_answer and (pulse != before or pulse == _WAITS):
                 changed_at_s = time.monotonic()
             elif time.monotonic() - changed_at_s > self._lost_after_s:
                 raise _JobLost
         return None
 
     def _pulse(self, job: Job) -> bytes | str:
-        """Returns a value that changes each second while a node is at the job, or that it waits.
+        """Returns a value that changes each second while a node works on the job; _WAITS before.
 
         Values are only compared with each other: clocks of two machines differ. A job that has left
-        the queue counts as begun, though RQ says so a moment later.
+        the queue counts as begun, which RQ reports a moment later.
         """
         status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
         is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids

@@ -1,7 +1,7 @@
-"""The model registry: the versions, how many workers each node should run, and the live nodes.
+"""Keeps the model registry: versions, how many workers each node should run, and live nodes.
 
-A model is one JSON record in one hash. What `submit` reads of a registration, its configuration,
-lies beside the queue of the version.
+A model is one JSON record in one hash. A version's configuration, which `submit` reads, lies beside
+its queue.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Registry:
         self._counters = RecordReader("counter", int)
 
     def get(self, model_name: str) -> ModelEntry | None:
-        """Returns the model's entry, or None; RecordUnreadable, if it is garbage."""
+        """Returns the model's entry, or None; raises RecordUnreadable if it is garbage."""
         with telling_unavailable():
             text: Any = self._client.hget(keys.MODELS, model_name)
         return _entry(model_name, text)
@@ -64,7 +64,7 @@ class Registry:
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
-        """Registers the version, or raises Conflict; the first of a model is its default."""
+        """Registers the version, or raises Conflict; a model's first version is its default."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             if entry is None:
@@ -72,13 +72,13 @@ class Registry:
             return entry.registering(spec)
 
         # Before, so that no version stays without a configuration; afterwards, because the removal
-        # of an earlier version of that name may have been under way.
+        # of an earlier version of that name may still have been under way.
         self._open_queue(spec)
         self._change(spec.model_name, change)
         self._open_queue(spec, is_new=True)
 
     def restore(self, entries: Iterable[ModelEntry]) -> None:
-        """Registers versions that Redis has lost again; those it knows stay as they are."""
+        """Registers versions again that Redis has lost; does not change the others."""
         for entry in entries:
             specs = list(entry.versions.values())
             for spec in specs:
@@ -86,9 +86,9 @@ class Registry:
             self._change(specs[0].model_name, entry.completed_by)
 
     def forget(self) -> None:
-        """Forgets all that is registered, but no job: they wait until their version is back.
+        """Forgets all that is registered, but no jobs: these wait until their version is back.
 
-        Only while no node runs, which would answer what waits for a version that goes.
+        Only for when no node runs: nodes would answer what waits for a removed version.
         """
         specs = self.specs()
         with telling_unavailable():
@@ -97,20 +97,20 @@ class Registry:
             self.close_queue(spec.key)
 
     def repair(self, entries: Iterable[ModelEntry]) -> None:
-        """Completes the configurations of those versions that are registered."""
+        """Writes missing configurations of these versions, if they are still registered."""
         for spec in specs_of(entries):
             self._repair(spec)
 
     def epoch(self) -> str:
-        """Returns an id that lasts until Redis is emptied; then empty until `mark` sets another."""
+        """Returns an id that lasts until Redis is emptied; "" then, until `mark` sets another."""
         with telling_unavailable():
             epoch: Any = self._client.get(keys.EPOCH)
         return epoch.decode() if epoch else ""
 
     def mark(self) -> str:
-        """Returns the epoch, by which an emptied Redis is told from an empty registry.
+        """Returns the epoch, and sets one if there is none.
 
-        Sets one where there is none.
+        It tells an emptied Redis from an empty registry.
         """
         if epoch := self.epoch():
             return epoch  # at maxmemory even a SET that would change nothing is refused
@@ -129,7 +129,7 @@ class Registry:
             return existing(entry, key.model_name).with_spec(spec.scaled(min_worker, max_worker))
 
         scaled = pick_version(self._change(key.model_name, change), *key)
-        # In a cluster, a server may have lost the configuration; without workers no node notices.
+        # In a cluster a server may have lost it; without workers no node notices.
         self._repair(scaled)
         return scaled
 
@@ -149,8 +149,8 @@ class Registry:
     def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
         """Removes the version: nodes stop its workers, submits are refused.
 
-        `only`: the failed registration that is to be removed, and no other one of that name; if it
-        is the default, another version becomes so. Else that is VersionInUse.
+        With `only`, removes just this failed registration, and no other of that name; if it is the
+        default, another version becomes the default. Otherwise a default raises VersionInUse.
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
@@ -178,7 +178,7 @@ class Registry:
     def close_queue(self, key: VersionKey) -> None:
         """Makes the version refuse submits, unless it is registered.
 
-        Its other keys get a TTL. Nodes delete them sooner, but no node may be left.
+        Its other keys get a TTL: nodes delete them sooner, but no node may be left.
         """
         names = VersionKeys.of(key)
         client = at(self._client, names.tag)
@@ -193,7 +193,7 @@ class Registry:
             self._open_queue(again, is_new=True)
 
     def _open_queue(self, spec: ModelSpec, *, is_new: bool = False) -> None:
-        """Writes the version's configuration; unless it `is_new`, only where there is none."""
+        """Writes the version's configuration; unless it `is_new`, only if there is none."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable():
@@ -215,14 +215,14 @@ class Registry:
             return bool(self._client.hexists(keys.STARTED, entry))
 
     def note_started(self, entry: str) -> None:
-        """Notes that the entry was registered: no restart brings it back."""
+        """Notes that the entry was registered, so that no restart registers it again."""
         with telling_unavailable():
             self._client.hset(keys.STARTED, entry, 1)
 
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
-        """Returns the workers of live nodes, by node and slot.
+        """Returns the workers of live nodes, sorted by node and slot.
 
-        Given `alive_nodes()`, it costs a round trip less.
+        `alive`: from `alive_nodes()`; spares a round trip.
         """
         version_keys = VersionKeys.of(key)
         with telling_unavailable():
@@ -248,15 +248,12 @@ class Registry:
         return set(ids_of(members))
 
     def require_writable(self) -> None:
-        """Raises StoreUnavailable where Redis takes no writes, and thus no beats of nodes.
-
-        This one changes nothing.
-        """
+        """Raises StoreUnavailable if Redis takes no writes, and so no beats; changes nothing."""
         with telling_unavailable():
             self._client.hdel(keys.NODE_INFO, "")
 
     def queue(self, spec: ModelSpec) -> QueueStatus:
-        """Returns how many requests wait, and the outcomes of the others since registration."""
+        """Returns how many requests and jobs wait, and the counters since registration."""
         names = VersionKeys.of(spec.key)
         with telling_unavailable():
             waiting, open_requests, oldest_us, jobs, oldest_job_us, *counters = self._measure(
@@ -280,7 +277,7 @@ class Registry:
         client: Any = self._client
         with telling_unavailable(), client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
-            # Takes the confirmation: before it a change could be missed, and it would end `wait`.
+            # Reads the confirmation: before it a change could be missed, and it would end `wait`.
             listener.get_message(timeout=CONFIRMATION_S)
 
             def wait(timeout_s: float) -> bool:
@@ -290,12 +287,12 @@ class Registry:
             yield wait
 
     def announce(self, model_name: str) -> None:
-        """Makes all who wait for changes look again."""
+        """Wakes all who wait for changes."""
         with telling_unavailable():
             self._client.publish(keys.CHANGES, model_name)
 
     def store(self) -> StoreStatus:
-        """Returns the state of Redis; of a cluster, that of the node that answers."""
+        """Returns the state of Redis; in a cluster, of the server that answers."""
         started_s = time.perf_counter()
         with telling_unavailable():
             self._client.ping()
@@ -317,7 +314,7 @@ class Registry:
     def _repair(self, spec: ModelSpec) -> None:
         self._open_queue(spec)
         if spec.model_version not in self._versions_of(spec.model_name):
-            # It was removed meanwhile, and its configuration perhaps before this one was written.
+            # It was removed meanwhile, perhaps before its configuration was written here.
             self.close_queue(spec.key)
 
     def _change(
@@ -339,12 +336,12 @@ def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
     except UNREADABLE as error:
         raise RecordUnreadable(
             f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
-            "and register it anew."
+            "and register it again."
         ) from error
 
 
 def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
-    """Returns what handlers of this version have measured; raises redis' own errors."""
+    """Returns the measurements of this version's handlers; raises redis' own errors."""
     values: dict[Series, float] = {}
     names = VersionKeys.of(key)
     for field, value in at(client, names.tag).hgetall(names.metrics).items():

@@ -7,8 +7,8 @@
 --        4 abandoned: open, but the version is unregistered and no worker of it lives
 --
 -- This heals an entry of the replies list that was popped into a broken connection, and notices within
--- a second that Redis lost the queue. It also finds what a dead worker of an unregistered version held:
--- when its node died with it, no other node may know of that version.
+-- a second that Redis lost the queue. It also finds the requests of a dead worker of an unregistered
+-- version: when its node died with it, no other node may know that version.
 
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')

@@ -4,9 +4,8 @@
 -- KEYS  of each set in turn: the beats (zset), the leases to keep alive, and after leases the
 --       version's queue, suspects, wakeups, ingress beats and job queue
 -- ARGV  1 ttl_ms  2 quiet_ms, then of each set in turn: how many leases, how many members, the members
--- Returns {{silent_ms, ...}, added, added, ...}: for how long members of all sets have been silent, of
--- those that have been for quiet_ms or longer, and for each set how many of its members were not known
--- before.
+-- Returns {{silent_ms, ...}, added, added, ...}: the silences of quiet_ms or longer, over all sets, and
+-- for each set how many of its members were not known before.
 --
 -- PEXPIRE comes first: at maxmemory a script may go on once its first write was one that needs no
 -- memory, while a plain ZADD would be refused and a living worker taken for dead.
@@ -32,7 +31,7 @@ while set <= #KEYS do
       redis.call('RPUSH', wakeups, '1')
       redis.call('PEXPIRE', wakeups, 60000)
     end
-    -- A minute is longer than any of them may be silent and live.
+    -- No living ingress is silent for a minute.
     redis.call('ZREMRANGEBYSCORE', KEYS[set + 3], '-inf', now_ms - 60000)
     set = set + 5
   end

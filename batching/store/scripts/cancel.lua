@@ -6,9 +6,9 @@
 -- Returns an array, one code per request:  1 cancelled   2 replied already   0 unknown
 --
 -- Race closed: a reply and a cancellation of one request cannot both happen. LREM on a queue of
--- 10,000 ids costs about 0.1 ms; it keeps the queue's length true, which admission relies on. What
--- waits nowhere is in one of the workers' leases. An unknown request may have a body: its submit was
--- given up between the two.
+-- 10,000 ids costs about 0.1 ms; it keeps the queue's length true, which admission relies on. A request
+-- that does not wait is in a worker's lease. An unknown request may have a body: its submit was given up
+-- between the two.
 
 local codes, cancelled = {}, 0
 local worker_ids

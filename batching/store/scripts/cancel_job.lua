@@ -1,12 +1,12 @@
--- cancel_job: the job will not be run, its result will be dropped, or is let go. One that failed or
--- expired loses its input as well: it is no dead letter any more.
+-- cancel_job: the job will not be run, and its result is deleted, or dropped when it comes. A job that
+-- failed or expired loses its input as well: it is no dead letter any more.
 --
 -- KEYS  1 queue  2 suspects  3 open  4 counters  5 body prefix  6 lease prefix  7 worker beats
 --       8 job queue  9 job prefix  10 large reply prefix
 -- ARGV  1 id
--- Returns 1 cancelled   2 finished before, and its result has been let go   0 unknown
+-- Returns 1 cancelled   2 finished before, and its result has been deleted   0 unknown
 --
--- Race closed: as in cancel, of a reply and a cancellation one counts. Again it does the same.
+-- Race closed: as in cancel, only one of a reply and a cancellation counts. It may be repeated.
 
 local id = ARGV[1]
 local name = KEYS[9] .. id

@@ -9,7 +9,7 @@
 --
 -- Races closed: only the owner of a running request can add to its answer, so the pieces of two
 -- attempts never mix; a piece whose acknowledgement was lost may be sent again. From the first piece
--- on they are counted in the request's record, whose bytes nobody needs again: reclaim answers it
+-- on they are counted in the request's record, whose bytes are not needed any more: reclaim answers it
 -- instead of running it twice. At maxmemory the first write is refused before anything is changed;
 -- the worker waits then.
 

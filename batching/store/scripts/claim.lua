@@ -15,15 +15,14 @@
 -- Races closed: pop and lease are one step, so a worker that dies at any moment leaves either a
 -- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
 -- The first write frees or pops, so it works at maxmemory. A crash suspect from the suspects list is
--- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
--- that nobody can read, is dropped like a lost one: it must not stop the queue. What was
--- queued in the future, by a clock that has stepped back, is as young as what comes now: nobody collects
--- for longer than patience_us.
+-- handed out alone, and from then on its last owner comes too late. A malformed or unreadable record is
+-- dropped like a lost one: it must not stop the queue. A request that was queued in the future, by a
+-- clock that has stepped back, counts as new: nobody collects for longer than patience_us.
 --
--- Jobs have the seats that requests leave free when a batch closes, and batches of their own while no
+-- Jobs get the seats that requests leave free when a batch closes, and batches of their own while no
 -- request waits. A quarter of the seats is for jobs that are older than job_patience_us, so that they
--- come to their turn on a busy day, too (docs/adr/0024-jobs.md). While none waits the configuration's
--- field `jobs` says 0, and nothing is asked about them.
+-- get their turn on a busy day, too (docs/adr/0024-jobs.md). While no job waits, the configuration's
+-- field `jobs` says 0, and nothing is asked about jobs.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -33,7 +32,7 @@ local dead_before_ms = now_ms - tonumber(ARGV[4])
 local reply_ttl_ms = ARGV[6]
 local batch = {'BATCH', string.format('%.0f', now_us)}
 local owned = 0
-local ingress_is_alive = {job = true} -- which nobody waits for
+local ingress_is_alive = {job = true} -- nobody waits for a job
 local config = redis.call('HMGET', KEYS[15], 'max_queue', 'jobs')
 local jobs = config[2] == '0' and 0 or redis.call('LLEN', KEYS[13])
 local expired, orphaned = 0, 0
@@ -51,7 +50,7 @@ local function discard(id)
   redis.call('DEL', KEYS[10] .. id)
 end
 
--- Takes those that can still be answered in time by somebody who listens.
+-- Takes the requests that can still be answered in time, and whose ingress is alive.
 local function take(ids)
   local entries = {}
   for n, record in ipairs(redis.call('HMGET', KEYS[5], unpack(ids))) do
@@ -107,7 +106,7 @@ while owned == 0 do
   take({id})
 end
 
--- Takes up to so many of this queue that are older than least_age_us.
+-- Takes up to `seats` requests of this queue, if they are older than least_age_us.
 local function take_from(queue, seats, least_age_us)
   local looked, full = 0, owned + seats
   while owned < full and looked < 8 * limit do
@@ -140,7 +139,7 @@ if owned == 0 then
       return {'WAIT', waiting, string.format('%.0f', age_us)}
     end
   end
-  -- Of small batches only some have a seat for them; the clock's last digits are as good as dice.
+  -- Of small batches, only some have a seat for old jobs; the clock's last digits are as good as dice.
   local seats = limit >= 4 and math.floor(limit / 4) or now_us % math.ceil(4 / limit) == 0 and 1 or 0
   if jobs > 0 then take_from(KEYS[13], seats, tonumber(ARGV[7])) end
   take_from(KEYS[1], limit - owned)

@@ -2,11 +2,11 @@
 --
 -- KEYS  1 webhooks  2 job prefix  3 counters
 -- ARGV  1 id  2 event  3 outcome: 'delivered', 'failed' or 'gone', which end it; 'pending' or 'busy',
---       after which it is due again; 'busy' was no try  4 in so many ms  5 what went wrong, or ''
+--       after which it is due again; 'busy' was no try  4 ms until then  5 what went wrong, or ''
 -- Returns 1, or 0 if another sender has ended it
 --
--- Race closed: of two senders that tell of the same event, as the first one's lease was over, the first
--- end counts.
+-- Race closed: if two senders send the same event, as the first one's lease was over, the first end
+-- counts.
 
 local entry, name, outcome = ARGV[1] .. ' ' .. ARGV[2], KEYS[2] .. ARGV[1], ARGV[3]
 if not redis.call('ZSCORE', KEYS[1], entry) then return 0 end

@@ -1,4 +1,4 @@
-"""Loads the `.lua` files, and makes calls of them."""
+"""Loads the `.lua` files, and makes commands that call them."""
 
 import hashlib
 import re
@@ -12,8 +12,8 @@ import redis.asyncio
 
 Command = tuple[str | int | float | bytes, ...]
 
-# Read at import: when the first request comes there may be no descriptor left, or another release
-# may have been installed.
+# Read at import: at the first request no descriptor may be left, or another release may have been
+# installed.
 _FOLDER = Path(__file__).parent
 _PARTS = {
     path.stem: path.read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ _PARTS = {
 def _source(text: str) -> str:
     """Returns the script with the parts that it calls in front.
 
-    A part may call those that come after it in the order of the alphabet.
+    A part may call parts that come later in the alphabet.
     """
     for name, part in _PARTS.items():
         if f"{name}(" in text:
@@ -48,7 +48,7 @@ def sha(verb: str) -> str:
 
 
 def loading(call: Command) -> Command:
-    """Returns the command that has Redis know the script of this call."""
+    """Returns the command that loads the script of this call into Redis."""
     verb = next(verb for verb in _SOURCES if sha(verb) == call[1])
     return ("SCRIPT", "LOAD", source(verb))
 
@@ -69,10 +69,10 @@ def key_names(verb: str) -> tuple[str, ...]:
 
 
 def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
-    """Returns the script's KEYS in the order of its head: of `own`, or of `version_keys`.
+    """Returns the script's KEYS in the order of its head: from `own`, or from `version_keys`.
 
     Raises:
-        ValueError: a name of `own` is not in the head, or one in the head is known nowhere.
+        ValueError: a name of `own` is not in the head, or a name in the head is in neither.
     """
     names = key_names(verb)
     if unknown := own.keys() - {*names}:
@@ -89,10 +89,10 @@ def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
 def command(
     verb: str, keys: Sequence[str], arguments: Sequence[str | int | float | bytes] = ()
 ) -> Command:
-    """Returns the command that runs the script, if Redis knows it; ARGV may be added to it."""
+    """Returns the command that runs the script, if Redis knows it; more ARGV may be appended."""
     return ("EVALSHA", sha(verb), len(keys), *keys, *arguments)
 
 
 def script(client: redis.Redis | redis.asyncio.Redis, verb: str) -> Any:
-    """Returns `verb` as a callable of (keys, args); of an asyncio client, to be awaited."""
+    """Returns `verb` as a callable of (keys, args), to be awaited with an asyncio client."""
     return client.register_script(source(verb))

@@ -1,10 +1,10 @@
--- measure: the line of one version at this moment. Reads only.
+-- measure: the queue of one version at this moment. Reads only.
 --
 -- KEYS  1 queue  2 suspects  3 job queue  4 open  5 counters
 -- Returns {waiting, open, oldest_age_us, jobs, oldest_job_age_us, counter, count, counter, count, ...}
 --         oldest ages: since the oldest waiting request arrived, or the oldest job; 0 = nothing waits.
 --
--- One step, so that the counters and what is open add up in what is returned, too.
+-- One step, so that the counters and the open requests add up in the answer, too.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]

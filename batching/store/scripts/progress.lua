@@ -1,11 +1,11 @@
--- progress: how far handlers say that they are with jobs is kept for those who ask.
+-- progress: the handlers' progress with jobs is kept for clients that ask.
 --
 -- KEYS  1 lease  2 job prefix
 -- ARGV  per job: id, attempt, its progress (job_records.py)
--- Returns an array, one code per job: 1 kept   0 not: it is not this attempt's any more, or has ended
+-- Returns an array, one code per job: 1 kept   0 not: the job has ended, or another attempt runs
 --
--- Race closed: only the owner of a job that runs can tell about it, so that nothing comes after its end and
--- nothing of an older attempt; what makes an attempt end takes its progress away.
+-- Race closed: only the owner of a running job can write its progress, so that nothing comes after its
+-- end, or from an older attempt; whatever ends an attempt deletes its progress.
 
 local codes = {}
 for i = 1, #ARGV, 3 do

@@ -1,4 +1,4 @@
--- reclaim: what a dead or leaving worker owned waits again, or is answered for good.
+-- reclaim: the requests of a dead or leaving worker wait again, or are answered for good.
 --
 -- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather  13 config
@@ -17,7 +17,7 @@
 -- request goes back to the head of the queue in its old order, without having used an attempt; so
 -- does a recovered one, whose worker never learnt that it owned it. An answer of which pieces have
 -- been sent is never begun again: its client would see them twice. A list or hash that this makes for a
--- version that was unregistered meanwhile gets a TTL: nodes clear it away, but this one may be the last.
+-- version that was unregistered meanwhile gets a TTL: nodes delete it, but this may be the last node.
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -45,7 +45,7 @@ local function answer(id, ingress_id, reply)
   redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
 end
 
--- What is known of a job's attempt goes with that.
+-- Deletes the fields of a job's attempt.
 local function unstart(id)
   redis.call('HDEL', KEYS[15] .. id, 'started_ms', 'worker', 'progress')
 end
@@ -63,13 +63,13 @@ for _ = 1, limit do
     if id then redis.call('HDEL', KEYS[7], id) end
     orphaned = orphaned + 1
   elseif attempts + 1 ~= tonumber(attempt) then
-    -- Another worker's by now; garbage, as our scripts leave no such entry.
+    -- The request is another worker's by now. The entry is garbage: our scripts leave none like it.
   elseif chunks ~= '0' then
     answer(id, ingress_id, '!' .. ARGV[5])
   elseif queued_us / 1000 + ttl_ms <= now_ms then
     answer(id, ingress_id, '!deadline_exceeded')
   elseif is_untried then
-    -- Its record still counts the attempts before this one, and has been nobody's since the claim.
+    -- Its record still counts the attempts before this one, and names no owner since the claim.
     local is_job = ingress_id == 'job'
     local is_first = not is_job or redis.call('HGET', KEYS[15] .. id, 'priority') == 'high'
     local own = is_first and KEYS[4] or KEYS[14]
@@ -102,7 +102,7 @@ if not is_registered then
   for _, name in ipairs({KEYS[4], KEYS[5], KEYS[8]}) do redis.call('PEXPIRE', name, 86400000) end
 end
 if left == 0 and mode ~= 'recovered' then
-  -- A batch that it was collecting is anybody's now.
+  -- Any worker may now collect the batch that it was collecting.
   if redis.call('HGET', KEYS[12], 'worker') == worker_id then
     redis.call('DEL', KEYS[12])
     if redis.call('LLEN', KEYS[4]) > 0 then

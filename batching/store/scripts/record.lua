@@ -1,11 +1,11 @@
--- record: what a worker's handler has measured counts for its version.
+-- record: the measurements of a worker's handler are added to its version's.
 --
 -- KEYS  1 config  2 metrics (hash)
 -- ARGV  1 limit: fields the hash may have  2.. op, field, number, op, field, number, ...
 --       op: set (the last one counts) or add
 -- Returns how many were dropped for the limit; -1: no such version, nothing was counted.
 --
--- The version is looked for in the same step: the hash of one that was just unregistered would
+-- The version is looked for in the same step: the hash of a version that was just unregistered would
 -- never be deleted. A handler that makes up labels must not fill Redis, hence the limit.
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end

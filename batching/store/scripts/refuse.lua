@@ -7,8 +7,8 @@
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
 -- Used when a version is unregistered, scaled to nothing or given up: a queue without a future must
--- not keep its clients until their deadlines. Jobs wait for a worker, unless the version is gone; those
--- that are suspects wait to be run alone. Whether somebody might come after all is decided here.
+-- not keep its clients until their deadlines. Jobs wait for a worker, unless the version is gone; jobs
+-- among the suspects wait to be run alone. Whether a worker might still come is decided here.
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)

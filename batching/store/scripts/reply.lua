@@ -20,7 +20,7 @@
 local worker_id, ttl_ms = ARGV[1], ARGV[2]
 local codes, stored, stale, orphaned = {}, 0, 0, 0
 
--- Mostly the whole batch, which one call tells.
+-- Mostly the worker owns the whole batch, which one call finds out.
 local function is_owning_all(first, last)
   local held = redis.call('LRANGE', KEYS[1], 0, (last - first) / 4)
   for i = first, last, 4 do
@@ -29,7 +29,7 @@ local function is_owning_all(first, last)
   return true
 end
 
--- The code of one that was not taken out of the lease.
+-- Returns the code of a request that was not taken out of the lease.
 local function code_of(id, attempt)
   local record = redis.call('HGET', KEYS[2], id)
   if not record then return redis.call('EXISTS', KEYS[5] .. id) == 1 and 2 or 0 end

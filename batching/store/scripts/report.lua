@@ -5,8 +5,9 @@
 -- Returns 1.
 --
 -- HDEL comes first: at maxmemory a script may go on after a first write that needs no memory, while a
--- plain HSET would be refused and who was replaced would be missing from every list. This one changes
--- nothing: to delete the last field, and write it again, would take the TTL of the unregistered away.
+-- plain HSET would be refused, and the replaced worker would be missing from every list. This HDEL
+-- changes nothing: to delete the last field, and write it again, would remove an unregistered version's
+-- TTL.
 
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

@@ -7,7 +7,7 @@
 -- Returns 1 queued   0 too many wait   -1 no such version   -3 no memory
 --         -7 it cannot be tried again (unknown, not ended, succeeded, or its input is gone)
 --
--- Race closed: of two that try it again, one finds that it waits. One that is refused stays as it is.
+-- Race closed: of two retries, the second finds that the job waits. A refused job is unchanged.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -19,7 +19,7 @@ if not max_queue then return -1 end
 local record = redis.call('HGET', KEYS[5], id)
 local queued_us, old_ttl_ms = string.match(record or '', '^%d+ %S+ %d+ (%d+) %S+ (%d+) ')
 if queued_us and queued_us / 1000 + old_ttl_ms <= now_ms then
-  -- It has expired, and no worker has come to find that.
+  -- It has expired, and no worker has come to notice that.
   local places = redis.call('LREM', KEYS[9], 1, id) + redis.call('LREM', KEYS[2], 1, id) + redis.call('LREM', KEYS[12], 1, id)
   if places > 0 then
     finish_job(KEYS[10], KEYS[5], body, id, 'expired', id .. '!deadline_exceeded', now_ms)

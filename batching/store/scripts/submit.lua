@@ -39,7 +39,7 @@ end
 local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf') > 0
 local no_worker = -2
 if not has_worker then
-  -- Where Redis takes no writes, it takes no beats: then that is the reason. This one changes nothing.
+  -- Where Redis takes no writes, it takes no beats: then that is the reason. This HDEL changes nothing.
   redis.call('HDEL', KEYS[5], '')
   if redis.call('EXISTS', KEYS[7]) == 1 then no_worker = -5 end
 end
@@ -47,7 +47,7 @@ local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 
 local open = redis.call('HMGET', KEYS[5], unpack(ids))
--- Mostly no reply is there, and all bodies are, which one call each tells of all.
+-- Mostly there are no replies, and all bodies, which one call each finds out.
 local has_replies = redis.call('EXISTS', unpack(names)) > 0
 local lacks_bodies = #bodies > 0 and redis.call('EXISTS', unpack(bodies)) < #bodies
 local head = '0 - 0 ' .. string.format('%.0f', now_us) .. ' '
@@ -73,7 +73,7 @@ end
 if #queued == 0 then return codes end
 
 redis.call('HSET', KEYS[5], unpack(records))
--- What nobody takes or answers any more goes with the last of them; seldom set, as it is generous.
+-- Requests that nobody answers expire with the last one; the TTL is seldom set, as it is generous.
 if redis.call('PTTL', KEYS[5]) < ttl_ms + 60000 then redis.call('PEXPIRE', KEYS[5], ttl_ms + 120000) end
 redis.call('RPUSH', KEYS[2], unpack(queued))
 redis.call('HINCRBY', KEYS[6], 'accepted', #queued)

@@ -1,19 +1,18 @@
--- submit_jobs: jobs wait, for as long as it takes, whether a worker lives or not.
+-- submit_jobs: jobs wait for a worker, whether one lives or not.
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 more prefix  8 body prefix
 --       9 job queue  10 job prefix  11 job index
 -- ARGV  1 limit: jobs of this version that may wait, urgent ones apart, which count as requests
 --       then per job, at most 500: id, rest of its record (records.py), ttl_ms: from now to its
---       deadline, keep_ms: for so long it is kept afterwards, 'high' or 'normal', and protocol,
+--       deadline, keep_ms: how long it is kept afterwards, 'high' or 'normal', and protocol,
 --       webhook and webhook_start, each empty or the job's field (job_records.py)
 -- Returns now_ms, then per job a code and how many waited before it:
 --          1 queued   2 known already (a re-sent submit)   0 too many wait
 --         -1 no such version   -3 no memory, for the job or for its large body
 --
--- Races closed: as in submit. A job is there whole, with its record, or not at all; the body that was
--- stored for one that is refused goes in the same step, unless another submit of the same id brought it
--- in meanwhile. What jobs there are, is known by the index; each submit deletes a few entries whose jobs
--- have gone, so that they do not add up.
+-- Races closed: as in submit. A job exists with its record, or not at all; the stored body of a refused
+-- job is deleted in the same step, unless another submit of the same id was accepted meanwhile. The index
+-- lists the jobs; each submit deletes a few entries whose jobs are gone, so that they do not add up.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -68,6 +67,6 @@ for _, old in ipairs(redis.call('ZRANGE', KEYS[11], 0, accepted)) do
   if redis.call('EXISTS', KEYS[10] .. old) == 0 then redis.call('ZREM', KEYS[11], old) end
 end
 redis.call('HINCRBY', KEYS[6], 'accepted', accepted)
--- Those that go first have a window of their own, which the others do not end.
+-- Urgent jobs have the requests' window, which the others do not end.
 wake_worker(KEYS[3], KEYS[4], KEYS[7], waiting.high > 0 and waiting.high or waiting.normal, was_empty)
 return answer

@@ -3,9 +3,9 @@
 -- KEYS  1 models
 -- ARGV  1 model name  2 the record that was read, or '' if there was none  3 its successor, or '' to delete it
 --       4 the channel of changes
--- Returns 1, or 0 if it is another one by now
+-- Returns 1, or 0 if the record has changed since
 --
--- Race closed: two managers cannot overwrite each other.
+-- Race closed: two changes at a time cannot overwrite each other.
 
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then

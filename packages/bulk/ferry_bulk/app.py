@@ -208,7 +208,6 @@ def read_metadata(asked: Any) -> dict[str, str] | None:
 
 
 def _page(records: Sequence[Record], show: Callable[[Record], Record]) -> Record:
-    """Returns the page of a list that the client asks for."""
     limit_text, after = request.args.get("limit", ""), request.args.get("after", "")
     limit = _LIMIT.fullmatch(limit_text or str(_USUAL_PAGE))
     if limit is None:

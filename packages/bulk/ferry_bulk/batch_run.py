@@ -27,7 +27,7 @@ from ferry_bulk.lines import (
     parse_line,
     read_lines,
 )
-from ferry_bulk.model_server import Answer, ModelServer
+from ferry_bulk.model_server import ModelServer, ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _SHORTEST_KEPT_S, _LONGEST_KEPT_S, _KEPT_S_PER_S = 60, 3_600, 60
 
 
 # A line with its answer or error; None: the batch ended before.
-LineOutcome: TypeAlias = tuple[InputLine, Answer | BadLine | None]
+LineOutcome: TypeAlias = tuple[InputLine, ServerAnswer | BadLine | None]
 
 
 class BatchRun:

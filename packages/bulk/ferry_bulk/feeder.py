@@ -26,7 +26,6 @@ class Feeder:
         self._seen: set[str] = set()  # batches that wait for a thread, run, or have ended
 
     def run(self) -> None:
-        """Runs batches for ever."""
         sweep_at_s = 0.0
         while True:
             try:

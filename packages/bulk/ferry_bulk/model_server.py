@@ -38,7 +38,7 @@ _REMIND_S = 30.0
 _JOB_PATH = re.compile(r"/jobs/[0-9a-f]{32}$")
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """Holds an answer of the server; names of headers are in lower case."""
 
     status: int
@@ -80,7 +80,7 @@ class ModelServer:
 
     def predict(
         self, line: InputLine, job_headers: Mapping[str, str], halted: threading.Event
-    ) -> tuple[Answer | None, str]:
+    ) -> tuple[ServerAnswer | None, str]:
         """Returns the line's answer, however long the server is away; None when halted.
 
         Returns the path of its job as well; empty if one request was enough.
@@ -120,7 +120,7 @@ class ModelServer:
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Returns the answer to one request; raises OSError or HTTPException if there is none."""
         own_headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         try:
@@ -138,9 +138,9 @@ class ModelServer:
             raise
         self._idle.append(connection)
         names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, content)
+        return ServerAnswer(response.status, names, content)
 
-    def _delay_s(self, kind: Kind, answer: Answer, line: InputLine, delay_s: float) -> float:
+    def _delay_s(self, kind: Kind, answer: ServerAnswer, line: InputLine, delay_s: float) -> float:
         """Returns how long the line's next request has to wait."""
         if kind == "unknown_model":
             now = time.monotonic()
@@ -162,7 +162,7 @@ class ModelServer:
             log.warning("%s", why)
 
 
-def kind_of(answer: Answer, job_path: str) -> Kind:
+def kind_of(answer: ServerAnswer, job_path: str) -> Kind:
     """Returns what the answer to a submit means; with a `job_path`, to a GET of its result."""
     status, headers = answer.status, answer.headers
     is_in_time = headers.get("preference-applied", "").startswith("wait=")
@@ -179,7 +179,7 @@ def kind_of(answer: Answer, job_path: str) -> Kind:
     return "later" if is_refused or status >= HTTPStatus.INTERNAL_SERVER_ERROR else "result"
 
 
-def _message(answer: Answer) -> str:
+def _message(answer: ServerAnswer) -> str:
     """Returns why the server refused, in its own words."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(answer.body)["message"])

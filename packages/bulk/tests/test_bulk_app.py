@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from ferry_bulk.app import BulkApp, read_expiry_s, read_window_s
-from ferry_bulk.folder import KEPT_S, BulkFolder, Refused, entering, now_s
+from ferry_bulk.app import BulkApp
+from ferry_bulk.folder import KEPT_S, BulkFolder, entering, now_s
 
 
 @pytest.fixture
@@ -90,18 +90,6 @@ def test_unknown_ids_are_told(http, name):
 def test_batch_that_cannot_be_is_refused(http, folder, changes):
     assert create(http, file_id_of(http), **changes).status_code == 400
     assert folder.batches() == []
-
-
-def test_windows_and_times_of_keeping():
-    windows = [read_window_s(text) for text in ("24h", "7d", "1h", "30d")]
-    assert windows == [86_400, 604_800, 3_600, 2_592_000]
-    for text in ("0h", "31d", "9999d", "1w", "-1h", "", None):
-        with pytest.raises(Refused):
-            read_window_s(text)
-    assert read_expiry_s({"anchor": "created_at", "seconds": 3600}) == 3600
-    for value in (True, "3600", 3599, 2_592_001):
-        with pytest.raises(Refused):
-            read_expiry_s({"anchor": "created_at", "seconds": value})
 
 
 def test_upload_says_how_long_it_is_kept_and_comes_back(http):

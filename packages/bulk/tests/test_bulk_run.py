@@ -13,7 +13,7 @@ from ferry_bulk.app import BulkApp
 from ferry_bulk.batch_run import BatchRun
 from ferry_bulk.folder import BulkFolder, now_s, output_ids
 from ferry_bulk.lines import output_line
-from ferry_bulk.model_server import Answer, ModelServer, kind_of
+from ferry_bulk.model_server import ModelServer, ServerAnswer, kind_of
 from packages.bulk.tests.bulk_process import line
 from tests.http_server import serving
 from tests.support import eventually
@@ -291,9 +291,9 @@ def _no_room(*_, **__):
     ],
 )
 def test_what_an_answer_means(status, headers, job_path, expected):
-    assert kind_of(Answer(status, headers, b""), job_path) == expected
+    assert kind_of(ServerAnswer(status, headers, b""), job_path) == expected
 
 
 def test_refused_key_is_no_answer():
     body = b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}'
-    assert kind_of(Answer(400, {}, body), "") == "later"
+    assert kind_of(ServerAnswer(400, {}, body), "") == "later"

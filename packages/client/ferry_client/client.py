@@ -211,7 +211,6 @@ class _BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine and returns its result."""
         return self.start(coroutine).result()
 
     def finish(self) -> None:

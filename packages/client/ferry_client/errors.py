@@ -4,7 +4,7 @@ FerryError
 ├── ServerUnreachable     no server answers at this address, or the connection broke
 ├── WaitTimeout           the job has not finished in the time that the caller would wait
 └── AnswerError           the server answered with an error: status, type and message
-    ├── BadRequest        the request is not one that this server takes: 400, 405, 413, 415
+    ├── BadRequest        the server does not accept this request: 400, 405, 413, 415
     ├── Unauthorized      a token is missing or wrong: 401, 403
     ├── NotFound          no such model, version or job: 404
     ├── Conflict          409; 422: the idempotency key is another request's
@@ -137,5 +137,5 @@ def text_of(response: httpx.Response) -> str:
     if not is_page(response):
         return response.text.strip() or response.reason_phrase
     title = _TITLE.search(response.text)
-    words = title[1] if title else _TAG.sub(" ", response.text)
-    return f'a page, "{" ".join(words.split())[:_LONGEST_TITLE]}"'
+    shown = title[1] if title else _TAG.sub(" ", response.text)
+    return f'a page, "{" ".join(shown.split())[:_LONGEST_TITLE]}"'

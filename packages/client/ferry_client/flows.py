@@ -27,7 +27,7 @@ Flow: TypeAlias = Generator[Call, httpx.Response, T]
 
 # How long one request waits for a job; proxies cut off silent requests after a minute.
 LONGEST_WAIT_S = 30.0
-_JOB_PLACE = re.compile(r"/jobs/[0-9a-f]{32}$")
+_JOB_PATH = re.compile(r"/jobs/[0-9a-f]{32}$")
 _NO_WORKER = "no_worker"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 
@@ -129,16 +129,16 @@ def _persist(
 
 def _retry_after_s(response: httpx.Response) -> float | None:
     """Returns after how many seconds to send a refused request again; None: not at all."""
-    text = response.headers.get("retry-after", "")
-    if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not text.isdecimal():
+    seconds = response.headers.get("retry-after", "")
+    if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not seconds.isdecimal():
         return None
-    return float(text)
+    return float(seconds)
 
 
 def _is_accepted(response: httpx.Response) -> bool:
     """Returns whether the prediction has become a job, as slow models may demand."""
-    place = response.headers.get("location", "")
-    return response.status_code == httpx.codes.ACCEPTED and bool(_JOB_PLACE.search(place))
+    location = response.headers.get("location", "")
+    return response.status_code == httpx.codes.ACCEPTED and bool(_JOB_PATH.search(location))
 
 
 def _is_result(response: httpx.Response, job_id: str) -> bool:

@@ -32,7 +32,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ComparedAnswer:
     """Holds one server's answer, its body decompressed. `failure`: why there is no answer."""
 
     status: int = 0
@@ -54,7 +54,9 @@ class Tolerance:
     ignored: tuple[str, ...] = ()
 
 
-def compare(old: Answer, new: Answer, tolerance: Tolerance) -> tuple[Verdict, list[str]]:
+def compare(
+    old: ComparedAnswer, new: ComparedAnswer, tolerance: Tolerance
+) -> tuple[Verdict, list[str]]:
     """Returns the verdict on two answers, and their first differences in words."""
     if old.failure or new.failure:
         sides = (("old", old.failure), ("new", new.failure))

@@ -13,8 +13,8 @@ from ferry_moving.server_check import (
     CHANGE,
     NOTE,
     SAME,
-    CannotExamine,
-    Row,
+    PartRow,
+    UnreadableTarget,
     configuration_rows,
     torchserve_flags,
 )
@@ -32,24 +32,26 @@ _IMAGE = "build this project's image: deploy/docker/Dockerfile, target `server`"
 Service = Mapping[str, Any]
 
 
-def compose_rows(path: Path) -> Iterator[Row]:
+def compose_rows(path: Path) -> Iterator[PartRow]:
     """Yields the rows of each service with TorchServe's image or command.
 
     Raises:
-        CannotExamine: the file cannot be read, or has no such service.
+        UnreadableTarget: the file cannot be read, or has no such service.
     """
     try:
         document = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
-        raise CannotExamine(f"cannot read {path}: {why}") from error
+        raise UnreadableTarget(f"cannot read {path}: {why}") from error
     services = document.get("services") if isinstance(document, dict) else None
     if not isinstance(services, dict):
-        raise CannotExamine(f"{path}: this is no compose file, it has no services")
+        raise UnreadableTarget(f"{path}: this is no compose file, it has no services")
     known = {name: service for name, service in services.items() if _is_torchserve(service)}
     if not known:
         names = ", ".join(map(str, services)) or "none"
-        raise CannotExamine(f"{path}: no service has torchserve in its image or command ({names})")
+        raise UnreadableTarget(
+            f"{path}: no service has torchserve in its image or command ({names})"
+        )
     flags = torchserve_flags()
     for name, service in known.items():
         for row in _service_rows(path.parent, service, flags):
@@ -87,25 +89,25 @@ def _split(script: str) -> list[str]:
         return script.split()
 
 
-def _service_rows(folder: Path, service: Service, flags: Mapping[str, str]) -> Iterator[Row]:
-    """Yields the rows of one service of a file in this folder."""
-    yield Row("image", CHANGE, f"{_scalar(service.get('image')) or 'built here'}: {_IMAGE}")
-    words = _words(service)
-    arguments = _arguments(words)
+def _service_rows(folder: Path, service: Service, flags: Mapping[str, str]) -> Iterator[PartRow]:
+    yield PartRow("image", CHANGE, f"{_scalar(service.get('image')) or 'built here'}: {_IMAGE}")
+    command = _words(service)
+    arguments = _arguments(command)
     if arguments is not None:
         yield from _flag_rows(arguments, flags)
-    elif words in ([], [_SERVE]):
-        yield Row("command", SAME, "starts with the image's own configuration")
+    elif command in ([], [_SERVE]):
+        yield PartRow("command", SAME, "starts with the image's own configuration")
     else:
-        yield Row("command", NOTE, f"{words[0]} is not known, and has to be there")
+        yield PartRow("command", NOTE, f"{command[0]} is not known, and has to be there")
     for port in _list(service.get("ports")):
         target = _scalar(port.get("target") if isinstance(port, dict) else port)
         inner = target.rpartition(":")[2]
         is_grpc = inner.partition("/")[0] in _GRPC_PORTS
-        yield Row("ports", CHANGE, f"{inner}: {_NO_GRPC}") if is_grpc else Row("ports", SAME, inner)
+        effect, text = (CHANGE, f"{inner}: {_NO_GRPC}") if is_grpc else (SAME, inner)
+        yield PartRow("ports", effect, text)
     mounts = list(_mounts(service))
     for source, target in mounts:
-        yield Row("volumes", SAME, f"{source} at {target}")
+        yield PartRow("volumes", SAME, f"{source} at {target}")
     variables = _variables(service)
     named = (
         variables.get(_CONFIG_VARIABLE)
@@ -114,11 +116,11 @@ def _service_rows(folder: Path, service: Service, flags: Mapping[str, str]) -> I
     )
     config = _file_of(folder, mounts, PurePosixPath(named))
     if _CONFIG_VARIABLE in variables:
-        yield Row(_CONFIG_VARIABLE, SAME, "names the configuration file")
+        yield PartRow(_CONFIG_VARIABLE, SAME, "names the configuration file")
         variables.pop(_CONFIG_VARIABLE)
     if config is None and named != _CONFIG:
-        text = f"{named} is not among the volumes: give it to ferry doctor, too"
-        yield Row("config", NOTE, text)
+        remedy = f"{named} is not among the volumes: give it to ferry doctor, too"
+        yield PartRow("config", NOTE, remedy)
     if config is not None or variables:
         yield from configuration_rows(config, variables)
 
@@ -135,13 +137,13 @@ def _arguments(words: list[str]) -> list[str] | None:
     ]
 
 
-def _flag_rows(arguments: list[str], flags: Mapping[str, str]) -> Iterator[Row]:
+def _flag_rows(arguments: list[str], flags: Mapping[str, str]) -> Iterator[PartRow]:
     for flag in (word for word in arguments if word.startswith("-")):
         if flag not in flags:
-            yield Row(flag, CHANGE, "TorchServe 0.12 has no such flag, leave it out")
+            yield PartRow(flag, CHANGE, "TorchServe 0.12 has no such flag, leave it out")
         else:
             is_unused = flags[flag].startswith("No effect")
-            yield Row(flag, NOTE if is_unused else SAME, flags[flag])
+            yield PartRow(flag, NOTE if is_unused else SAME, flags[flag])
 
 
 def _variables(service: Service) -> dict[str, str | None]:

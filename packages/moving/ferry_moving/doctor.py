@@ -19,7 +19,14 @@ from ferry_client.calls import Call
 from ferry_client.connection import Endpoint, Sender
 from ferry_client.errors import error_of
 from ferry_moving.compose_file import compose_rows
-from ferry_moving.server_check import CHANGE, NOTE, SAME, CannotExamine, Row, configuration_rows
+from ferry_moving.server_check import (
+    CHANGE,
+    NOTE,
+    SAME,
+    PartRow,
+    UnreadableTarget,
+    configuration_rows,
+)
 
 _STYLES = {NOTE: "yellow", CHANGE: "red"}
 _COMPOSE = (".yml", ".yaml")
@@ -48,7 +55,7 @@ def doctor(context: click.Context, target: str, as_json: bool) -> None:
     if target.startswith(("http://", "https://")):
         rows = list(_server_rows(target))
     elif not Path(target).is_file():
-        raise CannotExamine(f"there is no {target}")
+        raise UnreadableTarget(f"there is no {target}")
     elif Path(target).suffix.lower() in _COMPOSE:
         rows = list(compose_rows(Path(target)))
     else:
@@ -64,7 +71,7 @@ def doctor(context: click.Context, target: str, as_json: bool) -> None:
     context.exit(1 if must_change else 0)
 
 
-def _print_table(target: str, rows: Sequence[Row], must_change: int) -> None:
+def _print_table(target: str, rows: Sequence[PartRow], must_change: int) -> None:
     console = Console(highlight=False)
     table = Table("part", "", Column("what was found", overflow="fold"), box=None)
     for row in rows:
@@ -75,23 +82,23 @@ def _print_table(target: str, rows: Sequence[Row], must_change: int) -> None:
     console.print(f"\n{escape(target)}: {things} must change.")
 
 
-def _server_rows(url: str) -> Iterator[Row]:
+def _server_rows(url: str) -> Iterator[PartRow]:
     """Yields the rows of a running TorchServe and of each model version that is registered.
 
     Raises:
-        CannotExamine: no TorchServe answers there.
+        UnreadableTarget: no TorchServe answers there.
     """
     try:
         with contextlib.closing(Sender(Endpoint(url, None), patience_s=0)) as sender:
             about = _of(dict, _get(sender, "api-description"))
             version = str(_of(dict, about.get("info")).get("version", ""))
             effect = SAME if version.startswith(_KNOWN) else NOTE
-            yield Row(
+            yield PartRow(
                 "server", effect, f"TorchServe {version}; this server is held against {_KNOWN}"
             )
             models = {name: _versions(sender, name) for name in _model_names(sender)}
     except FerryError as error:
-        raise CannotExamine(str(error)) from error
+        raise UnreadableTarget(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
         config = Path(folder) / "config.properties"
         escaped = json.dumps(models).replace("\\", "\\\\")
@@ -128,7 +135,7 @@ def _get(sender: Sender, path: str) -> Any:
     response = sender.send(Call("GET", f"/{path}"))
     if response.is_error:
         hint = "Is this the management API? TorchServe has it on port 8081"
-        raise CannotExamine(f"{error_of(response)}. {hint}")
+        raise UnreadableTarget(f"{error_of(response)}. {hint}")
     try:
         return response.json()
     except ValueError:
@@ -137,5 +144,5 @@ def _get(sender: Sender, path: str) -> Any:
 
 def _of(kind: type[Any], value: Any) -> Any:
     if not isinstance(value, kind):
-        raise CannotExamine("this is no answer of TorchServe's management API")
+        raise UnreadableTarget("this is no answer of TorchServe's management API")
     return value

@@ -15,8 +15,8 @@ from http import HTTPStatus
 import httpx
 from aiohttp import web
 
-from ferry_moving.comparison import Answer, compare
-from ferry_moving.recording import Recorder, Request
+from ferry_moving.comparison import ComparedAnswer, compare
+from ferry_moving.recording import RecordedRequest, Recorder
 from ferry_moving.report import Result
 
 # Of all copies together; larger copies are not compared.
@@ -41,7 +41,7 @@ CLIENT_LEFT = "the client left"
 NO_ANSWER = "no answer from the old server"
 
 
-class Target:
+class TargetServer:
     """Sends requests to a server. `token`, if any, takes the place of the request's own.
 
     `timeout_s` limits a whole answer to a recorded request.
@@ -78,7 +78,7 @@ class Target:
             lines.append((b"authorization", f"Bearer {self._token}".encode()))
         return httpx.Request(method, self.url + target, headers=lines, content=content)
 
-    async def send(self, recorded: Request) -> Answer:
+    async def send(self, recorded: RecordedRequest) -> ComparedAnswer:
         """Sends a recorded request; without an answer, returns one with a `failure`.
 
         Raises:
@@ -93,14 +93,14 @@ class Target:
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > MOST_BYTES:
-                        return Answer(failure=f"it has more than {MOST_BYTES} bytes")
+                        return ComparedAnswer(failure=f"it has more than {MOST_BYTES} bytes")
         except TimeoutError:
-            return Answer(failure=f"none within {self._timeout_s:g} s")
+            return ComparedAnswer(failure=f"none within {self._timeout_s:g} s")
         except httpx.HTTPError as error:
-            return Answer(failure=why(error))
+            return ComparedAnswer(failure=why(error))
         latency_s = time.perf_counter() - begun_s
         content_type = response.headers.get("content-type", "")
-        return Answer(response.status_code, content_type, bytes(body), latency_s)
+        return ComparedAnswer(response.status_code, content_type, bytes(body), latency_s)
 
     @contextlib.asynccontextmanager
     async def sending(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
@@ -130,7 +130,7 @@ def why(error: BaseException) -> str:
 class Copy:
     """Collects a request and the old server's answer to it."""
 
-    request: Request
+    request: RecordedRequest
     body: list[bytes] = field(default_factory=list)
     status: int = 0
     headers: httpx.Headers = field(default_factory=httpx.Headers)
@@ -139,12 +139,14 @@ class Copy:
     size_bytes: int = 0
     is_too_large: bool = False
 
-    def answer(self) -> Answer:
+    def answer(self) -> ComparedAnswer:
         """Returns the old server's answer, decompressed if possible."""
         body = b"".join(self.answer_body)
         with contextlib.suppress(httpx.DecodingError):
             body = httpx.Response(self.status, headers=self.headers, content=body).content
-        return Answer(self.status, self.headers.get("content-type", ""), body, self.latency_s)
+        return ComparedAnswer(
+            self.status, self.headers.get("content-type", ""), body, self.latency_s
+        )
 
 
 class Proxy:
@@ -155,8 +157,8 @@ class Proxy:
 
     def __init__(
         self,
-        old: Target,
-        new: Target,
+        old: TargetServer,
+        new: TargetServer,
         result: Result,
         *,
         share: float,
@@ -225,7 +227,7 @@ class Proxy:
             self._result.uncompared["more than --queue at a time"] += 1
             return None
         self._open += 1
-        return Copy(Request(self._count, request.method, request.raw_path, headers))
+        return Copy(RecordedRequest(self._count, request.method, request.raw_path, headers))
 
     async def _kept(
         self, pieces: AsyncIterator[bytes], copy: Copy | None, kept: list[bytes]

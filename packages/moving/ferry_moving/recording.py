@@ -23,12 +23,12 @@ _SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
 _KEYS = frozenset({"method", "path", "headers", *_BODIES})
 
 
-class Unreadable(ValueError):
+class UnreadableRecording(ValueError):
     """A line of a recording is no request; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RecordedRequest:
     """Holds one request; `path` includes the query. A body that is a path is read when sent.
 
     `number` is the line that it comes from.
@@ -49,11 +49,11 @@ class Request:
         return self.body.read_bytes() if isinstance(self.body, Path) else self.body
 
 
-def read_requests(path: Path) -> Iterator[Request]:
+def read_requests(path: Path) -> Iterator[RecordedRequest]:
     """Yields the requests of a recording.
 
     Raises:
-        Unreadable: a request cannot be understood.
+        UnreadableRecording: a request cannot be understood.
         OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
@@ -62,7 +62,7 @@ def read_requests(path: Path) -> Iterator[Request]:
                 if line.strip():
                     yield _request(number, _parsed(line), path.parent)
             except (ValueError, TypeError) as error:
-                raise Unreadable(f"{path}, line {number}: {error}") from error
+                raise UnreadableRecording(f"{path}, line {number}: {error}") from error
 
 
 class Recorder:
@@ -78,7 +78,7 @@ class Recorder:
         self._lock = threading.Lock()
         self.failure = ""
 
-    def write(self, request: Request) -> None:
+    def write(self, request: RecordedRequest) -> None:
         """Adds a request; does nothing once a write has failed."""
         headers = {name: value for name, value in request.headers if name.lower() not in _SECRET}
         record: dict[str, Any] = {"method": request.method, "path": request.path}
@@ -108,7 +108,7 @@ def _parsed(line: bytes) -> Any:
         raise ValueError(f"this is not JSON ({error})") from error
 
 
-def _request(number: int, record: Any, folder: Path) -> Request:
+def _request(number: int, record: Any, folder: Path) -> RecordedRequest:
     if not isinstance(record, dict):
         raise TypeError("not an object with method, path, headers and body")
     if unknown := sorted(record.keys() - _KEYS):
@@ -124,7 +124,7 @@ def _request(number: int, record: Any, folder: Path) -> Request:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"headers: {name!r} has characters that no header may have")
-    return Request(number, method, target, list(headers.items()), _body(record, folder))
+    return RecordedRequest(number, method, target, list(headers.items()), _body(record, folder))
 
 
 def _body(record: Mapping[str, Any], folder: Path) -> bytes | Path:

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ferry_moving.comparison import Answer, Tolerance, Verdict
-from ferry_moving.recording import Request
+from ferry_moving.comparison import ComparedAnswer, Tolerance, Verdict
+from ferry_moving.recording import RecordedRequest
 
 _SHARES = (0.5, 0.95, 0.99)
 # Percentiles are of the last answers only, as a proxy may run for days.
@@ -30,7 +30,7 @@ _WHOLE = 10_000
 
 
 @dataclass(slots=True)
-class Row:
+class PathRow:
     """Counts the requests of one method and path. `examples`: the first differences, in words."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -44,19 +44,23 @@ class Result:
 
     def __init__(self, tolerance: Tolerance) -> None:
         self.tolerance = tolerance
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, PathRow] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.uncompared: Counter[str] = Counter()
 
     def add(
-        self, request: Request, old: Answer, new: Answer, compared: tuple[Verdict, list[str]]
+        self,
+        request: RecordedRequest,
+        old: ComparedAnswer,
+        new: ComparedAnswer,
+        compared: tuple[Verdict, list[str]],
     ) -> None:
         """Adds the result of `compare` for this request."""
         verdict, differences = compared
         label = f"{request.method} {request.path.partition('?')[0]}"
         if label not in self.rows and len(self.rows) >= _MOST_ROWS:
             label = _OTHERS
-        row = self.rows.setdefault(label, Row())
+        row = self.rows.setdefault(label, PathRow())
         row.verdicts[verdict] += 1
         self.verdicts[verdict] += 1
         if verdict is not Verdict.MISSED:

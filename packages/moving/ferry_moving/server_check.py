@@ -16,14 +16,14 @@ SAME, NOTE, CHANGE = "same", "note", "must change"
 _SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
 
 
-class CannotExamine(click.ClickException):
+class UnreadableTarget(click.ClickException):
     """The target cannot be read."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartRow:
     """Says what becomes of one part; the text of what must change says how."""
 
     part: str
@@ -33,17 +33,17 @@ class Row:
 
 def configuration_rows(
     config: Path | None, variables: Mapping[str, str | None] | None = None
-) -> Iterator[Row]:
+) -> Iterator[PartRow]:
     """Yields what becomes of each key of the file, of its models, and of a start with it.
 
     Without the `variables` of a container, this machine is meant.
 
     Raises:
-        CannotExamine: the file cannot be read.
+        UnreadableTarget: the file cannot be read.
     """
-    words = [] if variables is None else ["--container", json.dumps(variables)]
-    for row in _check(*([str(config)] if config else []), *words)["rows"]:
-        yield Row(**row)
+    options = [] if variables is None else ["--container", json.dumps(variables)]
+    for row in _check(*([str(config)] if config else []), *options)["rows"]:
+        yield PartRow(**row)
 
 
 def torchserve_flags() -> dict[str, str]:
@@ -52,10 +52,10 @@ def torchserve_flags() -> dict[str, str]:
     return flags
 
 
-def _check(*words: str) -> dict[str, Any]:
+def _check(*arguments: str) -> dict[str, Any]:
     # As a command, because this package must not import the server.
-    done = subprocess.run(  # noqa: S603 - no word of it is a program
-        [sys.executable, "-P", "-m", "ferry.main", "check", *words],
+    done = subprocess.run(  # noqa: S603 - no argument is a program
+        [sys.executable, "-P", "-m", "ferry.main", "check", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -63,6 +63,6 @@ def _check(*words: str) -> dict[str, Any]:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["`ferry check` failed"]
-        raise CannotExamine(lines[-1].removeprefix("Error: "))
+        raise UnreadableTarget(lines[-1].removeprefix("Error: "))
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

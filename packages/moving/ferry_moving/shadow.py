@@ -17,8 +17,8 @@ from rich.progress import Progress
 from ferry_client import FerryError
 from ferry_client.connection import TOKEN_VARIABLE, token_of
 from ferry_moving.comparison import Tolerance, Verdict, compare
-from ferry_moving.proxy import Proxy, Target, serve
-from ferry_moving.recording import Recorder, Request, Unreadable, read_requests
+from ferry_moving.proxy import Proxy, TargetServer, serve
+from ferry_moving.recording import RecordedRequest, Recorder, UnreadableRecording, read_requests
 from ferry_moving.report import Result
 
 _OLD_TOKEN_VARIABLE = "FERRY_OLD_TOKEN"  # noqa: S105 - its name
@@ -122,14 +122,14 @@ def shadow(context: click.Context, /, recording: Path | None, **options: Any) ->
     except KeyboardInterrupt:
         result.show(as_json=options["as_json"])
         raise
-    except (Unreadable, OSError) as error:
+    except (UnreadableRecording, OSError) as error:
         raise CannotCompare(str(error)) from error
     _finish(context, result, as_json=options["as_json"])
 
 
 async def _replay(
-    requests: Iterator[Request],
-    targets: tuple[Target, Target],
+    requests: Iterator[RecordedRequest],
+    targets: tuple[TargetServer, TargetServer],
     result: Result,
     connections: int,
     advance: Callable[[], object],
@@ -230,13 +230,13 @@ def serve_shadow(context: click.Context, /, record_path: Path | None, **options:
     _finish(context, result, as_json=options["as_json"])
 
 
-def _targets(options: dict[str, Any]) -> tuple[Target, Target]:
+def _targets(options: dict[str, Any]) -> tuple[TargetServer, TargetServer]:
     if not options["old"] or not options["new"]:
         raise click.UsageError("give --old URL and --new URL")
     try:
         new_token = token_of(_INFERENCE_TOKEN_VARIABLE) or token_of(TOKEN_VARIABLE)
-        old = Target(options["old"], token_of(_OLD_TOKEN_VARIABLE), options["timeout_s"])
-        return old, Target(options["new"], new_token, options["timeout_s"])
+        old = TargetServer(options["old"], token_of(_OLD_TOKEN_VARIABLE), options["timeout_s"])
+        return old, TargetServer(options["new"], new_token, options["timeout_s"])
     except (ValueError, FerryError) as error:
         raise click.UsageError(str(error)) from error
 

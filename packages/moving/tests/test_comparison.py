@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from ferry_moving.comparison import Answer, Tolerance, Verdict, compare
+from ferry_moving.comparison import ComparedAnswer, Tolerance, Verdict, compare
 
 JSON = "application/json"
 
 
 def differences(old, new, tolerance=None, *, types=(JSON, JSON)):
     answers = [
-        Answer(200, kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+        ComparedAnswer(200, kind, body if isinstance(body, bytes) else json.dumps(body).encode())
         for kind, body in zip(types, (old, new), strict=True)
     ]
     verdict, found = compare(*answers, tolerance or Tolerance())
@@ -102,10 +102,10 @@ def test_content_types_are_compared_without_parameters(types, expected):
 
 
 def test_status_and_missing_answers_come_before_bodies():
-    there = Answer(200, JSON, b"1")
-    assert compare(there, Answer(503, "", b"2"), Tolerance()) == (
+    there = ComparedAnswer(200, JSON, b"1")
+    assert compare(there, ComparedAnswer(503, "", b"2"), Tolerance()) == (
         Verdict.STATUS,
         ["status: 200 → 503"],
     )
-    verdict, found = compare(there, Answer(failure="refused"), Tolerance())
+    verdict, found = compare(there, ComparedAnswer(failure="refused"), Tolerance())
     assert (verdict, found) == (Verdict.MISSED, ["no new answer: refused"])

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ferry_moving.comparison import Tolerance, Verdict
-from ferry_moving.proxy import Proxy, Target, serve
+from ferry_moving.proxy import Proxy, TargetServer, serve
 from ferry_moving.report import Result
 from packages.moving.tests.upstream import BREAK, Upstream
 from tests.ports import free_ports
@@ -23,7 +23,7 @@ class Shadow:
     def __init__(self, old, new, **mirroring):
         self._address = ("127.0.0.1", free_ports(1))
         self.result = Result(Tolerance())
-        targets = Target(old, "", 10.0), Target(new, "", 10.0)
+        targets = TargetServer(old, "", 10.0), TargetServer(new, "", 10.0)
         self._proxy = Proxy(*targets, self.result, **{"share": 1.0, "most_open": 100} | mirroring)
 
     @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferry_moving.recording import Recorder, Request, Unreadable, read_requests
+from ferry_moving.recording import RecordedRequest, Recorder, UnreadableRecording, read_requests
 
 
 def read(path, *records):
@@ -26,7 +26,7 @@ def test_lines_have_bodies_of_each_kind(tmp_path):
         {"method": "GET", "path": "/ping"},
     )
     # Then
-    assert text == Request(
+    assert text == RecordedRequest(
         1, "POST", "/predictions/m?x=1", [("Content-Type", "text/plain")], "hé".encode()
     )
     assert [one.content() for one in (parsed, encoded, file, none)] == [
@@ -57,7 +57,7 @@ def test_lines_have_bodies_of_each_kind(tmp_path):
 )
 def test_line_that_is_no_request_is_named(tmp_path, record, complaint):
     path = tmp_path / "r.jsonl"
-    with pytest.raises(Unreadable, match=r"r\.jsonl, line 2: ") as caught:
+    with pytest.raises(UnreadableRecording, match=r"r\.jsonl, line 2: ") as caught:
         read(path, {"path": "/"}, record)
     assert complaint in str(caught.value)
 
@@ -65,7 +65,7 @@ def test_line_that_is_no_request_is_named(tmp_path, record, complaint):
 @pytest.mark.parametrize("text", ["{", "\x00\xff", "[" * 100_000])
 def test_text_that_is_not_json_is_named(tmp_path, text):
     (tmp_path / "r.jsonl").write_text(text)
-    with pytest.raises(Unreadable, match="line 1: this is not JSON"):
+    with pytest.raises(UnreadableRecording, match="line 1: this is not JSON"):
         list(read_requests(tmp_path / "r.jsonl"))
 
 
@@ -74,13 +74,13 @@ def test_what_is_recorded_can_be_read_and_has_no_keys(tmp_path):
     recorder = Recorder(path)
     secret = [("Authorization", "Bearer k"), ("cookie", "c"), ("Accept", "*/*")]
     # When
-    recorder.write(Request(7, "POST", "/p?x", secret, b"text"))
-    recorder.write(Request(8, "POST", "/p", [], b"\xff"))
+    recorder.write(RecordedRequest(7, "POST", "/p?x", secret, b"text"))
+    recorder.write(RecordedRequest(8, "POST", "/p", [], b"\xff"))
     recorder.close()
     # Then
     assert list(read_requests(path)) == [
-        Request(1, "POST", "/p?x", [("Accept", "*/*")], b"text"),
-        Request(2, "POST", "/p", [], b"\xff"),
+        RecordedRequest(1, "POST", "/p?x", [("Accept", "*/*")], b"text"),
+        RecordedRequest(2, "POST", "/p", [], b"\xff"),
     ]
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
@@ -93,7 +93,7 @@ def test_recording_ends_when_the_disk_is_full(tmp_path):
     recorder._stream.close()
     recorder._stream = Path("/dev/full").open("w")  # noqa: SIM115 - as the recorder's own
     # When
-    recorder.write(Request(1, "POST", "/"))
+    recorder.write(RecordedRequest(1, "POST", "/"))
     recorder.close()
     # Then
     assert "No space left" in recorder.failure

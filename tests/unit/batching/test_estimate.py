@@ -44,18 +44,6 @@ def test_estimator_learns_gap_and_cost(sizes, cost_s, fixed_s, per_item_s):
     assert estimate.run_s(8) == pytest.approx(estimate.fixed_s + 8 * estimate.per_item_s)
 
 
-def test_estimator_counts_from_arrival_to_arrival():
-    # Given
-    estimator = Estimator()
-    estimator.observe([0.0], 0.010, 1.010)
-
-    # When the next batch leaves a second later, and its newest request has waited
-    estimator.observe([0.700, 0.400], 0.010, 2.010)
-
-    # Then
-    assert estimator.estimate.gap_s == pytest.approx(0.600 / 2)
-
-
 def test_estimator_learns_cost_but_not_arrivals_from_jobs():
     # Given
     estimator = Estimator()

@@ -9,7 +9,6 @@ from batching.policy import (
     FixedPolicy,
     largest_size,
     policy_of,
-    worthwhile_size,
 )
 
 # Up to a few times what the policy may wait for.
@@ -55,21 +54,6 @@ def test_adaptive_policy_waits_for_as_many_as_pay():
     assert policy.seconds_left(4, oldest_age_s=0.009) == pytest.approx(2 * 0.003)
     assert policy.seconds_left(5, oldest_age_s=0.012) == pytest.approx(0.003)
     assert policy.seconds_left(6, oldest_age_s=0.015) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("gap_s", "fixed_s", "size"),
-    [
-        (0.001, 0.0105, 8),  # a full batch is the most
-        (0.003, 0.020, 6),
-        (0.010, 0.020, 1),  # two gaps are as long as the cost
-        (0.0, 0.020, 8),
-        (float("inf"), 0.020, 1),
-        (0.001, 0.0, 1),
-    ],
-)
-def test_worthwhile_size_is_the_largest_for_which_waiting_pays(gap_s, fixed_s, size):
-    assert worthwhile_size(Estimate(gap_s, fixed_s), batch_size=8) == size
 
 
 @given(gap_s=seconds, fixed_s=seconds, per_item_s=seconds, slo_s=slos, age_s=seconds)
@@ -118,18 +102,6 @@ def test_adaptive_policy_does_not_wait_away_its_latency_target():
 
     # Then
     assert policy.seconds_left(1, oldest_age_s=0.020) == pytest.approx(0.010)
-
-
-def test_adaptive_policy_learns_from_what_it_observes():
-    # Given
-    policy = AdaptivePolicy(max_batch_size=8, max_wait_s=0.050)
-
-    # When a request comes each millisecond, and each batch takes 10 ms
-    for number in range(1, 6):
-        policy.observe([0.0], 0.010, number * 0.001)
-
-    # Then a lone one waits for the seven that will come
-    assert policy.patience_s == pytest.approx(0.007)
 
 
 def test_policy_of_a_spec_is_the_one_it_was_registered_with():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from ts.context import RequestProcessor
 from ts.service import PredictionException
-from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.text_classifier import TextClassifier
 
@@ -75,27 +74,6 @@ def test_b13_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_pa
     with pytest.raises(Exception, match=r"Weights only load failed|constants"):
         load_handler(files, handler="base_handler", manifest=section)
     assert not evil.exists()
-
-
-@pytest.mark.parametrize(
-    ("pt2", "options"),
-    [
-        (None, None),
-        ("eager", {"backend": "eager"}),
-        ("no_such_backend", None),
-        ({"backend": "inductor", "mode": "x"}, {"backend": "inductor", "mode": "x"}),
-        ({"compile": {"enable": True, "backend": "eager"}}, {"backend": "eager"}),
-        ({"compile": {"enable": False, "backend": "eager"}}, None),
-        ({"export": {"aot_compile": True}}, None),
-    ],
-)
-def test_pt2_in_the_config_asks_for_torch_compile(pt2, options):
-    # Given
-    handler = BaseHandler()
-    handler.model_yaml_config = {"pt2": pt2}
-
-    # When / Then
-    assert handler._compile_options() == options
 
 
 def test_client_is_told_that_explanations_need_captum(monkeypatch):

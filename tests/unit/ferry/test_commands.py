@@ -17,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 
 from ferry.main import main
-from ferry.process_tree.start_checks import check_free
 from tests.http_server import serving
 from tests.ports import free_ports
 from tests.timing import assert_within
@@ -164,20 +163,6 @@ def ferry_process(*words, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("ALL_PROXY", "nonsense://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/ca.pem")],
-)
-def test_command_says_so_when_the_way_to_another_machine_is_barred(monkeypatch, variable, value):
-    # Given
-    monkeypatch.setenv(variable, value)
-    # When
-    result = CliRunner().invoke(main, ["models", "list", "--management-url", "http://192.0.2.1"])
-    # Then
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: a proxy or certificates that the environment")
-
-
 PAGE = b"""<!DOCTYPE HTML>
 <html>
   <head><title>Error response</title></head>
@@ -190,10 +175,7 @@ PAGE = b"""<!DOCTYPE HTML>
     ("answer", "quoted"),
     [
         ((404, PAGE), 'a page, "Error response" (HTTP 404)'),
-        ((200, b"<html>\n<b>hello</b>"), 'a page, "hello" (HTTP 200)'),
-        ((502, b"<html>\n<title>502 Bad\nGateway</title>"), 'a page, "502 Bad Gateway" (HTTP 502)'),
         ((404, {"detail": "Not Found"}), '{"detail": "Not Found"} (HTTP 404)'),
-        ((405, b"no\nsuch\nmethod"), "no such method (HTTP 405)"),
         ((200, b"pong " * 100), f"{'pong ' * 20}... (HTTP 200)"),
         ((200, {"models": 1}), ""),
     ],
@@ -239,14 +221,6 @@ def test_command_sends_the_token_of_the_environment_and_says_why_it_is_refused(
     assert result.stderr == f"Error: No: FERRY_TOKEN {hint} (HTTP 400)\n"
     [(_, _, headers, _)] = server.asked
     assert headers.get("authorization") == ("Bearer secret" if token else None)
-
-
-def test_command_asks_whether_the_port_is_right_when_the_server_does_not_know_the_path(
-    server, ferry
-):
-    unknown = {"code": 404, "type": "ResourceNotFoundException", "message": "Not found"}
-    server.answers["GET", "/models"] = (404, unknown)
-    assert "Not found: is that the right port?" in ferry("models", "list").stderr
 
 
 @pytest.mark.parametrize("token", ["schlüssel", "a\nb"])
@@ -310,29 +284,6 @@ def test_list_follows_the_pages(server, ferry):
         "/models?limit=100&next_page_token=7",
         "/models?limit=100&next_page_token=7",
     ]
-
-
-def worker(number, **fields):
-    return {"id": f"n1-{number}", "status": "UNLOADING", "node": "n1", "host": "box", **fields}
-
-
-def test_list_and_status_show_all_versions_and_the_default(server, ferry):
-    # Given a model with two versions, and one that goes while it is asked for
-    names = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in ("gone", "m")]
-    second = {**DESCRIPTION, "modelVersion": "2.0", "isDefault": True, "workers": [worker(1)]}
-    server.answers |= {
-        ("GET", "/readyz"): (200, {}),
-        ("GET", "/nodes"): (200, NODES),
-        ("GET", "/models"): (200, {"models": names}),
-        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "isDefault": False}, second]),
-    }
-    # When
-    listed = [line.split() for line in ferry("models", "list").stdout.splitlines()]
-    status = " ".join(ferry("status").stdout.split())
-    # Then
-    assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
-    assert "m 2.0 (default) 1 UNLOADING" in status
-    assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
 
 
 @pytest.mark.parametrize(
@@ -540,20 +491,6 @@ def test_command_refuses_what_cannot_work(words, exit_code, complaint):
     result = CliRunner().invoke(main, words.split())
     assert result.exit_code == exit_code
     assert complaint in result.stderr
-
-
-def test_check_free_accepts_one_address_for_several_listeners():
-    # Given
-    address = f"http://127.0.0.1:{free_ports(1)}"
-    # When / Then
-    check_free([address, address, "unix:/tmp/socket"])
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:99999", f"http://{'a' * 64}:80"])
-def test_check_free_says_so_when_it_is_no_address(address):
-    # Given / When / Then
-    with pytest.raises(Exception, match=r"not an address like http://host:port.*(range|too long)"):
-        check_free([address])
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):

@@ -1,9 +1,9 @@
 -- answer_job: a part of `reply`: the answer stays with its job.
 --
 -- `value` is the result with '+' in front if the job succeeded and '-' if it failed; a large one ('@') is in
--- <large prefix><id>:<attempt>-<worker id>: the attempts of a job that is tried again are counted anew, and
--- a worker that ran it before may answer yet. `code` is reply's, as far as that knows.
--- Returns the code, and whether the job was there to keep the answer.
+-- <large prefix><id>:<attempt>-<worker id>: a retry counts the attempts of a job from 0 again, and a worker
+-- of an earlier attempt may still answer. `code` is reply's, before it has looked at the job.
+-- Returns the code, and whether the job keeps the answer.
 
 local function answer_job(prefix, open_key, body_key, large_prefix, id, attempt, worker_id, value, code)
   local name, owner, result = prefix .. id, attempt .. '-' .. worker_id, string.sub(value, 2)

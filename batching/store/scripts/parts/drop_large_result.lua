@@ -1,4 +1,4 @@
--- drop_large_result: a part of the scripts that let a job's result go; `loader.py` puts it in front of
+-- drop_large_result: a part of the scripts that delete a job's result; `loader.py` puts it in front of
 -- them.
 
 local function drop_large_result(large_prefix, id, result)

@@ -1,7 +1,7 @@
 -- finish_job: a part of the scripts that end jobs; `loader.py` puts it in front of them.
 --
--- A job that did not succeed keeps its input, so that it can be tried again. The first write frees
--- memory. A job whose hash has gone has outlived its TTL: returns false, and nothing is kept.
+-- A job that did not succeed keeps its input, so that it can be retried. The first write frees memory.
+-- A job without a hash has outlived its TTL: returns false, and nothing is kept.
 
 local function finish_job(prefix, open_key, body_key, id, status, result, now_ms)
   local name = prefix .. id

@@ -1,6 +1,6 @@
 -- push_job: a part of the scripts that have jobs wait; `loader.py` puts it in front of them.
 --
--- Writes the record and the place in the queue; false at maxmemory, and then nothing is changed. The
+-- Writes the record and pushes the id; returns false at maxmemory, and then nothing is changed. The
 -- queue of requests stays without a TTL.
 
 local function push_job(config, open_key, queue, is_high, id, rest, ttl_ms, now_us)

@@ -1,4 +1,4 @@
--- start_job: a part of `claim`: the job runs. Returns false if its hash has gone: it has outlived its TTL.
+-- start_job: a part of `claim`: the job runs. Returns false if it has no hash: it has outlived its TTL.
 
 local function start_job(prefix, id, attempt, worker_id, now_ms, ttl_ms)
   local name = prefix .. id

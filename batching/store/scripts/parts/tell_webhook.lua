@@ -1,7 +1,7 @@
--- tell_webhook: a part of the scripts that change what a job is; `loader.py` puts it in front of them.
+-- tell_webhook: a part of the scripts that change a job's status; `loader.py` puts it in front of them.
 --
--- A receiver will hear of this event: it is in the version's list, due now, in the step that makes it
--- true. No process that dies in between can lose it, nor tell of what is not so.
+-- The event is in the version's list, due now, in the step that makes it true: no process that dies in
+-- between can lose it, or send what is not true.
 
 local function tell_webhook(prefix, id, event, now_ms, keep_ms)
   local name, due = prefix .. id, prefix .. 'webhooks'

@@ -23,15 +23,19 @@ def start(part, settings):
     )
 
 
-@pytest.mark.parametrize("part", ["ingress", "workers"])
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("part", "settings", "words"),
     [
-        ({"REDIS_URL": "redis://127.0.0.1", "FERRY_JOB_QUEUE_SIZE": "0"}, "job_queue_size must be"),
-        ({"REDIS_URL": ""}, "redis_url is not set"),
+        ("ingress", {"REDIS_URL": ""}, "redis_url is not set"),
         (
+            "ingress",
             {"REDIS_URL": "redis://127.0.0.1:1", "FERRY_METRICS_CONFIG": "/nowhere/metrics.yaml"},
             "metrics_config: cannot read /nowhere/metrics.yaml",
+        ),
+        (
+            "workers",
+            {"REDIS_URL": "redis://127.0.0.1", "FERRY_JOB_QUEUE_SIZE": "0"},
+            "job_queue_size must be",
         ),
     ],
 )

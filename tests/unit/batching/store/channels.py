@@ -6,7 +6,7 @@ import contextlib
 import pytest
 import redis.asyncio
 
-from batching.store.arena import NO_ARENA
+from batching.store.arena import NO_MEMORY
 from batching.store.channel import Channel
 from batching.store.clients import connect_async
 from batching.store.ingress_queue import IngressQueue, Patience
@@ -17,15 +17,17 @@ from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage, wire_of
 
 
 @contextlib.asynccontextmanager
-async def open_channel(source, *, arena=NO_ARENA, **times):
+async def open_channel(source, *, memory=NO_MEMORY, **times):
     """A channel over this client, or one of a harness; `times` are fields of its Patience.
 
     Channel and client are closed afterwards.
     """
     client = source.backend.connect_async() if isinstance(source, QueueHarness) else source
     patience = Patience(**times)
-    queue = IngressQueue(client, KEY, "ingress-a", DEAD_AFTER_MS, block_s=patience.block_s)
-    channel = Channel(KEY, queue, make_outage(), patience, arena)
+    queue = IngressQueue(
+        client, KEY, "ingress-a" + memory.arena.mark, DEAD_AFTER_MS, block_s=patience.block_s
+    )
+    channel = Channel(KEY, queue, make_outage(), patience, memory)
     try:
         yield channel
     finally:

@@ -7,25 +7,28 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 
-from batching.protocol import INLINE_LIMIT_BYTES, Part, Request
+from batching.protocol import INLINE_LIMIT_BYTES, Batch, Part, Request
 from batching.store.arena import (
     GENERATION_BYTES,
     UNIT_BYTES,
     Arena,
     ArenaReader,
     Elsewhere,
+    IngressMemory,
     mark_of,
     remove_abandoned,
 )
-from tests.support import body_of, eventually_async, ids_of, items_of, make_reply, wire_of
+from batching.store.ingress_queue import Submission
+from batching.store.records import BodyElsewhere, decode_reply
+from tests.support import body_of, eventually_async, items_of, make_reply, wire_of
 from tests.unit.batching.store.channels import ask, open_channel
 
 SIZE_BYTES = 64 * (UNIT_BYTES + GENERATION_BYTES)
 LARGE = 3 * UNIT_BYTES - 100
+SMALL = 0
 
 
 @pytest.fixture
@@ -36,15 +39,21 @@ def arena(tmp_path):
 
 
 def make_arena(folder, size_bytes=SIZE_BYTES):
-    return Arena(folder, size_bytes, uuid.uuid4().hex)
+    return Arena(folder, size_bytes)
 
 
 def carried(arena, content, *others):
     """What is held of a request whose last part has this content, and its record."""
     parts = [*others, Part("body", "image/jpeg", content)]
-    held, record = arena.carry(Request({"accept": "*/*"}, parts).to_wire())
-    assert not record.body
-    return held, record.head
+    wire = Request({"accept": "*/*"}, parts).to_wire()
+    held, place = arena.hold(wire.body)
+    return held, place + wire.without_body()
+
+
+def request_of(reader, record):
+    """The request of this record; None if it must not be run."""
+    body, rest = reader.copy(record, owner_has_to_live=True)
+    return None if body is None else Request.with_body(rest, body)
 
 
 def content_of(request):
@@ -60,10 +69,10 @@ def test_worker_reads_what_the_client_sent_into_the_slot(arena, tmp_path):
 
     # When
     held, record = carried(arena, room, Part("first", "", b"1"))
-    request = ArenaReader(tmp_path).read(record)
+    request = request_of(ArenaReader(tmp_path), record)
 
     # Then it was not copied by the ingress, and hardly anything is left for Redis
-    assert held.body.obj is room.obj
+    assert held.obj is room.obj
     assert len(record) < 200
     assert request.headers == {"accept": "*/*"}
     assert [(part.name, part.content_type) for part in request.parts] == [
@@ -83,15 +92,17 @@ def test_worker_reads_what_the_client_sent_into_the_slot(arena, tmp_path):
     ids=["last part", "not the last part", "both"],
 )
 def test_body_that_came_elsewhere_is_copied_into_a_slot(arena, tmp_path, parts):
-    held, record = arena.carry(Request({}, parts).to_wire())
+    wire = Request({}, parts).to_wire()
+    held, place = arena.hold(wire.body)
 
-    request = ArenaReader(tmp_path).read(record.head)
+    request = request_of(ArenaReader(tmp_path), place + wire.without_body())
 
     assert [(p.name, bytes(p.content)) for p in request.parts] == [
         (p.name, p.content) for p in parts
     ]
     # And once more, as after a submit that failed, it stays where it is.
-    assert arena.carry(held) == (held, record)
+    again, same_place = arena.hold(held)
+    assert (again.obj, same_place) == (held.obj, place)
 
 
 # --- whose a slot is
@@ -116,34 +127,34 @@ def test_slot_is_given_away_when_nothing_refers_to_its_body(arena):
 def test_body_whose_slot_another_one_got_is_noticed(arena, tmp_path):
     reader = ArenaReader(tmp_path)
     held, record = carried(arena, b"a" * LARGE)
-    assert content_of(reader.read(record)) == b"a" * LARGE
+    assert content_of(request_of(reader, record)) == b"a" * LARGE
 
     # When its client leaves, and others come: one in the same place, one across its end
     del held
     other, _ = carried(arena, b"b" * LARGE)
-    assert reader.read(record) is None
+    assert request_of(reader, record) is None
     del other
     small, _ = carried(arena, b"c" * (LARGE // 2))
 
     # Then
-    assert reader.read(record) is None
+    assert request_of(reader, record) is None
     del small
 
 
 HAMMER = """
-import sys, uuid
+import sys
 from pathlib import Path
 from batching.protocol import Part, Request
 from batching.store.arena import Arena
 
-arena = Arena(Path(sys.argv[1]), 128 << 20, uuid.uuid4().hex)
+arena = Arena(Path(sys.argv[1]), 128 << 20)
 for number in range(10**9):
     held = None  # the slot is free: the next body gets it
     content = bytes([number % 251]) * 2_000_000
-    request = Request({"n": str(number % 251)}, [Part("b", "", content)])
-    held, record = arena.carry(request.to_wire())
+    wire = Request({"n": str(number % 251)}, [Part("b", "", content)]).to_wire()
+    held, place = arena.hold(wire.body)
     if number % 8 == 0:
-        print(record.head.hex(), flush=True)
+        print((place + wire.without_body()).hex(), flush=True)
 """
 
 
@@ -154,7 +165,7 @@ def test_no_reader_sees_a_byte_of_the_next_body_while_it_is_written(tmp_path):
         reader, read, gone = ArenaReader(tmp_path), 0, 0
         end_s = time.monotonic() + 60
         while (read < 20 or gone < 20) and time.monotonic() < end_s:
-            request = reader.read(bytes.fromhex(writer.stdout.readline()))
+            request = request_of(reader, bytes.fromhex(writer.stdout.readline()))
             if request is None:
                 gone += 1
                 continue
@@ -172,12 +183,12 @@ def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
     with subprocess.Popen(command, text=True, **streams) as writer:
         record = bytes.fromhex(writer.stdout.readline())
         reader = ArenaReader(tmp_path)
-        assert reader.read(record) is not None
+        assert request_of(reader, record) is not None
         writer.kill()
     # Then it is noticed soon, and by those who never saw that ingress at once
-    assert ArenaReader(tmp_path).read(record) is None
+    assert request_of(ArenaReader(tmp_path), record) is None
     end_s = time.monotonic() + 10
-    while reader.read(record) is not None:
+    while request_of(reader, record) is not None:
         assert time.monotonic() < end_s
         time.sleep(0.01)
 
@@ -190,11 +201,11 @@ def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
 
 
 def test_full_arena_leaves_bodies_to_redis(arena):
-    wire = wire_of("a", size=8 * UNIT_BYTES - 100)
+    body = bytes(8 * UNIT_BYTES - 100)
     rooms = [arena.room(8 * UNIT_BYTES) for _ in range(8)]
-    assert arena.carry(wire) == (wire, wire)
+    assert arena.hold(body) is None
     del rooms
-    assert arena.carry(wire)[1] != wire
+    assert arena.hold(body) is not None
 
 
 @pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, 9 * UNIT_BYTES])
@@ -257,7 +268,7 @@ def test_what_is_no_arena_of_ours_is_not_read(arena, tmp_path, change):
     elif change == "mode":
         path.chmod(0o644)
     elif change == "name":
-        record = record.replace(record[1:33], b"../../../../etc/passwd__________")
+        record = record.replace(record[:32], b"../../../../etc/passwd__________")
     elif change == "beyond":
         record = record.replace(b" 0 ", b" 63 ", 1)
     elif change == "garbage":
@@ -266,7 +277,7 @@ def test_what_is_no_arena_of_ours_is_not_read(arena, tmp_path, change):
         folder = tmp_path / "elsewhere"
 
     with pytest.raises(Elsewhere):
-        ArenaReader(folder).read(record)
+        request_of(ArenaReader(folder), record)
     del held
 
 
@@ -284,40 +295,47 @@ def test_only_what_an_ingress_left_is_removed(arena, tmp_path):
 # --- through Redis
 
 
-async def test_large_bodies_go_by_memory_once_all_workers_are_known_to_share_it(
-    harness, arena, tmp_path
+@pytest.fixture
+def memory(tmp_path):
+    """An ingress's memory; `shared` is what workers are given of it."""
+    memory = IngressMemory(tmp_path, SIZE_BYTES)
+    memory.shared = (tmp_path, SIZE_BYTES)
+    yield memory
+    memory.arena.close()
+
+
+async def test_large_bodies_and_answers_go_by_memory_once_all_workers_are_known_to_share_it(
+    harness, memory
 ):
-    worker = harness.worker("worker-a" + arena.mark, tmp_path)
-    harness.client.delete(harness.keys.worker_beats)
-    worker.claim(1, 0.0)
-    beat(harness, "worker-a" + arena.mark)
-    async with open_channel(harness, arena=arena, audit_s=0.01) as channel:
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
         # Given the first one, after which the channel looks
-        await served(channel, worker, "first")
-        assert arena.carried == {"arena": 0, "redis": 1}
+        assert await served(channel, worker, "first", SMALL) == "first"
+        assert memory.requests == {"arena": 0, "redis": 1}
         await eventually_async(lambda: channel._shares_memory)
 
         # When
-        assert await served(channel, worker, "second") == "second"
+        for number in range(20):
+            assert await served(channel, worker, f"r{number}", LARGE) == f"r{number}"
 
         # Then
-        assert arena.carried == {"arena": 1, "redis": 1}
-        assert not any(arena._taken)
+        assert memory.requests == {"arena": 20, "redis": 1}
+        assert memory.answers == {"arena": 20, "redis": 0}
+        await eventually_async(lambda: not any(memory.arena._taken))
+        await eventually_async(lambda: not harness.client.keys("*replies*"))
+    worker.close()
 
 
-async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, arena, tmp_path):
-    here, there = "worker-a" + arena.mark, "worker-b@elsewhere"
-    near, far = harness.worker(here, tmp_path), harness.worker(there, tmp_path / "elsewhere")
-    harness.client.delete(harness.keys.worker_beats)
-    beat(harness, here)
-    async with open_channel(harness, arena=arena, audit_s=0.01) as channel:
-        await served(channel, near, "first")
+async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, memory, tmp_path):
+    near = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
+        await served(channel, near, "first", SMALL)
         await eventually_async(lambda: channel._shares_memory)
 
-        # When it claims a record before its ingress has heard of it
-        beat(harness, there)
+        # When one of another host claims a record before the ingress has heard of it
         asked = ask(channel, "second", wire_of("second", size=LARGE))
         await eventually_async(lambda: harness.queued() == ["second"])
+        far = joined(harness, "worker-b@elsewhere", (tmp_path / "elsewhere", SIZE_BYTES))
         far.claim(1, 0.0)
 
         # Then it gets the request again at once, with its body, as if it were a first attempt
@@ -325,33 +343,77 @@ async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, arena
         claimed = far.claim(1, 0.0)
         assert [item.owned.attempt for item in claimed.items] == [1]
         assert body_of(claimed.items[0].request) == "second"
-        far.reply(items_of(claimed), [make_reply("done")])
-        assert (await asked).body == b"done"
-        assert arena.carried == {"arena": 1, "redis": 2}
-        await eventually_async(lambda: not any(arena._taken))
+        far.reply(items_of(claimed), [make_reply("done", size=LARGE)])
+        assert (await asked).body[:4] == b"done"
+        assert memory.requests == {"arena": 1, "redis": 2}
+        assert memory.answers == {"arena": 0, "redis": 1}
+        await eventually_async(lambda: not any(memory.arena._taken))
 
 
-async def served(channel, worker, name):
-    """The body of this request, as the worker gets it."""
-    asked = ask(channel, name, wire_of(name, size=LARGE))
-    await asyncio.sleep(0)
-    claimed = None
-
-    def has_claimed():
-        nonlocal claimed
-        claimed = worker.claim(1, 0.0)
-        return hasattr(claimed, "items")
-
-    await eventually_async(has_claimed)
-    assert ids_of(claimed) == [name]
-    worker.reply(items_of(claimed), [make_reply("done")])
-    await asked
-    return body_of(claimed.items[0].request)
-
-
-def beat(harness, worker_id):
-    seconds, microseconds = harness.client.time()
-    harness.client.zadd(
-        harness.keys.worker_beats, {worker_id: seconds * 1000 + microseconds // 1000}
+async def test_answers_are_kept_until_they_were_read(harness, memory, monkeypatch):
+    monkeypatch.setattr("batching.store.worker_queue.MOST_UNREAD", 4)
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    names = [f"r{number}" for number in range(8)]
+    queue = harness.ingress("ingress-a" + memory.arena.mark)
+    await asyncio.to_thread(
+        queue.submit, [Submission(name, 60_000, wire_of(name)) for name in names]
     )
+
+    # When answers are sent in several calls, and nobody has read any
+    for _ in range(4):
+        claimed = worker.claim(2, 0.0)
+        replies = [make_reply(body_of(item.request), size=LARGE) for item in claimed.items]
+        worker.reply(items_of(claimed), replies)
+        worker.reply(items_of(claimed), replies)  # as after an answer of Redis that was lost
+
+    # Then each is whole, and those that are read make room
+    values = await asyncio.to_thread(queue.receive, [])
+    bodies = {name: decode_reply(name, value, memory).body for name, value in values.items()}
+    assert {name: bytes(body).rstrip(b".").decode() for name, body in bodies.items()} == {
+        name: name for name in names
+    }
+    await asyncio.to_thread(queue.discard, names)
+    worker.close()
+    assert len(worker._answers) == 0
+
+
+async def test_answer_that_has_gone_with_its_worker_is_asked_for_again(harness, memory):
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    queue = harness.ingress("ingress-a" + memory.arena.mark)
+    await asyncio.to_thread(queue.submit, [Submission("a", 60_000, wire_of("a"))])
+    claimed = worker.claim(1, 0.0)
+    worker.reply(items_of(claimed), [make_reply("answer", size=LARGE)])
+    [value] = (await asyncio.to_thread(queue.receive, [])).values()
+
+    # When its file was removed before the ingress has looked into it
+    worker._answers._arena.close()
+
+    # Then the ingress is told so
+    with pytest.raises(BodyElsewhere):
+        decode_reply("a", value, memory)
+
+
+def joined(harness, worker_id, memory):
+    """A worker that has beaten, and is the only one."""
+    harness.client.delete(harness.keys.worker_beats)
+    seconds, microseconds = harness.client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    harness.client.zadd(harness.keys.worker_beats, {worker_id: now_ms})
     harness.client.pexpire(harness.keys.worker_beats, 60_000)
+    return harness.worker(worker_id, memory)
+
+
+async def served(channel, worker, name, answer_bytes):
+    """The body of the answer to a large request, which the worker sends back."""
+    asked = ask(channel, name, wire_of(name, size=LARGE))
+    await eventually_async(lambda: turn(worker, answer_bytes))
+    return bytes((await asked).body).rstrip(b".").decode()
+
+
+def turn(worker, answer_bytes):
+    claimed = worker.claim(1, 0.0)
+    if not isinstance(claimed, Batch):
+        return False
+    replies = [make_reply(body_of(item.request), size=answer_bytes) for item in claimed.items]
+    worker.reply(items_of(claimed), replies)
+    return True

@@ -85,23 +85,6 @@ def test_start_that_fails_only_now_is_a_note(tmp_path):
     assert "secret" not in texts
 
 
-def test_each_key_of_an_example_has_its_row():
-    rows = check(EXAMPLES / "kserve.properties")
-    effects = {}
-    for part, effect, _ in rows:
-        effects.setdefault(part, []).append(effect)
-    assert effects["job_queue_size"] == ["same"]
-    assert effects["load_models"] == ["better"]
-    assert effects["number_of_netty_threads"] == effects["NUM_WORKERS"] == ["note"]
-    # and each model that the snapshot restores
-    assert effects["model mnist 1.0"] == ["same"]
-    assert (
-        "model mnist 1.0",
-        "same",
-        "minWorkers 1, maxWorkers 5, batchSize 5, maxBatchDelay 200, responseTimeout 60",
-    ) in rows
-
-
 def test_what_must_change_says_how():
     rows = check(EXAMPLES / "keystore.properties")
     replaced = "TLS takes certificate_file and private_key_file"

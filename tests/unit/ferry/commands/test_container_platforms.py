@@ -1,7 +1,6 @@
 """What the variables of Vertex AI and SageMaker become."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -122,22 +121,6 @@ def test_sagemaker_reaches_predictions_only(sagemaker):
     assert settings.allow_open_management is False
 
 
-def test_sagemaker_is_known_by_its_folder_alone(tmp_path, sagemaker):
-    make_archive(tmp_path / "model", "m", HANDLER)
-    assert settings_of(sagemaker).inference_address == "http://0.0.0.0:8080"
-
-
-def test_sagemaker_serves_an_unpacked_archive_as_model(tmp_path, sagemaker):
-    # Given
-    name = make_archive(tmp_path, "m", HANDLER, version="3")
-    zipfile.ZipFile(tmp_path / name).extractall(tmp_path / "model")
-    # When
-    settings = settings_of({**sagemaker, "SAGEMAKER_TS_BATCH_SIZE": "8"})
-    # Then
-    assert settings.load_models == f"model={tmp_path}/model"
-    assert json.loads(settings.model_settings) == {"model": {"3": {"batchSize": 8}}}
-
-
 def test_sagemaker_settings_are_those_of_its_one_model(tmp_path, sagemaker):
     # Given
     make_archive(tmp_path / "model", "m", HANDLER, version="2.1")
@@ -168,15 +151,6 @@ def test_sagemaker_settings_are_those_of_its_one_model(tmp_path, sagemaker):
     assert settings.default_workers_per_model == 3
     assert settings.default_response_timeout_s == 30
     assert settings.log_level == "warning"
-
-
-def test_sagemaker_multi_model_endpoint_registers_at_the_port_of_predictions(tmp_path, sagemaker):
-    settings = settings_of({**sagemaker, "SAGEMAKER_MULTI_MODEL": "true"})
-    assert settings.management_address == settings.inference_address == "http://0.0.0.0:8080"
-    assert settings.model_store == tmp_path / "models"
-    assert settings.allow_open_management
-    assert settings.enable_model_api
-    assert settings.default_workers_per_model == 1
 
 
 @pytest.mark.parametrize(

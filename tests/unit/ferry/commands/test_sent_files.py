@@ -2,23 +2,7 @@
 
 import pytest
 
-from ferry.commands.jobs import idempotency_key, suffix_of, write_result
-from ferry_client.jobs import Prediction
-
-
-@pytest.mark.parametrize(
-    ("content_type", "suffix"),
-    [
-        ("application/json; charset=utf-8", ".json"),
-        ("text/plain", ".txt"),
-        ("image/png", ".png"),
-        ("image/jpeg", ".jpg"),
-        ("application/x-unheard-of", ".out"),
-        ("", ".out"),
-    ],
-)
-def test_suffix_fits_the_content_type(content_type, suffix):
-    assert suffix_of(Prediction(200, {"content-type": content_type}, b"")) == suffix
+from ferry.commands.jobs import idempotency_key, write_result
 
 
 def test_key_is_of_model_version_type_name_and_content():

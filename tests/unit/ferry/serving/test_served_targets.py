@@ -1,6 +1,5 @@
 """What a command is to serve: names, files and settings of targets; Python files are not run."""
 
-import json
 import re
 
 import pytest
@@ -65,17 +64,6 @@ def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(fold
     assert (folder / "store" / "sources" / "my-model.py").read_text() == PREDICT
 
 
-def test_more_workers_raise_the_most(folder):
-    # Given
-    text = "import ferry\n@ferry.model(min_worker=3)\ndef a(batch): ..."
-    (folder / "many.py").write_text(text)
-    # When
-    [target] = read_target("many.py")
-    # Then
-    lines = dict(line.split(": ") for line in target.config().splitlines())
-    assert (json.loads(lines["minWorkers"]), json.loads(lines["maxWorkers"])) == (3, 3)
-
-
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -89,20 +77,6 @@ def test_refusal_says_what_is_wrong(folder, texts, expected):
     # When / Then
     with pytest.raises(TargetError, match=expected):
         read_targets(texts)
-
-
-def test_fingerprint_differs_when_a_file_does(folder):
-    # Given
-    [before] = read_target("my-model.py")
-    prints = [before.fingerprint()]
-    # When
-    for name, text in (("my-model.py", f"{PREDICT}#"), ("helper.py", "x = 1")):
-        (folder / name).write_text(text)
-        prints.append(read_target("my-model.py")[0].fingerprint())
-    (folder / "notes.txt").write_text("another")
-    # Then
-    assert len(set(prints)) == 3
-    assert read_target("my-model.py")[0].fingerprint() == prints[-1]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,6 @@ def test_receiver_is_read(headers, receiver):
         ({"webhook-include": "input"}, "Webhook-Include must be result, if it is there."),
         ({"webhook-url": "http://receiver.example/"}, "Webhook-Url must be an https:// URL; this"),
         ({"webhook-url": "https://x:99999/"}, "Webhook-Url must be an https:// URL of a host"),
-        ({"webhook-url": "https://[/"}, "Webhook-Url must be an https:// URL of a host"),
-        ({"webhook-url": "https://./"}, "Webhook-Url must be an https:// URL of a host"),
         ({"webhook-url": "https://10.0.0.1/"}, "Webhook-Url must be the URL of a public host"),
         ({"webhook-url": " "}, "Webhook-Url must be a URL of 2000 printable"),
     ],

@@ -62,17 +62,6 @@ def test_version_that_was_not_loaded_goes_when_its_archive_is_registered(ingress
 
 
 @pytest.mark.usefixtures("node")
-def test_version_that_was_not_loaded_is_the_default_only_until_there_is_another(ingress):
-    # Given
-    ingress.archives.add("second.mar", "echo", "2.0")
-    # When
-    load(ingress, load_models="echo=first.mar,second.mar")
-    # Then
-    assert list(ingress.registry.get("echo").versions) == ["1.0", "2.0"]
-    assert ingress.registry.resolve("echo", None).model_version == "2.0"
-
-
-@pytest.mark.usefixtures("node")
 def test_version_that_was_not_loaded_is_not_scaled(ingress):
     # Given
     load(ingress, load_models="echo.mar")
@@ -97,14 +86,6 @@ def test_registered_model_whose_archive_has_gone_since_stays_as_it_is(ingress):
     assert failures == [{"model": "file.mar", "error": "Model not found at: file.mar"}]
     assert sorted(ingress.registry.snapshot()) == ["echo"]
     assert ingress.registry.resolve("echo", None).min_worker == 1
-
-
-@pytest.mark.usefixtures("node")
-def test_archive_without_a_usable_name_is_only_told_of(ingress):
-    # When / Then
-    [failure] = load(ingress, load_models=f"{'x' * 200}.mar")
-    assert failure["error"].startswith("Model not found at: xxx")
-    assert ingress.registry.snapshot() == {}
 
 
 @pytest.mark.usefixtures("node")

@@ -4,36 +4,11 @@ import pytest
 
 from batching.errors import Draining, InternalError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from ingress.models.worker_wait import WorkerProgress, WorkerWait, _progress
+from ingress.models.worker_wait import WorkerProgress, WorkerWait
 from ingress.services import TimeLimits
 from tests.support import KEY, make_spec
 
 READY, LOADING, STARTING = WorkerState.READY, WorkerState.LOADING, WorkerState.STARTING
-
-
-def workers(*states, pid=42):
-    return [
-        WorkerStatus(f"w{number}", "node-a", number, state, pid, "cpu", "now")
-        for number, state in enumerate(states)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("states", "nodes", "expected"),
-    [
-        ([READY], 1, WorkerProgress.DONE),
-        ([READY], 2, WorkerProgress.PARTIAL),
-        ([READY, READY], 2, WorkerProgress.DONE),
-        ([READY, LOADING], 2, WorkerProgress.PARTIAL),
-        ([LOADING], 1, WorkerProgress.NONE),
-        ([], 1, WorkerProgress.NONE),
-        ([READY] * 3, 1, WorkerProgress.PARTIAL),  # one too many, which has yet to go
-        ([READY] * 3, 2, WorkerProgress.DONE),
-    ],
-)
-def test_workers_are_counted_for_each_node(states, nodes, expected):
-    spec = make_spec(min_worker=1, max_worker=2)
-    assert _progress(workers(*states), spec, nodes=nodes) is expected
 
 
 class Nodes:

@@ -347,7 +347,7 @@ def test_unregister_ends_a_model_whose_record_cannot_be_read(manager, redis_url)
         500,
         "InternalServerException",
         "What is registered as echo cannot be read. Unregister the model as a whole, and register "
-        "it anew.",
+        "it again.",
     )
     # When / Then: it is unknown which versions the model has
     for method, path in (

@@ -23,7 +23,6 @@ DOCUMENT = ROOT / "docs" / "torchserve-compatibility.md"
 METRICS = ROOT / "tests" / "conformance" / "recordings" / "main" / "metrics.json"
 
 VERDICTS = {"same", "better", "left out"}
-NO_ROUTE = {"ResourceNotFoundException", "MethodNotAllowedException"}
 
 
 def table(heading):
@@ -52,43 +51,6 @@ def left_out(rows):
 
 
 # --- routes
-
-
-def route_of(ingress, port, method, path):
-    """The answer's error type, or None where there is no error."""
-    filled = re.sub(r"\b[MVW]\b", lambda match: match[0].lower() + "1", path)
-    filled = re.sub(r"\bJ\b", "0" * 32, filled)
-    if port == "metrics":
-        answer = ingress.apps[Role.METRICS].test_client().open(filled, method=method)
-        document = answer.get_json(silent=True)
-    else:
-        url = ingress.inference_url if port == "inference" else ingress.management_url
-        document = json_of(ingress._ask(method, url + filled))
-    return document.get("type") if isinstance(document, dict) else None
-
-
-def json_of(answer):
-    try:
-        return answer.json()
-    except ValueError:
-        return None
-
-
-def test_routes_are_those_of_the_document(ingress):
-    # Given the routes that the document names, with the unknown model m1 and an unknown job
-    rows = [
-        (port, method, path, verdict)
-        for ports, methods, path, verdict, _ in table("Routes")
-        for port in (["inference", "management", "metrics"] if ports == "all" else [ports])
-        for method in (["GET", "POST", "PUT", "DELETE"] if methods == "any" else [methods])
-        if path != "/token"  # there only with tokens: test_auth.py
-    ]
-
-    # Then there is a route wherever the document says so, and nowhere else
-    wrong = [
-        row for row in rows if (route_of(ingress, *row[:3]) in NO_ROUTE) != (row[3] == "left out")
-    ]
-    assert wrong == []
 
 
 def test_routes_of_the_document_are_those_of_the_table():

@@ -59,33 +59,6 @@ def test_operation_has_the_parameters_of_its_path():
         assert names == re.findall(r"{(\w+)}", path), path
 
 
-def test_generated_clients_can_send_a_body_and_read_the_answer():
-    # Given
-    paths = api_document([Role.INFERENCE])["paths"]
-    # When / Then
-    for path, kind in (
-        ("/predictions/{model_name}", "application/octet-stream"),
-        ("/predictions/{model_name}/{model_version}", "application/octet-stream"),
-        ("/v1/models/{model_name}:predict", "application/json"),
-        ("/v2/models/{model_name}/infer", "application/json"),
-    ):
-        operation = paths[path]["post"]
-        assert list(operation["requestBody"]["content"]) == [kind]
-        assert list(operation["responses"]["200"]["content"]) == [kind]
-
-
-def test_parameters_have_the_types_that_clients_of_torchserve_know():
-    # Given
-    operations = api_document([Role.MANAGEMENT])["paths"]["/models"]
-    # When
-    types = {one["name"]: one["schema"]["type"] for one in operations["post"]["parameters"]}
-    # Then
-    assert {types[name] for name in ("batch_size", "initial_workers", "max_batch_delay")} == {
-        "integer"
-    }
-    assert (types["synchronous"], types["url"]) == ("boolean", "string")
-
-
 def test_applications_have_the_rules_of_the_table_and_no_others(ingress):
     for role, app in ingress.apps.items():
         # Given

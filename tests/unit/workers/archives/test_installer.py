@@ -16,7 +16,7 @@ from batching.errors import DependenciesFailed
 from tests.support import make_spec
 from tests.timing import assert_within
 from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
-from workers.archives.installer import READY, Installer, environment_name, read_requirements
+from workers.archives.installer import READY, Installer, read_requirements
 
 SPEC = make_spec(
     manifest={"model": {"modelName": "digits", "requirementsFile": "requirements.txt"}}
@@ -266,11 +266,3 @@ def test_requirements_outside_of_the_archive_are_not_read(tmp_path, model_dir):
     for name in ("../secret.txt", "none.txt"):
         with pytest.raises(DependenciesFailed, match="missing in the archive"):
             read_requirements(model_dir, name)
-
-
-def test_environments_are_shared_by_equal_requirements_only():
-    # When / Then
-    assert environment_name("a==1", "sha-1") == environment_name("a==1", "sha-2")
-    assert environment_name("a==1", "sha-1") != environment_name("a==2", "sha-1")
-    for local in ("./a.whl", "a @ file:a.whl", "wheels/a-1.whl"):
-        assert environment_name(local, "sha-1") != environment_name(local, "sha-2")

@@ -6,6 +6,7 @@ import errno
 import os
 
 import psutil
+import pytest
 
 from batching.errors import ModelNotFound
 from batching.settings.settings import Settings
@@ -52,6 +53,7 @@ async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, capl
     assert line.endswith(os.strerror(errno.EAGAIN))
 
 
+@pytest.mark.long  # processes that import RQ
 async def test_jobs_have_a_process_and_a_second_one_while_the_first_is_at_a_long_one(
     redis_server, monkeypatch
 ):

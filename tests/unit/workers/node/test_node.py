@@ -69,23 +69,6 @@ async def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
     await asyncio.wait_for(living, 10)
 
 
-async def test_node_is_known_again_before_what_it_serves_is(real_backend, registry, settings):
-    # Given a node whose second beat is far away
-    node = Node(settings, [], beat_s=3600.0)
-    living = asyncio.create_task(node.run())
-    await eventually_async(registry.alive_nodes, 10)
-    registry.create(make_spec())
-    await eventually_async(node._specs, 10)
-    # When Redis is emptied, and the node sees it by a change
-    real_backend.client.flushall()
-    registry.announce("anything")
-    # Then
-    await eventually_async(registry.specs, 10)
-    assert registry.alive_nodes() == {node._node.node_id}
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(living, 10)
-
-
 def test_node_leaves_nothing_open(registry, settings):
     # Given
     assert not registry.alive_nodes()  # over a connection that stays

@@ -16,22 +16,6 @@ def modules_as_before(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "name"),
-    [
-        ("a.py:B", "/m/a.py", "B"),
-        ("/x/a-b.py:predict", "/x/a-b.py", "predict"),
-        ("net.onnx", "/m/net.onnx", ""),
-        ("hf:some/name", None, "some/name"),
-    ],
-)
-def test_target_is_read(tmp_path, text, path, name):
-    # Given / When
-    target = Target.of(text, tmp_path.__class__("/m"))
-    # Then
-    assert (None if target.path is None else str(target.path), target.name) == (path, name)
-
-
 def test_code_is_what_was_registered_under_its_own_path(tmp_path):
     # Given a file and a module beside it, registered, and changed or removed since
     home, model_dir = tmp_path / "home", tmp_path / "model"

@@ -179,6 +179,7 @@ HOSTILE = {
     "session": "os.fork() or (os.setsid(), time.sleep(5), os._exit(0))",
     "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
 }
+USUAL = ("between two batches", "masked", "lock", "fork", "stopped")  # the others in make test-all
 
 
 class AtWork:
@@ -204,7 +205,10 @@ class AtWork:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ctypes.PyDLL(None).pause, valid_signals")
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in USUAL else pytest.mark.long) for name in HOSTILE],
+)
 async def test_worker_is_ended_after_its_time_whatever_its_handler_does(name, tmp_path):
     # Given
     at_work = AtWork(tmp_path, f"deadline.run()\n{HOSTILE[name]}\nhang()")
