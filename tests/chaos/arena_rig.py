@@ -35,10 +35,10 @@ class ArenaRig(Rig):
     def files(self) -> list[str]:
         return sorted(path.name for path in self.memory.iterdir())
 
-    def carried(self) -> dict[str, int]:
-        """Returns how many bodies of the living ingress have gone each way."""
+    def carried(self, kind: str = "request") -> dict[str, int]:
+        """Returns how many bodies of the living ingress' requests, or answers, went each way."""
         scrape = Scrape(self)
-        name = "ferry_request_bodies_total"
+        name = f"ferry_{kind}_bodies_total"
         return {way: int(scrape.value(name, way=way)) for way in ("arena", "redis")}
 
     def way_of(self, model: str, body: bytes) -> str:

@@ -346,12 +346,12 @@ MUTANTS = (
         f"{GENERATIONS}::test_copy_into_which_the_next_body_is_written_is_given_up",
     ),
     Mutant(
-        "shared memory is a body's for as long as its request",
+        "shared memory is a body's for as long as it is needed",
         "batching/store/arena.py",
-        "        return wire, Wire(slot.place",
-        "        self._taken[slot.units] = bytes(len(self._taken[slot.units]))\n"
-        "        return wire, Wire(slot.place",
-        f"{GENERATIONS}::test_slot_is_its_bodys_until_nobody_needs_the_request",
+        "        slot = room.obj\n",
+        "        slot = room.obj\n"
+        "        self._taken[slot.units] = bytes(len(self._taken[slot.units]))\n",
+        f"{GENERATIONS}::test_slot_is_its_bodys_until_nobody_needs_it",
     ),
     Mutant(
         "bodies go by shared memory only where all workers share it",

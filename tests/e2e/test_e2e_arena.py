@@ -160,6 +160,20 @@ def test_bodies_for_which_the_arena_has_no_room_go_by_redis(rig):
         ]
 
 
+def test_answers_that_were_read_make_room_for_others(rig):
+    with rig.serve("answers"):
+        # Given
+        rig.wait_for_arena("answers")
+        before = rig.carried("answer")
+        # When there are more answers than the worker's memory has room for, one after the other
+        for number in range(4 * MOST):
+            body = f"{number}".encode().ljust(LARGEST_BYTES)
+            assert rig.predict("answers", body).content == body
+        # Then only one that finds no room goes by Redis, and then there is some
+        ways = {way: count - before[way] for way, count in rig.carried("answer").items()}
+        assert ways["arena"] > 3 * MOST, ways
+
+
 def test_clients_that_leave_in_the_middle_leave_no_slot_taken(rig):
     head = f"POST /predictions/left HTTP/1.1\r\nHost: x\r\nContent-Length: {LARGEST_BYTES}\r\n\r\n"
     with rig.serve("left"):
@@ -195,9 +209,11 @@ def test_job_is_in_redis_and_outlives_the_ingress(rig):
 
 def test_what_a_dead_ingress_left_goes_with_the_next_start_and_with_the_node(rig):
     # Given
-    [file] = rig.files()
     with rig.serve("left"):
         rig.wait_for_arena("left")
+    # Without the memory of workers.
+    eventually(lambda: len(rig.files()) == 1, 10)
+    [file] = rig.files()
     # When
     os.kill(rig.process.pid, signal.SIGKILL)
     eventually(rig.process.has_ended, 10)
@@ -216,7 +232,7 @@ def test_what_a_dead_ingress_left_goes_with_the_next_start_and_with_the_node(rig
 
 
 def test_ingress_that_is_stopped_leaves_nothing(rig):
-    assert len(rig.files()) == 1
+    eventually(lambda: len(rig.files()) == 1, 10)
     assert rig.process.stop(signal.SIGTERM).exit_code == 0
     assert rig.files() == []
 
