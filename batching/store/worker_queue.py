@@ -425,10 +425,13 @@ class UnreadAnswers:
         self._unread: dict[str, memoryview] = {}  # by the keys of the replies
         self._has_no_room = False
 
+    def __len__(self) -> int:
+        return len(self._unread)
+
     @property
     def is_full(self) -> bool:
         """Returns whether it is time to look which ones were read."""
-        return self._has_no_room or len(self._unread) >= MOST_UNREAD
+        return self._has_no_room or len(self) >= MOST_UNREAD
 
     def keep(self, ingress_id: str, reply_key: str, body: Body) -> bytes | None:
         """Returns what tells the ingress where the body is; None if Redis has to carry it."""
