@@ -86,6 +86,9 @@ class Arena:
             except OSError as error:
                 log.warning("no memory is shared folder=%s: %s", folder, error)
                 self.mark = ""
+        elif size_bytes:
+            text = "no memory is shared with workers folder=%s bytes=%d: none there, or too little"
+            log.warning(text, folder, size_bytes)
 
     def _make(self, folder: Path, size_bytes: int) -> None:
         remove_abandoned(folder)
