@@ -8,6 +8,7 @@ LONG_FOLDERS = frozenset({"compose", "deploy", "network", "topology"})
 LONG_FILES = frozenset(
     {
         # Faults: `make test` keeps those of workers, of cut connections and of the state machine.
+        "test_chaos_arena.py",
         "test_chaos_buffers.py",
         "test_chaos_clients.py",
         "test_chaos_fuzz.py",
@@ -17,6 +18,7 @@ LONG_FILES = frozenset(
         "test_chaos_stop.py",
         "test_chaos_storm.py",
         # Whole servers.
+        "test_e2e_arena.py",
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",

@@ -86,6 +86,9 @@ class Arena:
             except OSError as error:
                 log.warning("no memory is shared folder=%s: %s", folder, error)
                 self.mark = ""
+        elif size_bytes:
+            text = "no memory is shared with workers folder=%s bytes=%d: none there, or too little"
+            log.warning(text, folder, size_bytes)
 
     def _make(self, folder: Path, size_bytes: int) -> None:
         remove_abandoned(folder)
@@ -194,22 +197,6 @@ class ArenaReader:
         return body, text[match.end() :]
 
 
-class IngressMemory:
-    """What an ingress shares with workers of its host: its own arena, and what it reads of theirs.
-
-    `requests` and `answers` count large bodies by their way.
-    """
-
-    def __init__(self, folder: Path, size_bytes: int) -> None:
-        self.arena = Arena(folder, size_bytes)
-        self.reader = ArenaReader(folder)
-        self.requests = {"arena": 0, "redis": 0}
-        self.answers = {"arena": 0, "redis": 0}
-
-
-NO_MEMORY = IngressMemory(Path(), 0)
-
-
 class _Mapped:
     def __init__(self, file: int) -> None:
         self._file = file
@@ -224,10 +211,11 @@ class _Mapped:
 
     def lives(self) -> bool:
         """Returns whether the owner does, or did a moment ago."""
-        if (now_s := time.monotonic()) < self._look_at_s:
-            return True
-        self._look_at_s = now_s + LOOK_S
-        return _is_locked(self._file)
+        if (now_s := time.monotonic()) >= self._look_at_s:
+            if not _is_locked(self._file):
+                return False
+            self._look_at_s = now_s + LOOK_S
+        return True
 
     def copy(self, first: int, size_bytes: int, generation: int) -> bytearray | None:
         count = -(-size_bytes // UNIT_BYTES)
@@ -260,3 +248,19 @@ def _is_locked(file: int) -> bool:
         return True
     fcntl.flock(file, fcntl.LOCK_UN)
     return False
+
+
+class IngressMemory:
+    """What an ingress shares with workers of its host: its own arena, and what it reads of theirs.
+
+    `requests` and `answers` count large bodies by their way.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self.arena = Arena(folder, size_bytes)
+        self.reader = ArenaReader(folder)
+        self.requests = {"arena": 0, "redis": 0}
+        self.answers = {"arena": 0, "redis": 0}
+
+
+NO_MEMORY = IngressMemory(Path(), 0)

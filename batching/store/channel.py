@@ -228,6 +228,8 @@ class Channel:
                         await asyncio.sleep(patience.retry_s)
         except TimeoutError:
             raise store_unavailable(cause) from cause
+        finally:
+            cause = None  # it leads back here, and only the collector would free the bodies
 
     async def _submit_waiting(self, requests: Sequence[PendingRequest]) -> list[SubmitCode]:
         # Others were answered meanwhile, or have left: an earlier try has queued them.

@@ -336,15 +336,16 @@ class _Exchange:
             raise redis.ConnectionError("Connection closed by server.")
         loop = asyncio.get_running_loop()
         self._due, self._answers = count, []
-        answered: asyncio.Future[list[Any]] = loop.create_future()
-        self._answered = answered
+        # Without names here, as an error leads back here and would keep the buffers.
+        self._answered = loop.create_future()
         timer = None
         if timeout_s is not None:
-            late = redis.TimeoutError("Timeout reading from Redis")
-            timer = loop.call_later(timeout_s, self._fail, late)
+            timer = loop.call_later(
+                timeout_s, self._fail, redis.TimeoutError("Timeout reading from Redis")
+            )
         try:
             self._transport.writelines(buffers)
-            return await answered
+            return await self._answered
         except BaseException:
             self.give_up()
             raise

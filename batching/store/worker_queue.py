@@ -276,7 +276,7 @@ class WorkerQueue:
 
     def _place_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> dict[str, bytes]:
         """Puts the bodies that are too large for a script elsewhere; returns what says where."""
-        if len(self._answers) >= MOST_UNREAD:
+        if self._answers.is_full:
             self._answers.forget_read({self._keys.reply_prefix + item.request_id for item in items})
         large: list[str] = []
         placed: dict[str, bytes] = {}
@@ -423,9 +423,15 @@ class UnreadAnswers:
         self._mark = mark_of(folder, size_bytes)
         self._arena: Arena | None = None
         self._unread: dict[str, memoryview] = {}  # by the keys of the replies
+        self._has_no_room = False
 
     def __len__(self) -> int:
         return len(self._unread)
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether it is time to look which ones were read."""
+        return self._has_no_room or len(self) >= MOST_UNREAD
 
     def keep(self, ingress_id: str, reply_key: str, body: Body) -> bytes | None:
         """Returns what tells the ingress where the body is; None if Redis has to carry it."""
@@ -438,6 +444,7 @@ class UnreadAnswers:
         elif sent is not None:
             return None
         if (held := self._arena.hold(body)) is None:
+            self._has_no_room = True
             return None
         self._unread[reply_key], place = held
         return b"%" + place
@@ -447,6 +454,7 @@ class UnreadAnswers:
 
         Of those that the worker is sending, maybe once more, the keys are still to come.
         """
+        self._has_no_room = False
         names = [name for name in self._unread if name not in sending]
         values = self._connection.call(("MGET", *names)) if names else ()
         for name, value in zip(names, values, strict=True):

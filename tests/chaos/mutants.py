@@ -26,6 +26,7 @@ RECEIVER = "request = self._waiting.get(request_id)\n            if request is N
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says"
 JOB_MACHINE = f"{CHAOS}machine.py::test_f40_jobs_do_what_their_model_says"
+GENERATIONS = "tests/unit/batching/store/test_arena_generations.py"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
@@ -336,6 +337,28 @@ MUTANTS = (
         "            len(self.content), self.content\n"
         "        )\n        start = 0\n",
         f"{OWN_ANSWERS}::test_bodies_of_clients_that_left_are_no_other_clients_bodies",
+    ),
+    Mutant(
+        "a body in shared memory is looked at again when it has been copied",
+        "batching/store/arena.py",
+        "return body if self._generations[place] == expected else None",
+        "return body",
+        f"{GENERATIONS}::test_copy_into_which_the_next_body_is_written_is_given_up",
+    ),
+    Mutant(
+        "shared memory is a body's for as long as it is needed",
+        "batching/store/arena.py",
+        "        slot = room.obj\n",
+        "        slot = room.obj\n"
+        "        self._taken[slot.units] = bytes(len(self._taken[slot.units]))\n",
+        f"{GENERATIONS}::test_slot_is_its_bodys_until_nobody_needs_it",
+    ),
+    Mutant(
+        "bodies go by shared memory only where all workers share it",
+        "batching/store/arena.py",
+        "all(worker_id.endswith(mark) for worker_id in worker_ids)",
+        "True",
+        f"{GENERATIONS}::test_worker_that_shares_no_memory_has_all_bodies_go_by_redis",
     ),
     Mutant(
         "requests that gather while Redis is away are submitted, too",

@@ -6,17 +6,27 @@ import random
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from tests.chaos.patterned_requests import Asked, Plan, WrongAnswer, check, some_request, split
+from tests.chaos.patterned_requests import (
+    Asked,
+    Plan,
+    WrongAnswer,
+    check,
+    refusal,
+    some_request,
+    split,
+)
 
 ANSWER_S = 60.0
 MOST_FAULTS = 20
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no farewell, a reset
 FAREWELL = struct.pack("ii", 0, 0)
 GIVEN_UP = 499
+AGAIN_S = 0.05  # between two tries to connect to a server that has died
 
 
 @dataclass
@@ -26,6 +36,8 @@ class Found:
     sent: int = 0
     aborted: int = 0  # requests whose client left before it had their answers
     answered: int = 0
+    lost: int = 0  # connections that the server has ended
+    refused: Counter[str] = field(default_factory=Counter)  # by status and reason
     names: list[str] = field(default_factory=list)  # of those that were answered with 200
     request_ids: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -50,7 +62,11 @@ class Line:
         end = socket.socket()
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", port))
+        try:
+            await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", port))
+        except OSError:
+            end.close()
+            raise
         line = cls(end)
         line._reader, line._writer = await asyncio.open_connection(sock=end)
         return line
@@ -120,23 +136,33 @@ class Visitor:
 
     async def visit(self) -> None:
         """Opens a connection, asks on it now and again, and leaves."""
-        chance = self._chance
-        is_leaving = chance.random() < self._plan.abort_share
-        line = await Line.open(self._port)
         try:
-            for _ in range(chance.randint(1, 3)):
-                if not await self._ask(line):
-                    return
-            if is_leaving:
-                await self._ask_and_leave(line)
+            line = await Line.open(self._port)
+        except OSError:
+            if not self._plan.has_faults:
+                raise
+            await asyncio.sleep(AGAIN_S)
+            return
+        try:
+            await self._stay(line)
         except WrongAnswer as error:
             self._found.blame(str(error))
         except TimeoutError:
             self._found.blame("no answer")
         except (OSError, EOFError) as error:
-            self._found.blame(f"connection lost at request {self._found.sent}: {error!r}")
+            self._found.lost += 1
+            if not self._plan.has_faults:
+                self._found.blame(f"connection lost at request {self._found.sent}: {error!r}")
         finally:
-            line.leave(with_reset=chance.random() < 0.5)
+            line.leave(with_reset=self._chance.random() < 0.5)
+
+    async def _stay(self, line: Line) -> None:
+        is_leaving = self._chance.random() < self._plan.abort_share
+        for _ in range(self._chance.randint(1, 3)):
+            if not await self._ask(line):
+                return
+        if is_leaving:
+            await self._ask_and_leave(line)
 
     def _some(self) -> list[Asked]:
         chance = self._chance
@@ -185,6 +211,9 @@ class Visitor:
         self._found.slowest_s = max(self._found.slowest_s, time.monotonic() - began_s)
         if may_be_given_up and status == GIVEN_UP:
             return False, True
+        if self._plan.has_faults and status >= 500:
+            self._found.refused[refusal(asked, status, headers, body)] += 1
+            return True, headers["connection"] == "close"
         check(asked, status, headers, body)
         if headers["x-request-id"] in self._found.request_ids:
             raise WrongAnswer(f"{asked.name}: the id of another answer")

@@ -3,6 +3,7 @@
 Each has a name; body and answer are patterns of it: `patterns.py`, `patterned_handler.py`.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ FILES = {
 # Half a head beside the limits at which a body takes another way: in its record (16 KiB), in one
 # read (64 KiB).
 NEAR_BYTES = 600
+HURRIED_MS = (1, 5, 20, 50, 100)
 
 
 class WrongAnswer(Exception):
@@ -28,7 +30,10 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What clients do. `large_share` is that of bodies and answers beyond a few kB."""
+    """What clients do. `large_share` is that of bodies and answers beyond a few kB.
+
+    `has_faults`: parts of the server die meanwhile: requests are refused, and connections end.
+    """
 
     models: tuple[str, ...]
     large_share: float = 0.25
@@ -36,6 +41,9 @@ class Plan:
     half_close_share: float = 0.05  # of the times at which a client sends
     error_share: float = 0.01
     most_at_once: int = 6
+    body_bytes: tuple[int, int] | None = None  # of all bodies; the share is that of answers then
+    hurried_share: float = 0.0  # of the requests: those that have a few ms
+    has_faults: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,9 @@ def some_request(chance: random.Random, plan: Plan, *, has_error: bool = False) 
     """Returns a request: plain, with Expect, in chunks, or a form."""
     name = f"{chance.getrandbits(96):024x}"
     answer_bytes = some_size(chance, plan.large_share)
-    size_bytes = some_size(chance, plan.large_share)
+    size_bytes = (
+        chance.randint(*plan.body_bytes) if plan.body_bytes else some_size(chance, plan.large_share)
+    )
     kind = chance.choices(("plain", "expecting", "chunked", "form"), (75, 3, 12, 10))[0]
     parts = [("body", size_bytes)]
     if kind == "form":
@@ -66,6 +76,8 @@ def some_request(chance: random.Random, plan: Plan, *, has_error: bool = False) 
     lines, body = FORMS[kind](chance, bodies)
     model = "unknown" if has_error else chance.choice(plan.models)
     told = ",".join(f"{part}={size}" for part, size in parts)
+    if chance.random() < plan.hurried_share:
+        lines += f"X-Request-Timeout-Ms: {chance.choice(HURRIED_MS)}\r\n"
     head = (
         f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\nX-Pattern: {name}\r\n"
         f"X-Parts: {told}\r\nX-Wants: {answer_bytes}\r\n{lines}\r\n"
@@ -137,6 +149,21 @@ def check(asked: Asked, status: int, headers: dict[str, str], body: bytes) -> No
         ]
         where = f"{len(places)} bytes from {places[0]}" if places else "its length"
         raise WrongAnswer(f"{asked.name}: {where} of {len(expected)} wrong, {len(body)} came")
+
+
+def refusal(asked: Asked, status: int, headers: dict[str, str], body: bytes) -> str:
+    """Returns status and reason of an answer that is no result.
+
+    Raises:
+        WrongAnswer: it is not what the server answers then.
+    """
+    try:
+        code = json.loads(body)["code"]
+    except (ValueError, LookupError, TypeError):
+        code = 0
+    if code != status:
+        raise WrongAnswer(f"{asked.name}: {status} {body[:200]!r}")
+    return f"{status} {headers.get('x-ferry-reason', '')}".strip()
 
 
 def ran(ledger: Path) -> list[str]:

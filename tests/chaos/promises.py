@@ -73,6 +73,7 @@ PROMISES = {
     "F44": ("handler's fork comes back: processes that answer", "the worker alone"),
     "F46 power": ("Redis' power fails: jobs of its last second", "<= 1 s of accepts lost"),
     "F46 storm": ("storm over jobs, every part killed", "0 lost, 0 doubled, all succeeded"),
+    "F47": ("bytes of others in shared memory, parts killed", "0"),
     "N1 load": ("node's host cut off: load", "all 200"),
     "N1 works": ("node's host joined again: it works", "<= 3 s"),
     "N1 again": ("node's host cut off for 10 s: its requests wait again", "<= 4 s"),

@@ -70,10 +70,10 @@ class Rig(FerryServer):
         self.process = self.launch(["ingress", *words, *self._options()])
         self.process.wait_for_line(f"listening address={self.metrics}")
 
-    def add_node(self) -> FerryProcess:
-        """Starts one more node and waits until it has joined."""
+    def add_node(self, *more: str) -> FerryProcess:
+        """Starts one more node, with more options, and waits until it has joined."""
         known = self._nodes_that_joined()
-        node = self.launch_node()
+        node = self.launch_node(*more)
         # A dead one may be forgotten meanwhile, so that their number stays.
         assert came_true(lambda: self._nodes_that_joined() - known, READY_S), node.log()
         return node
@@ -81,9 +81,9 @@ class Rig(FerryServer):
     def _nodes_that_joined(self) -> set[bytes]:
         return set(self.redis.zrange("{ferry}:nodes", 0, -1))
 
-    def launch_node(self) -> FerryProcess:
+    def launch_node(self, *more: str) -> FerryProcess:
         """Starts one more node without waiting for it."""
-        node = self.launch(["node", *self._options()])
+        node = self.launch(["node", *self._options(), *more])
         self.nodes.append(node)
         return node
 

@@ -125,7 +125,7 @@ def _sample(line: str) -> str:
     if line.startswith("#"):
         return line
     line = re.sub(r'((?:H|h)ostname)="[^"]*"', r'\1="<host>"', line)
-    line = re.sub(r"W-([0-9a-f]{12}-\d+|\d+)-", "W-<worker>-", line)
+    line = re.sub(r"W-([0-9a-f]{12}-\d+(@[0-9a-f]{12})?|\d+)-", "W-<worker>-", line)
     is_count = line.startswith("ts_inference_requests_total")
     return line if is_count else re.sub(r" \d+\.\d+(?:E-?\d+)?$", " <float>", line)
 

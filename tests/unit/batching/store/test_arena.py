@@ -191,6 +191,7 @@ def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
     while request_of(reader, record) is not None:
         assert time.monotonic() < end_s
         time.sleep(0.01)
+    assert request_of(reader, record) is None
 
     # And the next start leaves nothing of it
     remove_abandoned(tmp_path)
