@@ -21,7 +21,6 @@ import stat
 import sys
 import time
 import uuid
-from array import array
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -40,7 +39,8 @@ LARGEST_SHARE, FOLDER_SHARE = 8, 4
 LOOK_S = 0.1  # how soon a worker notices that the ingress has died
 
 _PREFIX = "ferry-arena-"
-_PLACE = re.compile(rb"([0-9a-f]{32}) (\d{1,9}) (\d{1,12}) (\d{1,18})\n")
+_NAME = re.compile(rb"[0-9a-f]{32}")
+_NOTHING = (None, None, 0, b"")
 
 
 class Elsewhere(Exception):
@@ -77,8 +77,8 @@ class Arena:
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self.mark = mark_of(folder, size_bytes)
-        self._name = uuid.uuid4().hex
-        self._path = folder / (_PREFIX + self._name)
+        self._name = uuid.uuid4().hex.encode()
+        self._path = folder / (_PREFIX + self._name.decode())
         self._generation = 0
         if self.mark:
             try:
@@ -102,10 +102,9 @@ class Arena:
         self._file = os.open(unlocked, flags, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)  # until this process ends
         unlocked.rename(self._path)
-        table = units * UNIT_BYTES
-        os.posix_fallocate(self._file, table, units * GENERATION_BYTES)
+        self._table = units * UNIT_BYTES
+        os.posix_fallocate(self._file, self._table, units * GENERATION_BYTES)
         self._memory = mmap.mmap(self._file, 0)
-        self._generations = memoryview(self._memory)[table:].cast("Q")
 
     def is_shared_by(self, worker_ids: Iterable[bytes]) -> bool:
         """Returns whether all these can read it."""
@@ -136,22 +135,24 @@ class Arena:
             self._backed += missing
         self._taken[units] = b"\1" * count
         self._generation += 1
-        self._generations[units] = array("Q", [self._generation]) * count
+        start = self._table + first * GENERATION_BYTES
+        self._memory[start : start + count * GENERATION_BYTES] = _mark(self._generation, count)
         slot = _slot_type(count).from_buffer(self._memory, first * UNIT_BYTES)
-        slot.taken, slot.units, slot.size_bytes = self._taken, units, size_bytes
-        slot.place = b"%b %d %d %d\n" % (self._name.encode(), first, size_bytes, self._generation)
+        place = b"%b %d %d %d\n" % (self._name, first, size_bytes, self._generation)
+        slot.known = self._taken, units, size_bytes, place
         return memoryview(slot).cast("B")[:size_bytes]
 
     def hold(self, body: Body) -> tuple[memoryview, bytes] | None:
         """Returns the body in a slot, which ends with the view, and the place for `ArenaReader`."""
         slot: Any = body.obj if isinstance(body, memoryview) else None
-        if getattr(slot, "taken", None) is self._taken and slot.size_bytes == len(body):
-            return memoryview(body), slot.place
+        taken, _, size_bytes, place = getattr(slot, "known", _NOTHING)
+        if taken is self._taken and size_bytes == len(body):
+            return memoryview(body), place
         if (room := self.room(len(body))) is None:
             return None
         room[:] = body
         slot = room.obj
-        return room, slot.place
+        return room, slot.known[-1]
 
 
 @cache
@@ -162,9 +163,15 @@ def _slot_type(count: int) -> Any:
     """
 
     def give_back(slot: Any) -> None:
-        slot.taken[slot.units] = bytes(count)
+        taken, units, *_ = slot.known
+        taken[units] = bytes(count)
 
-    return type("Slot", (ctypes.c_ubyte * (count * UNIT_BYTES),), {"__del__": give_back})
+    members = {"__slots__": ("known",), "__del__": give_back}
+    return type("Slot", (ctypes.c_ubyte * (count * UNIT_BYTES),), members)
+
+
+def _mark(generation: int, count: int) -> bytes:
+    return generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
 
 
 class ArenaReader:
@@ -182,28 +189,30 @@ class ArenaReader:
         Raises:
             Elsewhere: the memory is of another host or user, or has gone, or the place is none.
         """
-        if (match := _PLACE.match(text)) is None:
-            raise Elsewhere
-        name, first, size_bytes, generation = match[1], *map(int, match.groups()[1:])
-        if name not in self._mapped:
-            self._mapped = {known: arena for known, arena in self._mapped.items() if arena.lives()}
-            try:
-                self._mapped[name] = _Mapped(_open(self._folder / (_PREFIX + name.decode())))
-            except (OSError, ValueError) as error:
-                raise Elsewhere from error
-        arena = self._mapped[name]
+        place, _, rest = text.partition(b"\n")
+        try:
+            name, *numbers = place.split(b" ")
+            first, size_bytes, generation = map(int, numbers)
+            arena = self._mapped.get(name) or self._map(name)
+        except (OSError, ValueError) as error:
+            raise Elsewhere from error
         is_left = owner_has_to_live and not arena.lives()
-        body = None if is_left else arena.copy(first, size_bytes, generation)
-        return body, text[match.end() :]
+        return None if is_left else arena.copy(first, size_bytes, generation), rest
+
+    def _map(self, name: bytes) -> "_Mapped":
+        if not _NAME.fullmatch(name):
+            raise ValueError("no name of an arena")
+        self._mapped = {known: arena for known, arena in self._mapped.items() if arena.lives()}
+        arena = self._mapped[name] = _Mapped(_open(self._folder / (_PREFIX + name.decode())))
+        return arena
 
 
 class _Mapped:
     def __init__(self, file: int) -> None:
         self._file = file
-        memory = memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ))
-        self._count = len(memory) // (UNIT_BYTES + GENERATION_BYTES)
-        self._units = memory[: self._count * UNIT_BYTES]
-        self._generations = memory[self._count * UNIT_BYTES :]
+        self._memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        self._view = memoryview(self._memory)
+        self._count = len(self._view) // (UNIT_BYTES + GENERATION_BYTES)
         self._look_at_s = 0.0
 
     def __del__(self) -> None:
@@ -219,16 +228,16 @@ class _Mapped:
 
     def copy(self, first: int, size_bytes: int, generation: int) -> bytearray | None:
         count = -(-size_bytes // UNIT_BYTES)
-        if first + count > self._count:
+        if not (0 <= first <= self._count - count and size_bytes > 0 and 0 < generation < 2**63):
             raise Elsewhere
-        place = slice(first * GENERATION_BYTES, (first + count) * GENERATION_BYTES)
-        expected = generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
+        begin = self._count * UNIT_BYTES + first * GENERATION_BYTES
+        marks, mark = slice(begin, begin + count * GENERATION_BYTES), _mark(generation, count)
         # Before, too: what was never written has no memory yet, and reading it may need some.
-        if self._generations[place] != expected:
+        if self._memory[marks] != mark:
             return None
-        body = bytearray(self._units[first * UNIT_BYTES : first * UNIT_BYTES + size_bytes])
+        body = bytearray(self._view[first * UNIT_BYTES : first * UNIT_BYTES + size_bytes])
         # The interpreter does far more between the two than any processor reorders.
-        return body if self._generations[place] == expected else None
+        return body if self._memory[marks] == mark else None
 
 
 def _open(path: Path) -> int:

@@ -238,7 +238,7 @@ class Channel:
             Submission(
                 request.request_id,
                 max(1, int((request.deadline - now) * 1000)),
-                self._carried(request),
+                self._carried(request) if request.wire.body else request.wire,
                 None if request.is_resubmitted else int((now - request.entered_at) * 1e6),
             )
             for request in requests
@@ -252,10 +252,7 @@ class Channel:
 
     def _carried(self, request: PendingRequest) -> Wire:
         """Returns what Redis gets of the request: all, or where on this host its body is."""
-        wire = request.wire
-        if not wire.body:
-            return wire
-        self._has_large_bodies = True
+        wire, self._has_large_bodies = request.wire, True
         if self._shares_memory and (held := self._memory.arena.hold(wire.body)) is not None:
             body, place = held
             request.wire = wire._replace(body=body)

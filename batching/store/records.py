@@ -53,6 +53,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 
 BODY_ELSEWHERE = b"!body_elsewhere"
+_MSGPACK = b"\x80"  # a message's first byte is not below it
 
 # Reason -> the error, and its text.
 _QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
@@ -166,15 +167,17 @@ def decode_reply(
     content = value[len(prefix) :]
     if isinstance(content, memoryview):
         return ReplyInPlace.decode(content)
-    if content[:1] == b"@":
-        raise LargeReply(content[1:].decode(errors="replace"))
-    if content[:1] == b"%":
+    if (kind := content[:1]) >= _MSGPACK:
+        return Reply.decode(content)
+    if kind == b"%":
         return _reply_in_memory(content[1:], memory)
+    if kind == b"@":
+        raise LargeReply(content[1:].decode(errors="replace"))
     if content == BODY_ELSEWHERE:
         raise BodyElsewhere
-    if content[:1] == b"!":
+    if kind == b"!":
         return error_reply(queue_error(content[1:].decode(errors="replace")))
-    return Reply.decode(content)
+    raise ProtocolError("no reply")
 
 
 def _reply_in_memory(content: bytes, memory: IngressMemory) -> Reply:

@@ -216,7 +216,7 @@ class WorkerQueue:
                 request = None
             elif isinstance(wire, bytearray):
                 request = Request.received(wire)
-            elif wire.startswith(b"@"):
+            elif wire[:1] == b"@":
                 body, rest = self._arenas.copy(wire[1:], owner_has_to_live=True)
                 request = None if body is None else Request.with_body(rest, body)
             else:

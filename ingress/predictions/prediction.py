@@ -111,6 +111,12 @@ class Prediction(PendingRequest):
         self._shared = shared
         self._target = target
 
+    def make_room(self, size_bytes: int) -> memoryview | None:
+        """Returns where to receive the body, if it is large and not taken apart."""
+        if self._target.is_v2 or is_form(self.exchange.fields.get("content-type", "")):
+            return None
+        return self._shared.service.broker.memory.arena.room(size_bytes)
+
     def submit_received(self) -> None:
         """Submits the request when its body has come, or refuses it when it will not come."""
         try:
@@ -397,9 +403,7 @@ class InferenceRouter:
             return None
         prediction = Prediction(self._shared, target, exchange)
         exchange.on_left = prediction.leave
-        is_taken_apart = target.is_v2 or is_form(exchange.fields.get("content-type", ""))
-        make_room = None if is_taken_apart else self._shared.service.broker.memory.arena.room
-        exchange.when_received(prediction.submit_received, *self._limits, make_room)
+        exchange.when_received(prediction.submit_received, *self._limits, prediction.make_room)
         return None
 
     def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:

@@ -141,44 +141,22 @@ def test_body_whose_slot_another_one_got_is_noticed(arena, tmp_path):
     del small
 
 
-HAMMER = """
+WRITER = """
 import sys
 from pathlib import Path
 from batching.protocol import Part, Request
 from batching.store.arena import Arena
 
 arena = Arena(Path(sys.argv[1]), 128 << 20)
-for number in range(10**9):
-    held = None  # the slot is free: the next body gets it
-    content = bytes([number % 251]) * 2_000_000
-    wire = Request({"n": str(number % 251)}, [Part("b", "", content)]).to_wire()
-    held, place = arena.hold(wire.body)
-    if number % 8 == 0:
-        print((place + wire.without_body()).hex(), flush=True)
+wire = Request({}, [Part("b", "", b"a" * 100_000)]).to_wire()
+held, place = arena.hold(wire.body)
+print((place + wire.without_body()).hex(), flush=True)
+sys.stdin.read()
 """
 
 
-def test_no_reader_sees_a_byte_of_the_next_body_while_it_is_written(tmp_path):
-    """The writer does not wait for readers: most of what they copy changes meanwhile."""
-    command = [sys.executable, "-c", HAMMER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        reader, read, gone = ArenaReader(tmp_path), 0, 0
-        end_s = time.monotonic() + 60
-        while (read < 20 or gone < 20) and time.monotonic() < end_s:
-            request = request_of(reader, bytes.fromhex(writer.stdout.readline()))
-            if request is None:
-                gone += 1
-                continue
-            read += 1
-            content = content_of(request)
-            assert content == bytes([int(request.headers["n"])]) * len(content)
-        writer.kill()
-    assert (read, gone) >= (20, 20)
-
-
 def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
-    script = HAMMER.replace("10**9", "1") + "\nsys.stdin.read()"
-    command = [sys.executable, "-c", script, str(tmp_path)]
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams) as writer:
         record = bytes.fromhex(writer.stdout.readline())

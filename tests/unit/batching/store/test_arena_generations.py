@@ -17,6 +17,7 @@ from tests.unit.batching.store.channels import NeverSubmitting, open_channel, sp
 ROOMS = 8  # of the largest size
 ROOM_BYTES = 4 * UNIT_BYTES
 WRITTEN_BYTES = 4_000_000
+WHOLE = 10
 
 WRITER = """
 import itertools, sys
@@ -30,6 +31,7 @@ for number in itertools.cycle(range(200)):
     held = None  # the next body gets the same slot
     held, place = arena.hold(bodies[number])
     print(number, place.decode(), end="", flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -61,20 +63,30 @@ def free_rooms(arena):
 
 def test_copy_into_which_the_next_body_is_written_is_given_up(tmp_path):
     # Given an ingress that writes one body after the other into the same slot
-    reader, gone, seen = ArenaReader(tmp_path), 0, set()
+    reader, whole, gone = ArenaReader(tmp_path), 0, 0
     words = [sys.executable, "-c", WRITER, str(tmp_path), str(WRITTEN_BYTES)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         try:
-            # When a worker copies each, over and over, until it has gone
-            while gone < 100 or len(seen) < 20:
+            for turn in range(200):
                 number, _, place = writer.stdout.readline().partition(b" ")
-                while (body := copied(reader, place)) is not None:
-                    # Then all of what it has is this body's
+
+                # When a worker copies one, and meanwhile, but for the first turns, the next comes
+                if turn < WHOLE:
+                    body = copied(reader, place)
+                writer.stdin.write(b"\n")
+                writer.stdin.flush()
+                if turn >= WHOLE:
+                    body = copied(reader, place)
+
+                # Then all of what it has is this body's
+                gone += body is None
+                if body is not None:
                     assert body.count(int(number)) == len(body) == WRITTEN_BYTES
-                    seen.add(number)
-                gone += 1
+                    whole += 1
         finally:
             writer.kill()
+    assert whole >= WHOLE
+    assert gone > 0
 
 
 def test_slot_is_its_bodys_until_nobody_needs_it(memory, tmp_path):
