@@ -275,8 +275,8 @@ class Card {
       if (response.headers.has("ts_stream_next")) await this.showAnswer(new Blob(pieces));
     }
     const spent = ms(performance.now() - started_ms);
-    this.tell(`${response.status} ${response.statusText} in ${spent}`, !response.ok);
     await this.showAnswer(new Blob(pieces), response.headers.get("content-type") ?? "");
+    this.tell(`${response.status} ${response.statusText} in ${spent}`, !response.ok);
   }
 
   async sendMany() {
