@@ -58,9 +58,9 @@ _field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
 
-# So many answers may be in memory before their keys are looked at; and how long a worker that ends
-# waits for the last ones to be read.
-MOST_UNREAD = 64
+# How much of answers may be in memory before their keys are looked at, and how long a worker that
+# ends waits for the last ones to be read.
+MOST_UNREAD_BYTES = 4 * 1024 * 1024
 LAST_READ_S = 1.0
 
 
@@ -431,7 +431,8 @@ class UnreadAnswers:
     @property
     def is_full(self) -> bool:
         """Returns whether it is time to look which ones were read."""
-        return self._has_no_room or len(self) >= MOST_UNREAD
+        unread_bytes = sum(map(len, self._unread.values()))
+        return self._has_no_room or unread_bytes >= MOST_UNREAD_BYTES
 
     def keep(self, ingress_id: str, reply_key: str, body: Body) -> bytes | None:
         """Returns what tells the ingress where the body is; None if Redis has to carry it."""

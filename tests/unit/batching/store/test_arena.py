@@ -330,7 +330,7 @@ async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, memor
 
 
 async def test_answers_are_kept_until_they_were_read(harness, memory, monkeypatch):
-    monkeypatch.setattr("batching.store.worker_queue.MOST_UNREAD", 4)
+    monkeypatch.setattr("batching.store.worker_queue.MOST_UNREAD_BYTES", 4 * LARGE)
     worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
     names = [f"r{number}" for number in range(8)]
     queue = harness.ingress("ingress-a" + memory.arena.mark)
