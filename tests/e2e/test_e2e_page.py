@@ -201,7 +201,7 @@ def test_picture_is_tried(open_page, picture):
     page = open_page()
     card = page.card("rotated")
     card.get_by_label("File", exact=True).last.set_input_files(picture)
-    assert card.get_by_alt_text("The chosen image").is_visible()
+    eventually(card.get_by_alt_text("The chosen image").is_visible)
     # When
     assert page.send(card).startswith("200 OK")
     # Then
