@@ -203,8 +203,8 @@ def test_job_is_in_redis_and_outlives_the_ingress(rig):
         # Then
         for job, expected in ((answer, body), (waiting, body_of("later"))):
             url = job.json()["result_url"]
-            found = eventually(lambda url=url: (r := requests.get(url, timeout=10)).ok and r, 20)
-            assert (found.status_code, found.content) == (200, expected)
+            eventually(lambda url=url: requests.get(url, timeout=10).status_code == 200, 20)
+            assert requests.get(url, timeout=10).content == expected
 
 
 def test_what_a_dead_ingress_left_goes_with_the_next_start_and_with_the_node(rig):
