@@ -25,7 +25,7 @@ class ServeError(Exception):
 
 
 class BadRequest(ServeError):
-    """The request cannot be understood; sending it again will not help."""
+    """Says that the request cannot be understood; sending it again will not help."""
 
     status = 400
     type = "BadRequestException"
@@ -33,7 +33,7 @@ class BadRequest(ServeError):
 
 
 class InvalidModel(BadRequest):
-    """The archive's content is not a servable model."""
+    """Says that the archive's content is not a servable model."""
 
     type = "InvalidModelException"
     reason = "invalid_model"
@@ -47,14 +47,14 @@ class DownloadFailed(BadRequest):
 
 
 class DependenciesFailed(BadRequest):
-    """The requirements.txt of an archive could not be installed."""
+    """Says that the requirements.txt of an archive could not be installed."""
 
     type = "ModelException"
     reason = "dependencies_failed"
 
 
 class VersionInUse(ServeError):
-    """The default version cannot be removed while others remain."""
+    """Says that the default version cannot be removed while others remain."""
 
     status = 403
     type = "InvalidModelVersionException"
@@ -77,14 +77,14 @@ class ModelNotFound(NotFound):
 
 
 class VersionNotFound(NotFound):
-    """The model is known, but not this version."""
+    """Says that the model is known, but not this version."""
 
     type = "ModelVersionNotFoundException"
     reason = "version_not_found"
 
 
 class MethodNotAllowed(ServeError):
-    """The path is known, but not with this method."""
+    """Says that the path is known, but not with this method."""
 
     status = 405
     type = "MethodNotAllowedException"
@@ -100,7 +100,7 @@ class RequestTimeout(ServeError):
 
 
 class Conflict(ServeError):
-    """The name is taken."""
+    """Says that the name is taken."""
 
     status = 409
     type = "ConflictStatusException"
@@ -108,7 +108,7 @@ class Conflict(ServeError):
 
 
 class PayloadTooLarge(ServeError):
-    """The body is over `max_request_size`."""
+    """Says that the body is over `max_request_size`."""
 
     status = 413
     type = "PayloadTooLargeException"
@@ -116,7 +116,7 @@ class PayloadTooLarge(ServeError):
 
 
 class InternalError(ServeError):
-    """The server is at fault."""
+    """Says that the server is at fault."""
 
 
 class RecordUnreadable(InternalError):
@@ -124,13 +124,13 @@ class RecordUnreadable(InternalError):
 
 
 class WorkerDied(InternalError):
-    """The request's worker died, on every attempt."""
+    """Says that the request's worker died, on every attempt."""
 
     reason = "worker_crashed"
 
 
 class Unavailable(ServeError):
-    """The request is refused for now; it may be served later."""
+    """Says that the request is refused for now; it may be served later."""
 
     status = 503
     type = "ServiceUnavailableException"
@@ -174,7 +174,7 @@ class StoreFull(StoreUnavailable):
 
 
 class NoThread(Unavailable):
-    """The system lets this process start no thread."""
+    """Says that the system lets this process start no thread."""
 
     reason = "no_thread"
 
@@ -186,14 +186,14 @@ class Draining(Unavailable):
 
 
 class PredictionFailed(ServeError):
-    """The handler raised, or returned something that is not an answer."""
+    """Says that the handler raised, or returned something that is not an answer."""
 
     status = 503
     reason = "prediction_failed"
 
 
 class DeadlineExceeded(ServeError):
-    """The request's deadline passed before the answer came."""
+    """Says that the request's deadline passed before the answer came."""
 
     status = 504
     type = "RequestTimeoutException"
@@ -201,7 +201,7 @@ class DeadlineExceeded(ServeError):
 
 
 class OutOfResources(ServeError):
-    """The handler ran out of memory."""
+    """Says that the handler ran out of memory."""
 
     status = 507
     reason = "out_of_resources"

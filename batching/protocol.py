@@ -29,7 +29,7 @@ OPEN_INFERENCE_TYPE = "application/vnd.ferry.open-inference"
 
 
 class ProtocolError(ValueError):
-    """The bytes are not a message of this wire version."""
+    """Says that the bytes are not a message of this wire version."""
 
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class ClosedBy(StrEnum):
 
 
 class BatchTiming(_Array, frozen=True):
-    """The worker's measurements, which the ingress publishes.
+    """Holds the worker's measurements, which the ingress publishes.
 
     `is_first` marks the one reply of each batch that counts the batch in the histograms. A batch
     `is_unbatched` that failed as a whole, and whose requests then succeeded one by one.
@@ -202,7 +202,7 @@ class BatchTiming(_Array, frozen=True):
 
 
 class Reply(_Message, frozen=True):
-    """The one answer to a request.
+    """Answers one request.
 
     With `error_type` set, `body` is the message of TorchServe's JSON error and `reason` its stable
     word; otherwise `body` is sent as it is. After `chunks` pieces of a streamed answer, `body` is
@@ -275,7 +275,7 @@ class Claimed(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The requests that a handler gets at once, in order of arrival."""
+    """Holds the requests that a handler gets at once, in order of arrival."""
 
     items: Sequence[Claimed]
     closed_by: ClosedBy = ClosedBy.FULL

@@ -29,7 +29,7 @@ _MAX_PORT = 65535
 
 
 class RedisUrlError(ValueError):
-    """The text is no URL of a Redis; the message says why and never repeats a password."""
+    """Says that the text is no URL of a Redis; the message says why, without a password."""
 
 
 @dataclass(frozen=True, slots=True)

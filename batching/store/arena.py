@@ -44,7 +44,7 @@ _NOTHING = (None, None, 0, b"")
 
 
 class Elsewhere(Exception):
-    """The body is in memory that this process does not share, or that has gone."""
+    """Says that the body is in memory that this process does not share, or that has gone."""
 
 
 def mark_of(folder: Path, size_bytes: int) -> str:
@@ -70,7 +70,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 class Arena:
-    """A process's own. Without memory that can be shared it has no mark, and no room.
+    """Gives out slots of a process's own file; without memory to share it has no mark, and no room.
 
     For one thread, though slots may end in any.
     """
@@ -85,6 +85,8 @@ class Arena:
                 self._make(folder, size_bytes)
             except OSError as error:
                 log.warning("no memory is shared folder=%s: %s", folder, error)
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
                 self.mark = ""
         elif size_bytes:
             text = "no memory is shared with workers folder=%s bytes=%d: none there, or too little"
@@ -136,7 +138,7 @@ class Arena:
         self._taken[units] = b"\1" * count
         self._generation += 1
         start = self._table + first * GENERATION_BYTES
-        self._memory[start : start + count * GENERATION_BYTES] = _mark(self._generation, count)
+        self._memory[start : start + count * GENERATION_BYTES] = _stamp(self._generation, count)
         slot = _slot_type(count).from_buffer(self._memory, first * UNIT_BYTES)
         place = b"%b %d %d %d\n" % (self._name, first, size_bytes, self._generation)
         slot.known = self._taken, units, size_bytes, place
@@ -170,12 +172,13 @@ def _slot_type(count: int) -> Any:
     return type("Slot", (ctypes.c_ubyte * (count * UNIT_BYTES),), members)
 
 
-def _mark(generation: int, count: int) -> bytes:
+def _stamp(generation: int, count: int) -> bytes:
+    """Returns what the table says of so many units of one generation."""
     return generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
 
 
 class ArenaReader:
-    """A view of the arenas of other processes."""
+    """Copies bodies out of the arenas of other processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -231,13 +234,13 @@ class _Mapped:
         if not (0 <= first <= self._count - count and size_bytes > 0 and 0 < generation < 2**63):
             raise Elsewhere
         begin = self._count * UNIT_BYTES + first * GENERATION_BYTES
-        marks, mark = slice(begin, begin + count * GENERATION_BYTES), _mark(generation, count)
+        units, stamp = slice(begin, begin + count * GENERATION_BYTES), _stamp(generation, count)
         # Before, too: what was never written has no memory yet, and reading it may need some.
-        if self._memory[marks] != mark:
+        if self._memory[units] != stamp:
             return None
         body = bytearray(self._view[first * UNIT_BYTES : first * UNIT_BYTES + size_bytes])
         # The interpreter does far more between the two than any processor reorders.
-        return body if self._memory[marks] == mark else None
+        return body if self._memory[units] == stamp else None
 
 
 def _open(path: Path) -> int:
@@ -260,7 +263,7 @@ def _is_locked(file: int) -> bool:
 
 
 class IngressMemory:
-    """What an ingress shares with workers of its host: its own arena, and what it reads of theirs.
+    """Holds what an ingress shares with workers: its own arena, and its view of theirs.
 
     `requests` and `answers` count large bodies by their way.
     """

@@ -36,6 +36,7 @@ from batching.store.ingress_queue import (
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from batching.store.records import (
+    AnswerGone,
     BodyElsewhere,
     LargeReply,
     decode_reply,
@@ -353,9 +354,8 @@ class Channel:
             try:
                 self._resolve(request, decode_reply(request_id, value, self._memory))
                 delivered.append(request_id)
-            except BodyElsewhere:
-                self._shares_memory = False  # until the next look, as that worker is new
-                self._resubmit(request)
+            except (BodyElsewhere, AnswerGone) as error:
+                self._run_again(request, error)
                 delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
@@ -377,6 +377,15 @@ class Channel:
             request = self._open_stream(request)
         self._waiting.pop(request.request_id, None)
         request.resolve(reply)
+
+    def _run_again(self, request: PendingRequest, error: BodyElsewhere | AnswerGone) -> None:
+        """Submits again what was not run, and once what was run but whose answer has gone."""
+        self._shares_memory = False  # until the next look: that worker is new, or has died
+        is_again = isinstance(error, AnswerGone) and request.is_resubmitted
+        if is_again or request.is_stream:
+            self._fail(request, queue_lost())
+        else:
+            self._resubmit(request)
 
     async def _fetch_large(self) -> None:
         """Fetches replies too large for the replies list, a few at a time.

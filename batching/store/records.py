@@ -141,7 +141,11 @@ class LargeReply(Exception):
 
 
 class BodyElsewhere(Exception):
-    """Says that the worker cannot reach the request's body, or the ingress not the answer's."""
+    """Says that the worker cannot reach the request's body, and has run nothing."""
+
+
+class AnswerGone(Exception):
+    """Says that the answer's body went with its worker before the ingress had read it."""
 
 
 def named_request(entry: bytes) -> str:
@@ -158,7 +162,7 @@ def decode_reply(
 
     Raises:
         LargeReply: it is in a key of its own.
-        BodyElsewhere: the request is to be submitted again: its body or its answer is lost.
+        BodyElsewhere, AnswerGone: the request is to be submitted again.
         ProtocolError: the value is not a reply to this request.
     """
     prefix = request_id.encode()
@@ -184,9 +188,9 @@ def _reply_in_memory(content: bytes, memory: IngressMemory) -> Reply:
     try:
         body, rest = memory.reader.copy(content, owner_has_to_live=False)
     except Elsewhere as error:
-        raise BodyElsewhere from error
+        raise AnswerGone from error
     if body is None:
-        raise BodyElsewhere
+        raise AnswerGone
     memory.answers["arena"] += 1
     return replace(Reply.decode(rest), body=memoryview(body))
 

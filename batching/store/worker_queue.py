@@ -193,7 +193,7 @@ class WorkerQueue:
         records = self._connection.call(("HMGET", self._keys.open, *ids))
         wires = [None if record is None else read_record(record).wire for record in records]
         return [
-            item if request is None else replace(item, request=request)
+            item if request is None or request is ELSEWHERE else replace(item, request=request)
             for item, request in zip(items, self._requests(ids, wires), strict=True)
         ]
 
@@ -415,7 +415,7 @@ class WorkerQueue:
 
 
 class UnreadAnswers:
-    """Large answers in memory of the worker's own, until their ingresses have read them."""
+    """Keeps large answers in memory of the worker's own until their ingresses have read them."""
 
     def __init__(self, connection: HeldConnection, folder: Path, size_bytes: int) -> None:
         self._connection = connection
@@ -424,9 +424,6 @@ class UnreadAnswers:
         self._arena: Arena | None = None
         self._unread: dict[str, memoryview] = {}  # by the keys of the replies
         self._has_no_room = False
-
-    def __len__(self) -> int:
-        return len(self._unread)
 
     @property
     def is_full(self) -> bool:

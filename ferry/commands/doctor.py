@@ -26,7 +26,7 @@ Row = tuple[str, str, str]
 
 
 class CannotExamine(click.ClickException):
-    """The target cannot be read."""
+    """Says that the target cannot be read."""
 
     exit_code = 2
 

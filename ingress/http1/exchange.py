@@ -31,7 +31,7 @@ class HttpAnswer(NamedTuple):
 
 
 class ConnectionEnded(Exception):
-    """The client left, or sent what is not HTTP, before its request or answer was whole."""
+    """Says that the client left, or sent no HTTP, before its request or answer was whole."""
 
 
 class UnsupportedEncoding(ServeError):

@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "a body in shared memory is looked at again when it has been copied",
         "batching/store/arena.py",
-        "return body if self._memory[marks] == mark else None",
+        "return body if self._memory[units] == stamp else None",
         "return body",
         f"{GENERATIONS}::test_copy_into_which_the_next_body_is_written_is_given_up",
     ),

@@ -42,7 +42,7 @@ _STATUSES = range(200, 600)
 
 
 class DeviceBroken(Exception):
-    """The device is lost to this process; another process may still use it."""
+    """Says that the device is lost to this process; another process may still use it."""
 
 
 @dataclass

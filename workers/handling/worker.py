@@ -280,7 +280,7 @@ def _serve(
     deadline.wait()
     with contextlib.suppress(*AWAY):
         worker.record_measured()
-        queue.close()
+    queue.close()
     model.close()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class _JobLost(Exception):
-    """The job's node is gone or could not report the result, or Redis has forgotten the job."""
+    """Says that the job's node has gone or could not report, or that Redis forgot the job."""
 
 
 class ControlQueue:

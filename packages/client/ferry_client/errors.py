@@ -45,11 +45,11 @@ class ServerUnreachable(FerryError):
 
 
 class WaitTimeout(FerryError, TimeoutError):
-    """The job has not finished in time. It goes on; wait again, or cancel it."""
+    """Says that the job has not finished in time. It goes on; wait again, or cancel it."""
 
 
 class AnswerError(FerryError):
-    """The server refused; the message has its own words."""
+    """Says that the server refused; the message has its own words."""
 
     def __init__(self, status: int, error_type: str, message: str, *, job_id: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")
@@ -60,7 +60,7 @@ class AnswerError(FerryError):
 
 
 class BadRequest(AnswerError):
-    """The server does not accept this request."""
+    """Says that the server does not accept this request."""
 
 
 class Unauthorized(AnswerError):
@@ -72,19 +72,19 @@ class NotFound(AnswerError):
 
 
 class Conflict(AnswerError):
-    """The job's or model's state forbids it, or the idempotency key is another request's."""
+    """Says that a job's or model's state forbids it, or the idempotency key is another's."""
 
 
 class ResultGone(AnswerError):
-    """The job was cancelled, or its result deleted."""
+    """Says that the job was cancelled, or its result deleted."""
 
 
 class Overloaded(AnswerError):
-    """The server had no room as long as the client tried."""
+    """Says that the server had no room as long as the client tried."""
 
 
 class PredictionFailed(AnswerError):
-    """The handler or its worker failed, or the time was over."""
+    """Says that the handler or its worker failed, or the time was over."""
 
 
 _BY_STATUS = {

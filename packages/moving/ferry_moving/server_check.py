@@ -17,7 +17,7 @@ _SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
 
 
 class UnreadableTarget(click.ClickException):
-    """The target cannot be read."""
+    """Says that the target cannot be read."""
 
     exit_code = 2
 

@@ -72,7 +72,7 @@ _OPTIONS = (
 
 
 class CannotCompare(click.ClickException):
-    """The two servers cannot be compared."""
+    """Says that the two servers cannot be compared."""
 
     exit_code = 2
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from batching.errors import QueueLost
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Part, Request
 from batching.store.arena import (
     GENERATION_BYTES,
@@ -22,7 +23,7 @@ from batching.store.arena import (
     remove_abandoned,
 )
 from batching.store.ingress_queue import Submission
-from batching.store.records import BodyElsewhere, decode_reply
+from batching.store.records import AnswerGone, decode_reply
 from tests.support import body_of, eventually_async, items_of, make_reply, wire_of
 from tests.unit.batching.store.channels import ask, open_channel
 
@@ -353,7 +354,7 @@ async def test_answers_are_kept_until_they_were_read(harness, memory, monkeypatc
     }
     await asyncio.to_thread(queue.discard, names)
     worker.close()
-    assert len(worker._answers) == 0
+    assert worker._answers._unread == {}
 
 
 async def test_answer_that_has_gone_with_its_worker_is_asked_for_again(harness, memory):
@@ -368,8 +369,44 @@ async def test_answer_that_has_gone_with_its_worker_is_asked_for_again(harness, 
     worker._answers._arena.close()
 
     # Then the ingress is told so
-    with pytest.raises(BodyElsewhere):
+    with pytest.raises(AnswerGone):
         decode_reply("a", value, memory)
+
+
+async def test_request_whose_answers_go_is_run_once_more_and_no_third_time(harness, memory):
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    async with open_channel(harness, memory=memory) as channel:
+        asked = ask(channel, "a")
+
+        # When the memory with the answer is gone each time
+        for _ in range(2):
+            await eventually_async(lambda: turn(worker, LARGE, is_gone=True))
+
+        # Then its client is told that it may ask again
+        with pytest.raises(QueueLost):
+            await asked
+        assert harness.queued() == []
+
+
+async def test_batch_that_failed_is_not_read_again_from_an_ingress_that_has_gone(
+    harness, memory, tmp_path
+):
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
+        await served(channel, worker, "first", SMALL)
+        await eventually_async(lambda: channel._shares_memory)
+        asked = ask(channel, "second", wire_of("second", size=LARGE))
+        await eventually_async(lambda: harness.queued() == ["second"])
+        claimed = worker.claim(1, 0.0)
+
+        # When its memory is gone before the handler has failed
+        memory.arena.close()
+        worker._arenas._mapped.clear()
+
+        # Then each is tried with what was read before
+        assert worker.read_again(claimed.items) == claimed.items
+        worker.reply(items_of(claimed), [make_reply("done")])
+        await asked
 
 
 def joined(harness, worker_id, memory):
@@ -389,10 +426,13 @@ async def served(channel, worker, name, answer_bytes):
     return bytes((await asked).body).rstrip(b".").decode()
 
 
-def turn(worker, answer_bytes):
+def turn(worker, answer_bytes, *, is_gone=False):
     claimed = worker.claim(1, 0.0)
     if not isinstance(claimed, Batch):
         return False
     replies = [make_reply(body_of(item.request), size=answer_bytes) for item in claimed.items]
+    if is_gone:
+        worker._answers.keep("" + worker._answers._mark, "", b"a" * answer_bytes)
+        worker._answers._arena._path.unlink(missing_ok=True)
     worker.reply(items_of(claimed), replies)
     return True
