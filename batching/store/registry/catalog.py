@@ -120,12 +120,14 @@ class Catalog:
     async def _look_up_together(self, model_name: str) -> ModelEntry | None:
         """Looks up once for requests that ask at the same time; they go on in their order."""
         question = (model_name, self._changes_seen)
-        if (asked := self._asked.get(question)) is not None:
-            # The answer is as old as the first question; the model may have come since.
-            return await asyncio.shield(asked) or await self._look_up(model_name)
-        asked = self._asked[question] = asyncio.ensure_future(self._look_up(model_name))
-        asked.add_done_callback(lambda _: self._asked.pop(question))
-        return await asyncio.shield(asked)
+        is_first = question not in self._asked
+        if is_first:
+            asking = self._asked[question] = asyncio.ensure_future(self._look_up(model_name))
+            asking.add_done_callback(lambda _: self._asked.pop(question))
+            del asking  # its error's traceback leads here, and to the bodies of who asks
+        entry = await asyncio.shield(self._asked[question])
+        # The answer is as old as the first question; the model may have come since.
+        return entry if entry or is_first else await self._look_up(model_name)
 
     async def _look_up(self, model_name: str) -> ModelEntry | None:
         def ask() -> tuple[ModelEntry | None, str]:

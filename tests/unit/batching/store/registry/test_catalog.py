@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 import redis
@@ -281,3 +283,40 @@ async def test_request_waits_only_so_long_for_the_registry(real_backend, registr
             # Then the model has gone, or no node has said yet
             with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
                 await asked
+
+
+class LostRedis(redis.Redis):
+    """A client whose look-ups of models fail."""
+
+    def hget(self, name, key):
+        raise redis.ConnectionError
+
+
+class Body(bytearray):
+    """What a request brings, and what a weak reference can watch."""
+
+
+async def test_requests_whose_look_up_failed_let_go_of_their_bodies_at_once(real_backend):
+    async def ask(body):
+        try:
+            await catalog.resolve("digits", None)
+        except errors.StoreUnavailable:
+            return
+        raise AssertionError(f"{body} was passed on")
+
+    async with open_catalog(real_backend, LostRedis) as (catalog, _):
+        gc.collect()
+        gc.disable()
+        try:
+            # Given some that ask together, and no collector
+            bodies = [Body(b"x"), Body(b"y")]
+            watched = [weakref.ref(body) for body in bodies]
+            asking = [asyncio.create_task(ask(body)) for body in bodies]
+            del bodies
+            # When
+            await asyncio.gather(*asking)
+            # Then
+            await asyncio.sleep(0)
+            assert [body() for body in watched] == [None, None]
+        finally:
+            gc.enable()
