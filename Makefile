@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean screenshots topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean images screenshots topology wheels
 
 install: $(STAMP)
 
@@ -135,6 +135,12 @@ bench-scale: install
 # The charts and figures of README and docs/performance.md, from benchmarks/results/.
 charts: install
 	$(BIN)/python -m benchmarks.summary
+
+# The images of ingress, node, one-container server and bulk, tagged with the version: docs/container.md.
+# IMAGE_REGISTRY goes in front of their names. Needs Docker.
+IMAGE_REGISTRY ?=
+images:
+	@IMAGE_REGISTRY="$(IMAGE_REGISTRY)" TORCH_INDEX="$(TORCH_INDEX)" $(PYTHON) deploy/docker/images.py
 
 # README's picture of the page, under load. Needs Chromium.
 screenshots: install

@@ -1,0 +1,82 @@
+"""`make images`: each image says what it is, has a list of what is in it, and does not run as root."""
+
+import json
+import re
+import sys
+import tomllib
+
+import pytest
+
+from tests.compose.stack import BUILD_S, SMALL_WORKER, copy_repository, engine_missing, run_in
+
+pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Where nothing else has images of the same name.
+REGISTRY = "localhost/ferry-compose-test"
+REMOTE = "https://me:secret@git.example.com/team/torchferry.git"
+COMMIT = """
+git init --quiet
+git remote add origin "$REMOTE"
+git add --all
+git -c user.name=me -c user.email=me@example.com commit --quiet --message "As it is"
+git rev-parse HEAD
+"""
+LABEL = "org.opencontainers.image."
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder, its commit, and what `make images` printed last."""
+    if reason := engine_missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("images") / "repository"
+    copy_repository(folder)
+    revision = run_in(folder, ["bash", "-euc", COMMIT], {"REMOTE": REMOTE}, 30).strip()
+    words = ["make", "images", f"IMAGE_REGISTRY={REGISTRY}", f"PYTHON={sys.executable}"]
+    printed = run_in(folder, words, SMALL_WORKER, BUILD_S)
+    return folder, revision, printed.splitlines()[-4:]
+
+
+def inspected(image):
+    [found] = json.loads(run_in(".", ["docker", "image", "inspect", image], {}, 30))
+    return found
+
+
+@pytest.mark.parametrize("target", ["ingress", "worker", "server", "bulk"])
+def test_image_says_what_it_is_and_what_is_in_it(built, target, record_property):
+    # Given
+    folder, revision, lines = built
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    title, version = f"torchferry-{target}", project["version"]
+    image = f"{REGISTRY}/{title}:{version}"
+    [line] = [line for line in lines if line.startswith(f"{image}: ")]
+    size, user, count, file = re.fullmatch(
+        rf"{image}: ([\d,]+) MB, user (\d+), (\d+) Python packages in (\S+)", line
+    ).groups()
+    record_property(f"image `{target}` without torch", f"{size} MB")
+    # When
+    found = inspected(image)
+    labels = found["Config"]["Labels"]
+    description = labels.pop(f"{LABEL}description")
+    # Then
+    assert description.startswith(("torchferry ", "The ", "A node ", "Files "))
+    assert labels == {
+        f"{LABEL}title": title,
+        f"{LABEL}version": version,
+        f"{LABEL}revision": revision,
+        f"{LABEL}licenses": "Apache-2.0",
+        f"{LABEL}source": "https://git.example.com/team/torchferry.git",
+    }
+    assert int(user) > 0
+    assert found["Config"]["User"] == user
+    assert round(found["Size"] / 1e6) == int(size.replace(",", ""))
+    # And the list names the image, and what is installed in it
+    sbom = json.loads((folder / file).read_text())
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+    about = sbom["metadata"]["component"]
+    assert (about["name"], about["version"]) == (title, version)
+    listed = {(one["name"], one["version"]) for one in sbom["components"]}
+    assert len(listed) == int(count)
+    listing = ["docker", "run", "--rm", "--entrypoint", "python", image]
+    installed = run_in(".", [*listing, "-m", "pip", "list", "--format", "json"], {}, 60)
+    assert {(one["name"], one["version"]) for one in json.loads(installed)} <= listed
