@@ -2,39 +2,15 @@
 
 import json
 import re
-import sys
 import tomllib
 
 import pytest
 
-from tests.compose.stack import BUILD_S, SMALL_WORKER, copy_repository, engine_missing, run_in
+from tests.compose.stack import REGISTRY, run_in
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# Where nothing else has images of the same name.
-REGISTRY = "localhost/ferry-compose-test"
-REMOTE = "https://me:secret@git.example.com/team/torchferry.git"
-COMMIT = """
-git init --quiet
-git remote add origin "$REMOTE"
-git add --all
-git -c user.name=me -c user.email=me@example.com commit --quiet --message "As it is"
-git rev-parse HEAD
-"""
 LABEL = "org.opencontainers.image."
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The folder, its commit, and what `make images` printed last."""
-    if reason := engine_missing():
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("images") / "repository"
-    copy_repository(folder)
-    revision = run_in(folder, ["bash", "-euc", COMMIT], {"REMOTE": REMOTE}, 30).strip()
-    words = ["make", "images", f"IMAGE_REGISTRY={REGISTRY}", f"PYTHON={sys.executable}"]
-    printed = run_in(folder, words, SMALL_WORKER, BUILD_S)
-    return folder, revision, printed.splitlines()[-4:]
 
 
 def inspected(image):
@@ -43,9 +19,9 @@ def inspected(image):
 
 
 @pytest.mark.parametrize("target", ["ingress", "worker", "server", "bulk"])
-def test_image_says_what_it_is_and_what_is_in_it(built, target, record_property):
+def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property):
     # Given
-    folder, revision, lines = built
+    folder, revision, lines = images.folder, images.revision, images.printed
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     title, version = f"torchferry-{target}", project["version"]
     image = f"{REGISTRY}/{title}:{version}"
