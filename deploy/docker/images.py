@@ -23,10 +23,11 @@ DESCRIPTIONS = {
 # CycloneDX's own tool looks at the Python that the image has, from an environment beside it, and
 # checks what it writes against the format's schema.
 LIST_PACKAGES = """
+cat > /tmp/pyproject.toml
 python -m venv /tmp/sbom
 /tmp/sbom/bin/pip install --quiet 'cyclonedx-bom>=7,<8' >&2
 /tmp/sbom/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
-  --pyproject /dev/stdin "$(command -v python)"
+  --pyproject /tmp/pyproject.toml "$(command -v python)"
 """
 
 
