@@ -1,7 +1,7 @@
-"""Pods of the chart on a Docker engine: what a manifest says of a container, as `docker run` takes it.
+"""Pods of the chart on a Docker engine: a manifest's container, as `docker run` takes it.
 
-There is no cluster here. Docker gives a container the user, the rights, the files, the variables and
-the memory that a kubelet would; probes are asked for by hand.
+There is no cluster here. Docker gives a container the user, the rights, the files, the variables
+and the memory that a kubelet would; probes are asked for by hand.
 """
 
 import contextlib

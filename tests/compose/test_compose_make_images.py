@@ -1,4 +1,4 @@
-"""`make images`: each image says what it is, has a list of what is in it, and does not run as root."""
+"""`make images`: each image says what it is, has a list of its packages, and is not root's."""
 
 import json
 import re

@@ -29,9 +29,7 @@ def machine(images):
 @pytest.fixture(scope="module")
 def deployments():
     manifests = render({**ONE_NODE, "image": {"registry": REGISTRY}})
-    return {
-        part: find(manifests, "Deployment", f"{NAME}-{part}") for part in ("ingress", "worker")
-    }
+    return {part: find(manifests, "Deployment", f"{NAME}-{part}") for part in ("ingress", "worker")}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`modelStore.fetch`: the init container of a node fetches what is not there yet, whole or not at all."""
+"""`modelStore.fetch`: a node's init container fetches what is not there yet, whole or not at all."""
 
 import subprocess
 import sys
@@ -44,7 +44,9 @@ def fetch(folder, *urls):
     [mount] = container["volumeMounts"]
     assert container["command"][0] == "python"
     words = [str(folder) if word == mount["mountPath"] else word for word in container["command"]]
-    done = subprocess.run([sys.executable, *words[1:]], capture_output=True, check=False, timeout=30)
+    done = subprocess.run(
+        [sys.executable, *words[1:]], capture_output=True, check=False, timeout=30
+    )
     return done.returncode
 
 

@@ -1,4 +1,4 @@
-"""The images that `make images` builds are those that Compose, the chart and KServe's runtime take."""
+"""What `make images` builds is what Compose, the chart and KServe's runtime take."""
 
 import re
 import runpy
@@ -46,7 +46,10 @@ def test_chart_and_runtime_take_images_of_these_names():
 @pytest.mark.parametrize(
     ("remote", "source"),
     [
-        ("https://git.example.com/team/torchferry.git", "https://git.example.com/team/torchferry.git"),
+        (
+            "https://git.example.com/team/torchferry.git",
+            "https://git.example.com/team/torchferry.git",
+        ),
         ("https://me:secret@git.example.com:8443/team", "https://git.example.com:8443/team"),
         ("git@git.example.com:team/torchferry.git", ""),
         ("/home/me/torchferry", ""),

@@ -134,7 +134,8 @@ def test_page_loads_the_images_that_the_pods_run(commands, releases):
     assert {image for [image] in of(commands, "minikube", "image", "load")} == set(first)
     # And those of the upgrade are made of them
     assert sorted(of(commands, "docker", "tag")) == [
-        [f"torchferry-{part}:{VERSION}", f"torchferry-{part}:next"] for part in ("ingress", "worker")
+        [f"torchferry-{part}:{VERSION}", f"torchferry-{part}:next"]
+        for part in ("ingress", "worker")
     ]
 
 
