@@ -24,9 +24,9 @@ DESCRIPTIONS = {
 # checks what it writes against the format's schema.
 LIST_PACKAGES = """
 cat > /tmp/pyproject.toml
-python -m venv /tmp/sbom
-/tmp/sbom/bin/pip install --quiet 'cyclonedx-bom>=7,<8' >&2
-/tmp/sbom/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
+python -m venv --without-pip /tmp/sbom
+python -m pip --python /tmp/sbom/bin/python install --quiet --no-compile 'cyclonedx-bom>=7,<8' >&2
+/tmp/sbom/bin/cyclonedx-py environment --output-reproducible --output-format JSON \\
   --pyproject /tmp/pyproject.toml "$(command -v python)"
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
         image = f"{registry}/{title}:{version}".lstrip("/")
         build(target, image, labels)
         sbom = SBOMS / f"{title}-{version}.cdx.json"
-        sbom.write_text(packages_of(image, labels), encoding="utf-8")
+        sbom.write_text(packages_of(target, image, labels), encoding="utf-8")
         [found] = json.loads(output_of("docker", "image", "inspect", image))
         packages = len(json.loads(sbom.read_text(encoding="utf-8"))["components"])
         lines.append(
@@ -92,10 +92,16 @@ def build(target: str, image: str, labels: Mapping[str, str]) -> None:
     subprocess.run(["docker", "build", *words, "."], cwd=ROOT, check=True)
 
 
-def packages_of(image: str, labels: Mapping[str, str]) -> str:
+def packages_of(target: str, image: str, labels: Mapping[str, str]) -> str:
     """Returns the image's Python packages, as CycloneDX's JSON."""
-    project = {key: labels[key] for key in ("version", "description")}
-    project |= {"name": labels["title"], "license": labels["licenses"]}
+    project = {
+        # Not the title alone: there is a Python package `torchferry-bulk`, too.
+        "name": f"{labels['title']}-image",
+        "version": labels["version"],
+        "description": labels["description"],
+        "license": labels["licenses"],
+        "dependencies": ["torchferry-bulk" if target == "bulk" else "torchferry"],
+    }
     described = "\n".join(f"{key} = {json.dumps(value)}" for key, value in project.items())
     words = ["docker", "run", "--rm", "--interactive", "--entrypoint", "sh", image]
     return output_of(*words, "-euc", LIST_PACKAGES, given=f"[project]\n{described}\n")

@@ -50,7 +50,7 @@ def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property
     sbom = json.loads((folder / file).read_text())
     assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
     about = sbom["metadata"]["component"]
-    assert (about["name"], about["version"]) == (title, version)
+    assert (about["name"], about["version"]) == (f"{title}-image", version)
     listed = {(one["name"], one["version"]) for one in sbom["components"]}
     assert len(listed) == int(count)
     listing = ["docker", "run", "--rm", "--entrypoint", "python", image]

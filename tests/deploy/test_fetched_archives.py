@@ -1,4 +1,4 @@
-"""`modelStore.fetch`: a node's init container fetches what is not there yet, whole or not at all."""
+"""`modelStore.fetch`: a node's init container fetches what is missing, whole or not at all."""
 
 import subprocess
 import sys
