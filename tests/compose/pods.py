@@ -58,8 +58,14 @@ class Pod:
 
     def wait_ready(self) -> None:
         """Waits until it is ready; a pod that is ready must be alive, too."""
-        assert came_true(lambda: self.passes("readiness"), 60), docker("logs", self.name)
+        assert came_true(lambda: self.passes("readiness"), 60), self.logs()
         assert self.passes("liveness")
+
+    def logs(self) -> str:
+        done = subprocess.run(
+            ["docker", "logs", self.name], capture_output=True, text=True, check=True, timeout=30
+        )
+        return done.stdout + done.stderr
 
     def end(self) -> int:
         """Ends it as a kubelet does; returns its exit code."""
@@ -110,7 +116,9 @@ class Machine:
         for mount in container["volumeMounts"]:
             path = mount["mountPath"]
             if mount["name"] in empty:
-                words += ["--tmpfs", f"{path}:exec,mode=777"]
+                # Its group may write there, as with the pod's fsGroup.
+                group = spec["securityContext"]["fsGroup"]
+                words += ["--tmpfs", f"{path}:exec,mode=2777,gid={group}"]
             else:
                 volume = f"{self.name}-{mount['name']}"
                 self._volumes.add(volume)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.compose.pods import Machine, docker
+from tests.compose.pods import Machine
 from tests.compose.stack import REGISTRY, ROOT
 from tests.deploy.chart import NAME, ONE_NODE, find, needs_helm, render
 from tests.e2e.archives import make_archive
@@ -60,7 +60,7 @@ def test_model_is_registered_from_the_ingress(model):
 
 
 @pytest.mark.usefixtures("model")
-def test_nodes_are_replaced_without_a_lost_request(machine, deployments, pods):
+def test_nodes_are_replaced_without_a_lost_request(machine, deployments, pods, record_property):
     # Given the page's client, which asks for a while
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     [program] = re.findall(r"kubectl run asker .* -- python -c '(.*?)'", page, re.DOTALL)
@@ -78,6 +78,7 @@ def test_nodes_are_replaced_without_a_lost_request(machine, deployments, pods):
         assert asking.poll() is None, "it asked for too short a time"
         printed, _ = asking.communicate(timeout=ASKING_S + 30)
     # Then
+    record_property("answers while three nodes were replaced", printed.strip())
     answers = re.fullmatch(r"\{200: (\d+)\}", printed.strip())
     assert answers, printed
     assert int(answers[1]) > 10
@@ -85,8 +86,5 @@ def test_nodes_are_replaced_without_a_lost_request(machine, deployments, pods):
 
 
 def test_ingress_ends_with_exit_code_0(pods, machine, deployments):
-    assert docker("inspect", "--format", "{{.State.OOMKilled}}", pods["ingress"].name).strip() == (
-        "false"
-    )
     assert pods["ingress"].end() == 0
     machine.start(deployments["ingress"], NAME).wait_ready()
