@@ -158,9 +158,9 @@ def test_settings_refuse_a_variable_that_is_neither_true_nor_false(load, text):
     [("job_queue_size", "FERRY_JOB_QUEUE_SIZE"), ("drain_timeout", "FERRY_DRAIN_TIMEOUT_S")],
 )
 def test_settings_name_the_source_when_a_value_has_the_wrong_type(load, key, variable):
-    with pytest.raises(SettingsError, match=f"{key}='many' is no "):
+    with pytest.raises(SettingsError, match=f"{key}='many' is not a "):
         load(f"{key}=many\n")
-    with pytest.raises(SettingsError, match=f"{variable}='many' is no "):
+    with pytest.raises(SettingsError, match=f"{variable}='many' is not a "):
         load(environment={variable: "many"})
 
 
