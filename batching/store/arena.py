@@ -146,14 +146,14 @@ class Arena:
 
     def hold(self, body: Body) -> tuple[memoryview, bytes] | None:
         """Returns the body in a slot, which ends with the view, and the place for `ArenaReader`."""
-        slot: Any = body.obj if isinstance(body, memoryview) else None
-        taken, _, size_bytes, place = getattr(slot, "known", _NOTHING)
-        if taken is self._taken and size_bytes == len(body):
-            return memoryview(body), place
+        if isinstance(body, memoryview):
+            taken, _, size_bytes, place = getattr(body.obj, "known", _NOTHING)
+            if taken is self._taken and size_bytes == len(body):
+                return body, place
         if (room := self.room(len(body))) is None:
             return None
         room[:] = body
-        slot = room.obj
+        slot: Any = room.obj
         return room, slot.known[-1]
 
 

@@ -256,7 +256,8 @@ class Channel:
         wire, self._has_large_bodies = request.wire, True
         if self._shares_memory and (held := self._memory.arena.hold(wire.body)) is not None:
             body, place = held
-            request.wire = wire._replace(body=body)
+            if body is not wire.body:  # it came in another place
+                request.wire = wire._replace(body=body)
             self._memory.requests["arena"] += 1
             return Wire(b"@" + place + wire.without_body())
         self._memory.requests["redis"] += 1
