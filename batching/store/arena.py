@@ -159,7 +159,7 @@ class Arena:
 
 @cache
 def _slot_type(count: int) -> Any:
-    """Returns a type of buffers of so many units, each free again when nothing refers to it.
+    """Returns the type of slots with this many units. One is free when nothing refers to it.
 
     A view of a part of one keeps it, whoever has that view: a transport that still sends it, say.
     """
@@ -173,7 +173,7 @@ def _slot_type(count: int) -> Any:
 
 
 def _stamp(generation: int, count: int) -> bytes:
-    """Returns what the table says of so many units of one generation."""
+    """Returns the table's entries for this many units of one generation."""
     return generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
 
 

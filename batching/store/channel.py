@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 SUBMIT_AT_ONCE = 256
 MOST_IN_LOG = 8
 CANCEL_AT_ONCE = 256
-# No claim gets a request that was given up 0.3 s before, after an outage either.
+# No claim gets a request that was given up more than 0.3 s before, not even after an outage.
 CANCEL_AGAIN_S = 0.2
-# Many deadlines that pass one after the other cost one look in this time.
+# Deadlines that pass within this time share one look.
 LOOK_AGAIN_S = 0.01
 LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
