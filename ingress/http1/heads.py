@@ -188,7 +188,7 @@ class RequestParser:
         )
 
 
-# Few names and targets come again and again. Of a hostile client's many, no more than this are kept.
+# Few names and targets come again and again; of a hostile client's, only this many are kept.
 @lru_cache(maxsize=256)
 def _spellings(name: bytes) -> tuple[str, str]:
     spelled = name.decode("latin-1")
