@@ -6,7 +6,6 @@ without a request, and an answer that is not read, in time.
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
@@ -81,7 +80,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._drained: asyncio.Future[None] | None = None
         # How long the client has kept the server waiting. Looked at seldom, as most are never late.
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at_s = math.inf
         self._silent_since_s = self._loop.time()
 
     def close_if_idle(self) -> None:
@@ -109,7 +107,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.server = _host_and_port(transport.get_extra_info("sockname"))
         self._transport.set_write_buffer_limits(_AHEAD_BYTES)
         self._host.add(self, transport.get_extra_info("socket"))
-        self.look_within(self._host.settings.idle_timeout_s)
+        self._timer = self._loop.call_later(self._host.settings.idle_timeout_s, self._look)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Returns where to read next: the buffer that all share, or a body's own."""
@@ -201,35 +199,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host.note_answer(answer.status, self.client, None)
         self._close(is_all_read=False)
 
-    def look_within(self, pause_s: float) -> float:
-        """Looks at the client by then, and returns the event loop's time then.
-
-        Bodies come faster than the time for one passes, so that few of them need the timer set.
-        """
-        look_at_s = self._loop.time() + pause_s
-        if look_at_s < self._looks_at_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._looks_at_s = look_at_s
-            self._timer = self._loop.call_at(look_at_s, self._look)
-        return look_at_s
-
     def _look(self) -> None:
-        """Ends a body that is late; closes the connection if its client is silent for too long."""
-        self._looks_at_s = math.inf
+        """Closes the connection if its client has been silent for too long."""
         now_s, silence_s = self._loop.time(), self._host.settings.idle_timeout_s
-        late_in_s = (self._asked[0].late_at_s if self._asked else math.inf) - now_s
         if self._transport.get_write_buffer_size():
             self._silent_since_s = now_s  # the kernel ends the connection if the client never reads
         left_s = self._silent_since_s + silence_s - now_s
         is_clients_turn = not self._asked or self._is_behind
         if is_clients_turn and left_s <= 0:
             self._transport.close()
-        elif late_in_s <= 0:
-            self.look_within(silence_s)
-            self._asked[0].end_late()
         else:
-            self.look_within(min(left_s if is_clients_turn else silence_s, late_in_s))
+            look_s = left_s if is_clients_turn else silence_s
+            self._timer = self._loop.call_later(look_s, self._look)
 
     def _close(self, *, is_all_read: bool) -> None:
         """Closes the connection after the written bytes have been sent."""
@@ -245,7 +226,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.take_more()
         if self._timer is not None:
             self._timer.cancel()
-        self._looks_at_s = 0.0
         self._timer = self._loop.call_later(LINGER_S, self._transport.close)
 
     # --- the requests' side

@@ -1,7 +1,6 @@
 """One HTTP request and the one answer to it, as an application sees them."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -63,14 +62,14 @@ class Exchange:
     on_left: Callable[[], object] | None = field(default=None, init=False)
     _then: Callable[[], object] | None = field(default=None, init=False)
     _refusal: ServeError | None = field(default=None, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _chunks: list[Content | memoryview] = field(default_factory=list, init=False)
 
     # What most exchanges never need is the class's until they do. 0: there is no answer yet.
     status = 0
     is_served = is_received = is_broken = is_late = is_ended = False
     _size_bytes = _limit_bytes = 0
-    # The event loop's time when the body, or its next piece, is late.
-    late_at_s = _ends_s = math.inf
+    _ends_s = 0.0
 
     # --- the application's side: the body
 
@@ -97,7 +96,9 @@ class Exchange:
         if self.is_received or self.is_broken or is_unwanted:
             self._wake()
             return
-        self._ends_s = self.late_at_s = self.connection.look_within(timeout_s)
+        loop = asyncio.get_running_loop()
+        self._ends_s = loop.time() + timeout_s
+        self._timer = loop.call_at(self._ends_s, self._end_in_time)
         # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
         if self.http_version >= "1.1" and fields.get("expect", "").lower() == "100-continue":
             self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -176,10 +177,6 @@ class Exchange:
         self.is_broken = True
         self._wake()
 
-    def end_late(self) -> None:
-        self.is_late = True
-        self._wake()
-
     def leave(self) -> None:
         on_left, self.on_left = self.on_left, None
         if on_left is not None:
@@ -190,8 +187,15 @@ class Exchange:
         self._chunks.clear()
         if self._size_bytes > self._limit_bytes + _DISCARD_BYTES:
             self._wake()
-        else:
-            self.late_at_s = min(self._ends_s, self.connection.look_within(_DISCARD_PAUSE_S))
+        elif self._timer is not None:
+            self._timer.cancel()
+            loop = asyncio.get_running_loop()
+            ends_s = min(self._ends_s, loop.time() + _DISCARD_PAUSE_S)
+            self._timer = loop.call_at(ends_s, self._end_in_time)
+
+    def _end_in_time(self) -> None:
+        self.is_late = True
+        self._wake()
 
     def _why_encoded(self) -> ServeError | None:
         try:
@@ -206,7 +210,8 @@ class Exchange:
 
     def _wake(self) -> None:
         then, self._then = self._then, None
-        self.late_at_s = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
         if then is not None:
             then()
 
