@@ -21,7 +21,7 @@ from ferry_client.errors import error_of
 from ferry_moving.compose_file import compose_rows
 from ferry_moving.server_check import Effect, PartRow, UnreadableTarget, configuration_rows
 
-_STYLES = {Effect.NOTE: "yellow", Effect.CHANGE: "red"}
+_STYLES: dict[str, str] = {Effect.NOTE: "yellow", Effect.CHANGE: "red"}
 _COMPOSE = (".yml", ".yaml")
 _MOST_PAGES = 1000
 _KNOWN = "0.12"
