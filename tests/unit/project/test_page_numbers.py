@@ -83,8 +83,8 @@ def corpus():
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        ("handlers.md", "compares {} handlers in the styles".format(corpus()[0])),
-        ("handlers.md", "to {} requests".format(corpus()[1])),
+        ("handlers.md", f"compares {corpus()[0]} handlers in the styles"),
+        ("handlers.md", f"to {corpus()[1]} requests"),
         ("handlers.md", f"is ended after {WAIT_S:.0f} s"),
         ("handlers.md", f"threads at most {END_S:.0f} seconds later"),
         ("handlers.md", f"more than {CHUNK_LIMIT_BYTES // 1024} KiB arrives in several chunks"),
