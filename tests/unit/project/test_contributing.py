@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import click
@@ -13,6 +14,9 @@ from ferry.main import main
 ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# In the order in which pip is given them: the client first, as the others need it.
+PACKAGES = sorted(ROOT.glob("packages/*/"), key=lambda path: (path.name != "client", path.name))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 MOST_WORDS = 1100
 
@@ -24,7 +28,7 @@ def test_make_help_has_a_line_for_every_target():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     # Then
     named = re.findall(r"^make (\S+) +\S", done.stdout, re.MULTILINE)
-    assert sorted(named) == sorted(targets.split())
+    assert sorted(named) == sorted(targets.split()), "a line that begins with ## above each target"
     assert max(len(line) for line in done.stdout.splitlines()) <= 100
 
 
@@ -41,9 +45,14 @@ def test_hooks_run_the_commands_of_make_check():
     assert not any(hook["pass_filenames"] for hook in hooks)
 
 
-def test_guide_installs_what_make_installs():
-    [line] = re.findall(r"\.venv/bin/pip install (-e .+)", GUIDE)
-    assert f" {line}\n" in MAKEFILE
+def test_guide_installs_every_package_and_extras_that_there_are():
+    # Given
+    [line] = re.findall(r"\.venv/bin/pip install (-e packages.+)", GUIDE)
+    *folders, root = re.findall(r"-e (\S+)", line)
+    # Then
+    assert folders == [f"packages/{path.name}" for path in PACKAGES]
+    named = re.fullmatch(r"'\.\[(.+)\]'", root)[1].split(",")
+    assert {"test", "dev"} <= set(named) <= set(PROJECT["optional-dependencies"])
 
 
 def test_guide_is_short_and_names_what_is_there():
