@@ -54,7 +54,7 @@ test: install
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone and not long"
 	$(BIN)/pytest -m "alone and not long"
 
-## Runs every test: also each fault, failovers, cut networks, containers, deployment.
+## Runs every test: also faults, failovers, cut networks, containers, deployment.
 test-all: test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "long and not alone"
 	$(BIN)/pytest -m "long and alone"
@@ -77,7 +77,7 @@ topology: install
 	TOPOLOGY_LONG=1 $(BIN)/pytest --reruns 0 tests/topology
 	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/batching/store tests/e2e
 
-## Switches each safety mechanism off, one at a time, and shows that a test notices.
+## Switches each safety mechanism off, one at a time: a test must notice.
 chaos-mutants: install
 	$(BIN)/python -m tests.chaos.mutants
 

@@ -1,11 +1,10 @@
 """Draws panels of the dashboard, under load: `make screenshots`. Needs Prometheus.
 
-Writes docs/images/dashboard.png: what Prometheus answered to the panels' own queries. The drawing is
-matplotlib's, not Grafana's.
+Writes docs/images/dashboard.png: what Prometheus answered to the panels' own queries. The drawing
+is matplotlib's, not Grafana's.
 """
 
 import json
-import re
 import shutil
 import sys
 import tempfile
@@ -85,13 +84,13 @@ class Prometheus:
         expression = target["expr"].replace("$job", "ferry").replace("$model", ".*")
         expression = expression.replace("$__rate_interval", RATE)
         found = self._ask("query_range", query=expression, start=start_s, end=end_s, step=1)
-        return [
-            Series(
-                re.sub(r"{{(\w+)}}", lambda m, one=one: one["metric"].get(m[1], ""), target["legendFormat"]),
-                [(at, float(value)) for at, value in one["values"]],
-            )
-            for one in found
-        ]
+        lines = []
+        for one in found:
+            legend = target["legendFormat"]
+            for label, value in one["metric"].items():
+                legend = legend.replace(f"{{{{{label}}}}}", value)
+            lines.append(Series(legend, [(at, float(value)) for at, value in one["values"]]))
+        return lines
 
     def _ask(self, kind: str, **parameters: str | float) -> list[dict[str, Any]]:
         answer = requests.get(f"{self._url}/api/v1/{kind}", params=parameters, timeout=10)

@@ -62,7 +62,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def is_ready(url: str) -> bool:
-    with contextlib.suppress(requests.ConnectionError):
+    with contextlib.suppress(requests.ConnectionError, requests.Timeout):
         answer = requests.post(f"{url}/predictions/{MODEL}", data=TEXTS[0], timeout=30)
         return answer.ok and requests.get(f"{url}/readyz", timeout=5).ok
     return False
