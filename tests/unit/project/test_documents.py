@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from batching.models.spec import PARAMETERS
+from batching.settings.settings import SETTINGS
+from batching.store.channel import USUAL_PATIENCE
+from batching.store.registry.catalog import RESTORED_WITHIN_S
 from benchmarks import summary
 from benchmarks.measuring.records import with_block
 from benchmarks.summary import batching, ratios
+from ingress.http1.connection import HALF_CLOSED_S, MAX_WAITING
+from ingress.http1.heads import MAX_AROUND_BYTES
+from ingress.jobs.job_service import KEEP_RANGE_S, LONGEST_S
+from ingress.predictions.prediction_service import MAX_LINES
+from workers.handling.spare_memory import MOST_PAUSE_S
+from workers.slots.deadline import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -23,6 +33,25 @@ CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 MOST_README_LINES = 170
+# `unread_timeout` (30 s), but not the sum of two: `queue_timeout` and `response_timeout` (240 s).
+NAMED_DEFAULT = re.compile(r"(?<! and )`(\w+)`\s\((\d[\d,.]*)(?: (s|million|MiB))?[,;)]")
+DAY_S = 86_400
+# Page -> what it says of a number that is no setting.
+NUMBERS = [
+    ("handlers.md", f"interpreter's lock, is ended after {WAIT_S:.0f} s"),
+    ("operations.md", f"or {MOST_PAUSE_S:.0f} s if it ran right after another one"),
+    ("operations.md", f"at most {MAX_LINES} a second of predictions"),
+    ("operations.md", f"if {USUAL_PATIENCE.resubmit_share:.0%} of its deadline is left"),
+    ("reliability.md", f"less than {USUAL_PATIENCE.resubmit_share:.0%} of the deadline is left"),
+    ("reliability.md", f"no node is back within {RESTORED_WITHIN_S} s"),
+    ("reliability.md", f"499 after {HALF_CLOSED_S} s"),
+    ("security.md", f"wait for {LONGEST_S / DAY_S:.0f} days, and be kept for"),
+    ("security.md", f"be kept for {KEEP_RANGE_S[1] / DAY_S:.0f} more"),
+    ("security.md", f"{MAX_WAITING} requests at a time on one connection"),
+    ("security.md", f"outside its body is limited to {MAX_AROUND_BYTES / 2**20:.0f} MiB"),
+    ("configuration.md", f"between its chunks, if it comes in some, may have {MAX_AROUND_BYTES / 2**20:.0f} MiB"),
+]
+UNITS = {"": 1, "s": 1, "million": 10**6, "MiB": 2**20}
 
 
 def anchors(page):
@@ -63,6 +92,27 @@ def test_figures_of_the_pages_are_those_of_the_records():
 def test_charts_are_drawn_from_the_records(chart, labels):
     text = (ROOT / "docs" / "images" / f"{chart}.svg").read_text(encoding="utf-8")
     assert [label for label in labels() if f">{label}</text>" not in text] == [], "make charts"
+
+
+def test_defaults_that_pages_name_are_those_of_the_settings():
+    # Given
+    defaults = {it.key: it.default for it in SETTINGS}
+    defaults |= {it.word: it.default for it in PARAMETERS if it.word not in defaults}
+    named = [
+        (str(page.relative_to(ROOT)), match[0], match[1], float(match[2].replace(",", "")), match[3])
+        for page in PAGES
+        for match in NAMED_DEFAULT.finditer(page.read_text(encoding="utf-8"))
+        if match[1] in defaults
+    ]
+    # Then
+    assert len(named) > 10
+    wrong = [(*it[:2], defaults[it[2]]) for it in named if it[3] * UNITS[it[4] or ""] != defaults[it[2]]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("page", "words"), NUMBERS)
+def test_number_that_a_page_names_is_that_of_the_code(page, words):
+    assert words in " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
 
 
 def test_readme_is_short_and_nothing_waits_to_be_measured():
