@@ -15,7 +15,7 @@ from benchmarks.measuring.records import origin, told, with_block, write_record
 
 RESULTS = records.RESULTS / "chaos.json"
 DOCUMENT = records.ROOT / "docs" / "reliability.md"
-ROW = re.compile(r"^(\| <!-- (.+?) -->.*\| )[^|]* \|$", re.MULTILINE)
+ROW = re.compile(r"^(\| <!--(.+?)-->.*\| )[^|]* \|$", re.MULTILINE)
 NOTHING = "\N{EN DASH}"
 
 # What is recorded -> the promise and its bar. The first word is the fault.
@@ -137,7 +137,7 @@ def save(kept: dict[Promise, bool]) -> None:
 def with_table(text: str, document: dict[str, Any]) -> str:
     """Puts what was measured into the last cell of each row that names its promises.
 
-    A row does so in a comment, as readers have no use for the names: `<!-- F1 again, F1 answers -->`.
+    A row does so in a comment, as readers have no use for the names: `<!--F1 again, F1 answers-->`.
     """
     measured = defaultdict(list)
     for one in document["promises"]:

@@ -7,7 +7,7 @@ import pytest
 
 from batching.models.spec import PARAMETERS
 from batching.settings.settings import SETTINGS
-from batching.store.channel import USUAL_PATIENCE
+from batching.store.ingress_queue import USUAL_PATIENCE
 from batching.store.registry.catalog import RESTORED_WITHIN_S
 from benchmarks import summary
 from benchmarks.measuring.records import with_block
