@@ -11,7 +11,7 @@ NAMED_AFTER = re.compile(r"def (test(?:_[fb]\d\d)+)_")
 
 
 def rows(letter: str) -> dict[int, str]:
-    """Row number -> the line of its table, which begins with a comment: `<!--F4-->`, `<!--F15, F17-->`."""
+    """Row number -> the line of its table, which begins with a comment: `<!--F15, F17-->`."""
     document, _ = TABLES[letter]
     found: dict[int, str] = {}
     for line in document.read_text(encoding="utf-8").splitlines():

@@ -120,7 +120,7 @@ def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(
 def test_f04_poison_in_a_batch_that_fails_runs_three_times(rig: Rig, crowd: Crowd) -> None:
     options = {"batch_size": 2, "max_batch_delay": TIME_TO_FILL_MS}
     with rig.serve("f04c", **options) as model:
-        # When a batch fails as a whole, and one of its requests kills the worker that tries it alone
+        # When a batch fails as a whole, and one of its requests kills the worker that runs it alone
         crowd.send("f04c", ["raise value|first"])
         eventually(lambda: model.open_requests() == 1, 10)
         crowd.send("f04c", ["segfault|second"])

@@ -49,7 +49,7 @@ NUMBERS = [
     ("security.md", f"be kept for {KEEP_RANGE_S[1] / DAY_S:.0f} more"),
     ("security.md", f"{MAX_WAITING} requests at a time on one connection"),
     ("security.md", f"outside its body is limited to {MAX_AROUND_BYTES / 2**20:.0f} MiB"),
-    ("configuration.md", f"between its chunks, if it comes in some, may have {MAX_AROUND_BYTES / 2**20:.0f} MiB"),
+    ("configuration.md", f"if it comes in some, may have {MAX_AROUND_BYTES / 2**20:.0f} MiB"),
 ]
 UNITS = {"": 1, "s": 1, "million": 10**6, "MiB": 2**20}
 
@@ -96,18 +96,16 @@ def test_charts_are_drawn_from_the_records(chart, labels):
 
 def test_defaults_that_pages_name_are_those_of_the_settings():
     # Given
-    defaults = {it.key: it.default for it in SETTINGS}
-    defaults |= {it.word: it.default for it in PARAMETERS if it.word not in defaults}
+    defaults = {it.word: it.default for it in PARAMETERS} | {it.key: it.default for it in SETTINGS}
     named = [
-        (str(page.relative_to(ROOT)), match[0], match[1], float(match[2].replace(",", "")), match[3])
+        (page.name, name, float(number.replace(",", "")) * UNITS[unit])
         for page in PAGES
-        for match in NAMED_DEFAULT.finditer(page.read_text(encoding="utf-8"))
-        if match[1] in defaults
+        for name, number, unit in NAMED_DEFAULT.findall(page.read_text(encoding="utf-8"))
+        if name in defaults
     ]
     # Then
     assert len(named) > 10
-    wrong = [(*it[:2], defaults[it[2]]) for it in named if it[3] * UNITS[it[4] or ""] != defaults[it[2]]]
-    assert wrong == []
+    assert [(page, name, it) for page, name, it in named if it != defaults[name]] == []
 
 
 @pytest.mark.parametrize(("page", "words"), NUMBERS)
