@@ -1,5 +1,6 @@
 """What pages say of commands, settings and defaults is what the code has."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 
 import ferry_client
 from batching.models.registration import SERVING_DEFAULTS
-from batching.settings.settings import BY_KEY
 from ferry.main import main
 from ferry.serving.served_targets import DEFAULTS
+from ferry_bulk.main import _parser
+from ferry_bulk.model_server import UNKNOWN_S
 from ferry_client import flows
+from ferry_moving import proxy, report
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -26,14 +29,13 @@ PAGES = sorted(
 )
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
+BULK = _parser().parse_args(["--folder", "x"])
+PATIENCE_S = inspect.signature(ferry_client.Client).parameters["patience_s"].default
 INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 # At the start of a line, of a command within one, or of a code span.
 COMMAND = re.compile(
     r"(?:^|\$\(|&& |; |\| |\bdo |\bexec )\s*ferry ([a-z][^|;&)#\n]*)", re.MULTILINE
 )
-# As in: `idle_timeout` (65 s), or `job_timeout`, 24 h.
-DEFAULT = re.compile(r"`(\w+)`(?: \(|, )([\d.,]*\d)(?: (ms|s|min|h|million)\b)?(?=[\s).,;])")
-UNITS = {"": 1, "ms": 0.001, "s": 1, "min": 60, "h": 3600, "million": 1_000_000}
 
 
 def commands_in(text):
@@ -77,19 +79,6 @@ def test_commands_are_looked_up():
     ]
 
 
-def test_defaults_that_pages_name_beside_a_setting_are_its_own():
-    # Given
-    named = [
-        (page.name, key, float(number.replace(",", "")) * UNITS[unit])
-        for page in PAGES
-        for key, number, unit in DEFAULT.findall(page.read_text(encoding="utf-8"))
-        if key in BY_KEY
-    ]
-    # Then
-    assert {"unread_timeout", "job_memory_share"} <= {key for _, key, _ in named}
-    assert [it for it in named if it[2] != BY_KEY[it[1]].default] == []
-
-
 def test_models_in_python_have_the_defaults_of_their_page():
     # Given
     text = (DOCS / "python-models.md").read_text(encoding="utf-8")
@@ -108,13 +97,6 @@ def test_models_in_python_have_the_defaults_of_their_page():
     assert DEFAULTS["minWorkers"] == 1
 
 
-def test_handlers_page_has_the_defaults_of_a_registration():
-    text = (DOCS / "handlers.md").read_text(encoding="utf-8")
-    [size] = re.findall(r"`ferry models register` starts one worker, .*?up to (\d+) requests", text)
-    assert int(size) == SERVING_DEFAULTS["batch_size"]
-    assert SERVING_DEFAULTS["min_worker"] == 1
-
-
 def test_clients_page_has_its_errors_and_the_name_of_its_log():
     # Given
     text = (DOCS / "client.md").read_text(encoding="utf-8")
@@ -125,3 +107,20 @@ def test_clients_page_has_its_errors_and_the_name_of_its_log():
         it.__name__ for it in exported if isinstance(it, type) and issubclass(it, Exception)
     }
     assert f"(`{flows.log.name}`)" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("handlers.md", f"one worker with `batch_size` {SERVING_DEFAULTS['batch_size']} and"),
+        ("bulk.md", f"unknown model wait for {UNKNOWN_S:.0f} s"),
+        ("bulk.md", f"{BULK.in_flight} lines of a batch at the server at once"),
+        ("bulk.md", f"uploads of up to {BULK.max_file_size // 10**9} GB"),
+        ("client.md", f"({PATIENCE_S:.0f} s by default)"),
+        ("comparing-servers.md", f"of {proxy.MOST_BYTES // 2**20} MiB together"),
+        ("comparing-servers.md", f"the last {report._KEPT_LATENCIES:,} of each row"),
+        ("comparing-servers.md", f"clients, and then copies, {proxy._DRAIN_S:.0f} s to finish"),
+    ],
+)
+def test_sentence_of_a_page_has_the_number_of_the_code(page, sentence):
+    assert sentence in " ".join((DOCS / page).read_text(encoding="utf-8").split())
