@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean screenshots topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean docs screenshots topology wheels
 
 install: $(STAMP)
 
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml)
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
-	$(BIN)/pip install --quiet -e packages/client -e packages/bulk -e packages/moving -e '.[worker,local,bench,test,dev]'
+	$(BIN)/pip install --quiet -e packages/client -e packages/bulk -e packages/moving -e '.[worker,local,bench,test,dev,docs]'
 	@touch $@
 
 # Trains a small network, serves it and asks it. Stays up until Ctrl-C.
@@ -76,6 +76,13 @@ check: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
+
+# The documentation's site, in site/: site/index.html opens in a browser as it is. First its
+# references, from what the code says of itself.
+docs: install
+	$(BIN)/python -m scripts.references
+	$(BIN)/mkdocs build --strict
 
 # An echo beside TorchServe, in short: half a minute. Needs wrk and Java: benchmarks/README.md.
 bench: install
@@ -141,5 +148,5 @@ screenshots: install
 	$(BIN)/python -m benchmarks.page_picture
 
 clean:
-	rm -rf $(VENV) .demo .bench .wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .demo .bench .wheels site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
