@@ -76,13 +76,13 @@ check: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The documentation's site, in site/: site/index.html opens in a browser as it is. First its
 # references, from what the code says of itself.
 docs: install
 	$(BIN)/python -m scripts.references
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # An echo beside TorchServe, in short: half a minute. Needs wrk and Java: benchmarks/README.md.
 bench: install

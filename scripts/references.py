@@ -1,11 +1,9 @@
 """Writes docs/reference/ from what the code says of itself: `python -m scripts.references`."""
 
-import ast
 import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,9 @@ from scripts.docstrings import Described, described
 from workers.machine import ts_folder
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
-_MARK = "<!-- Written by `python -m scripts.references`: change what it reads, and run it again. -->"
+_MARK = (
+    "<!-- Written by `python -m scripts.references`: change what it reads, and run it again. -->"
+)
 
 
 def written() -> dict[str, str]:
@@ -50,12 +50,12 @@ def _cell(text: str) -> str:
 
 
 def _code(text: object) -> str:
-    return f"`{text}`" if text not in (None, "") else "–"
+    return f"`{text}`" if text not in (None, "") else ""
 
 
 def _sentence(text: str) -> str:
-    """Returns the half sentence with a capital, unless its first word is a value, and a full stop."""
-    word = text.split(" ")[0]
+    """Adds a full stop, and a capital unless the first word is a value."""
+    word = text.partition(" ")[0]
     text = text[0].upper() + text[1:] if word.isalpha() and word.islower() else text
     return text if text.endswith(".") else f"{text}."
 
@@ -100,7 +100,7 @@ def _setting_row(it: Setting) -> list[str]:
         _code(it.key) + (" *" if it.is_torchserves else ""),
         _setting_type(it),
         _code(default),
-        it.unit or "–",
+        it.unit,
         meaning,
     ]
 
@@ -148,7 +148,7 @@ def _command(command: Any, name: str, parent: click.Context) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a command's help; click's mark `\\b` keeps lines as they are."""
+    """Yields the paragraphs of a command's help; after click's mark, lines stay as they are."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):
             yield "\n".join(["```text", *paragraph.splitlines()[1:], "```"])
@@ -160,8 +160,8 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 _PORTS: Mapping[Role, str] = {
     Role.INFERENCE: "Predictions and their jobs: port 8080, `inference_address`.",
-    Role.MANAGEMENT: "Models, nodes and all jobs: port 8081, `management_address`. The paths of one "
-    "job, above, are here as well.",
+    Role.MANAGEMENT: "Models, nodes and all jobs: port 8081, `management_address`. "
+    "The paths of one job, above, are here as well.",
     Role.METRICS: "Prometheus: port 8082, `metrics_address`.",
 }
 

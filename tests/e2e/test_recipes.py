@@ -1,7 +1,6 @@
 """The pages of docs/recipes/ as a reader pastes them; one server has the models of all of them."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/recipes/*.md"))
 ANSWER = re.compile(r"^<!-- answer -->\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def blocks_of(page: str, kind: str) -> list[str]:

@@ -56,10 +56,12 @@ def story():
     # That goes on with one word, again and again.
     folder = place("openai-community/gpt2")
     vocabulary = letters(folder, "<|endoftext|>", "Ġferry")
-    t.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
-    model = t.GPT2LMHeadModel(
-        t.GPT2Config(vocab_size=len(vocabulary), n_embd=8, n_layer=1, n_head=1, n_positions=128)
-    )
+    files = [str(folder / name) for name in ("vocab.json", "merges.txt")]
+    t.GPT2TokenizerFast(*files).save_pretrained(folder)
+    end = vocabulary["<|endoftext|>"]
+    sizes = {"vocab_size": len(vocabulary), "n_embd": 8, "n_layer": 1, "n_head": 1}
+    config = t.GPT2Config(**sizes, n_positions=128, bos_token_id=end, eos_token_id=end)
+    model = t.GPT2LMHeadModel(config)
     last = model.transformer.ln_f
     last.weight.data.zero_()
     last.bias.data.fill_(1)
@@ -69,7 +71,8 @@ def story():
 def clip():
     folder = place("openai/clip-vit-base-patch32")
     vocabulary = letters(folder, "<|endoftext|>", "<|startoftext|>")
-    tokenizer = t.CLIPTokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    files = [str(folder / name) for name in ("vocab.json", "merges.txt")]
+    tokenizer = t.CLIPTokenizerFast(*files)
     size = {"shortest_edge": 32}
     images = t.CLIPImageProcessor(size=size, crop_size={"height": 32, "width": 32})
     t.CLIPProcessor(images, tokenizer).save_pretrained(folder)
@@ -79,7 +82,8 @@ def clip():
     end = vocabulary["<|endoftext|>"]
     text = {**layers, "vocab_size": len(vocabulary), "eos_token_id": end, "bos_token_id": end - 1}
     vision = {**layers, "image_size": 32, "patch_size": 16}
-    t.CLIPModel(t.CLIPConfig(text, vision, projection_dim=512)).save_pretrained(folder)
+    config = t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=512)
+    t.CLIPModel(config).save_pretrained(folder)
 
 for name in sys.argv[2:]:
     globals()[name]()

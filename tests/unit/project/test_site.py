@@ -58,7 +58,9 @@ def test_search_works_on_the_site_as_a_file(site):
         found = tab.locator(".md-search-result__link").first
         found.wait_for(timeout=20_000)
         # Then
-        pages = {link.get_attribute("href") for link in tab.locator(".md-search-result__link").all()}
+        pages = {
+            link.get_attribute("href") for link in tab.locator(".md-search-result__link").all()
+        }
         browser.close()
     assert any("reference/settings.html" in page for page in pages)
     assert asked <= {"file", "blob", "data"}
