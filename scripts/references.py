@@ -36,7 +36,11 @@ def written() -> dict[str, str]:
         "model.md": _model(),
         "client.md": _client(),
     }
-    return {name: "\n\n".join([_MARK, *blocks]) + "\n" for name, blocks in pages.items()}
+    # The mark comes second: mkdocs takes a title only from the first line.
+    return {
+        name: "\n\n".join([title, _MARK, *blocks]) + "\n"
+        for name, (title, *blocks) in pages.items()
+    }
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -63,6 +67,8 @@ def _sentence(text: str) -> str:
 # --- settings
 
 _TYPES: Mapping[type, str] = {int: "whole number", float: "number", str: "text", Path: "path"}
+# Units that stay in the key.
+_UNITS_OF_KEYS = {"token_expiration_min": "minutes", "max_image_pixels": "pixels"}
 _MOST_USED = "Most used"
 
 
@@ -73,35 +79,36 @@ def _settings() -> list[str]:
     blocks = [
         "# Settings",
         "Each setting is a flag of `ferry up`, `ferry ingress` and `ferry node`, a variable of the "
-        "environment and a key of the file `config.properties`. The variable is the flag in "
-        f"capitals, with `_` for `-`, behind `{ENV_PREFIX}`: `--queue-timeout-s` is "
-        f"`{ENV_PREFIX}QUEUE_TIMEOUT_S`. Keys leave the unit out; those of TorchServe, marked with "
-        "`*`, have TorchServe's names. A switch is `true` or `false`; its flag is `--access-log` "
-        "or `--no-access-log`. [Configuration](../configuration.md) says which of several values "
-        "counts.",
+        f"environment, and a key of the file `config.properties`: `queue_timeout_s` is "
+        f"`--queue-timeout-s`, `{ENV_PREFIX}QUEUE_TIMEOUT_S` and, without its unit, the key "
+        "`queue_timeout`. A star marks those that TorchServe has. A switch is `true` or `false`; "
+        "its flag is `--access-log` or `--no-access-log`. [Configuration](../configuration.md) "
+        "says which of several values counts.",
     ]
     for heading, settings in sections.items():
         blocks.append(f"## {heading}")
-        headings = ("flag", "key", "type", "default", "unit", "meaning")
+        headings = ("name", "type", "default", "unit", "meaning")
         blocks.append(_table(headings, map(_setting_row, settings)))
     return blocks
 
 
 def _setting_row(it: Setting) -> list[str]:
-    flags = [it.flag, f"--{it.name.replace('_', '-')}"]
-    meaning = _sentence(it.doc)
+    meaning = [_sentence(it.doc)]
+    if it.key not in (it.name, it.name.rpartition("_")[0]):
+        meaning.append(f"Its key is `{it.key}`.")
+    if it.flag:
+        meaning.append(f"Also the flag `{it.flag}`.")
     if it.variable:
-        meaning += f" Also the variable `{it.variable}`."
+        meaning.append(f"Also the variable `{it.variable}`.")
     default = str(it.default).lower() if it.kind is bool else it.default
     if isinstance(default, float) and default.is_integer():
         default = int(default)
     return [
-        ", ".join(map(_code, filter(None, flags))),
-        _code(it.key) + (" *" if it.is_torchserves else ""),
+        _code(it.name) + (" *" if it.is_torchserves else ""),
         _setting_type(it),
         _code(default),
-        it.unit,
-        meaning,
+        it.unit or _UNITS_OF_KEYS.get(it.name, ""),
+        " ".join(meaning),
     ]
 
 

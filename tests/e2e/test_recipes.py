@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/recipes/*.md"))
 ANSWER = re.compile(r"^<!-- answer -->\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
+pytest.importorskip("onnxscript", reason="a recipe exports to ONNX")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
