@@ -44,6 +44,17 @@ def test_site_has_the_four_doors(site):
     assert [tab for tab in tabs if tab in DOORS] == list(DOORS)
 
 
+def test_lists_are_lists(site):
+    # mkdocs, unlike GitHub, wants an empty line between a paragraph and a list.
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    shown = {
+        page: re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL) for page, text in texts.items()
+    }
+    assert [
+        page.name for page, text in shown.items() if re.search(r"^- ", text, re.MULTILINE)
+    ] == []
+
+
 def test_links_to_files_that_are_no_pages_keep_their_text_or_lead_to_the_repository():
     page = SimpleNamespace(file=SimpleNamespace(src_uri="adr/0001.md"))
     text = "[`x`](../../ferry/main.py#L3) [y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
