@@ -23,11 +23,8 @@ from ferry_moving.report import Result
 
 _OLD_TOKEN_VARIABLE = "FERRY_OLD_TOKEN"  # noqa: S105 - its name
 _INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
-_DIFFERENT = 1
-# Between two looks at what there is to show.
-_LOOK_S = 0.5
-# Without a terminal, a line shows the progress at this interval.
-_LINE_S = 60.0
+# The progress is shown anew at this interval on a terminal, and elsewhere.
+_LOOK_S, _LINE_S = 0.5, 60.0
 _OPTIONS = (
     click.option("--old", help="URL of the server that is trusted."),
     click.option("--new", help="URL of the server that is tried."),
@@ -279,4 +276,4 @@ def _finish(context: click.Context, result: Result, *, as_json: bool) -> None:
     if result.verdicts.total() == result.verdicts[Verdict.MISSED]:
         first = next((text for row in result.rows.values() for text in row.examples), "")
         raise CannotCompare(f"nothing was compared{': ' * bool(first)}{first}")
-    context.exit(0 if result.record()["isSame"] else _DIFFERENT)
+    context.exit(0 if result.record()["isSame"] else 1)
