@@ -18,10 +18,13 @@ WHEELS ?=
 WHEELS_VENV := .bench/venv
 WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
 
+# What goes in front of the images' names, such as registry.example.com/team.
+IMAGE_REGISTRY ?=
+
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: help install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean screenshots topology wheels
+.PHONY: help install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean docs images screenshots topology wheels
 
 ## Puts all that is needed into .venv. Without a GPU, read CONTRIBUTING.md first.
 install: $(STAMP)
@@ -42,7 +45,7 @@ $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml)
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
-	$(BIN)/pip install --quiet -e packages/client -e packages/bulk -e packages/moving -e '.[worker,local,bench,test,dev]'
+	$(BIN)/pip install --quiet -e packages/client -e packages/bulk -e packages/moving -e '.[worker,local,bench,test,dev,docs]'
 	@touch $@
 
 ## Trains a small network, serves it and asks it. Stays up until Ctrl-C.
@@ -81,11 +84,20 @@ topology: install
 chaos-mutants: install
 	$(BIN)/python -m tests.chaos.mutants
 
-## Checks style (ruff) and types (mypy --strict).
+## Checks style (ruff), types (mypy --strict) and the links of the site (mkdocs).
 check: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
+
+# Otherwise the theme tells each time that it has a successor.
+check docs: export NO_MKDOCS_2_WARNING = 1
+
+## Writes docs/reference/ from the code, and the site: open site/index.html.
+docs: install
+	$(BIN)/python -m scripts.references
+	$(BIN)/mkdocs build --strict
 
 # benchmarks/README.md says what the benchmarks need.
 ## Measures an echo beside TorchServe: half a minute. Needs wrk and Java.
@@ -150,6 +162,10 @@ bench-scale: install
 charts: install
 	$(BIN)/python -m benchmarks.summary
 
+## Builds the images, tagged with the version: docs/container.md. Needs Docker.
+images:
+	@IMAGE_REGISTRY="$(IMAGE_REGISTRY)" TORCH_INDEX="$(TORCH_INDEX)" $(PYTHON) deploy/docker/images.py
+
 ## Takes the documents' pictures, under load. Needs Chromium and Prometheus.
 screenshots: install
 	$(BIN)/python -m benchmarks.page_picture
@@ -157,5 +173,5 @@ screenshots: install
 
 ## Removes what was installed and built, .venv included.
 clean:
-	rm -rf $(VENV) .demo .bench .wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .demo .bench .wheels site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,6 +33,7 @@ BUILT_IN_HANDLERS = (
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _NEEDED = ("model_name", "version", "handler")
+_OR_TARGET = "Give it, or a TARGET such as model.py."
 _NOT_WITH_TARGET = ("handler", "serialized_file", "model_file", "config_file")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -59,7 +60,7 @@ class _Command(click.Command):
         return super().parse_args(context, shortened)
 
 
-@click.command(cls=_Command, context_settings={"show_default": True})
+@click.command(cls=_Command)
 @click.argument("target", default="")
 @click.option(
     "--model-name",
@@ -91,14 +92,14 @@ class _Command(click.Command):
 @click.option(
     "--extra-files",
     default="",
-    help="More files, separated by commas; wildcards work; of a folder its content is packed.",
+    help="More files, separated by commas. Wildcards work; a folder stands for its content.",
 )
 @click.option("--runtime", type=click.Choice(["python", "python3"]), default="python")
 @click.option(
     "--export-path",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    help="Folder for the archive.",
+    help="Folder for the archive.  [default: .]",
 )
 @click.option(
     "--archive-format",
@@ -115,7 +116,7 @@ def archive(
     """Pack a model for serving: code, weights and extra files in one archive.
 
     TARGET is what `ferry serve` takes: FILE.py[:NAME], .onnx, .pt2, .pt or hf:NAME. Without it,
-    torch-model-archiver's flags make its archives.
+    give the flags of torch-model-archiver.
     """
     with tempfile.TemporaryDirectory(prefix="ferry-archive-") as folder:
         for recipe in _recipes(target, options, Path(folder)):
@@ -139,7 +140,7 @@ def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Rec
         if target and is_given and parameter.name in _NOT_WITH_TARGET:
             raise click.UsageError(f"{parameter.opts[-1]} does not go with a TARGET.")
         if not target and not is_given and parameter.name in _NEEDED:
-            raise click.MissingParameter(ctx=context, param=parameter)
+            raise click.MissingParameter(_OR_TARGET, ctx=context, param=parameter)
     models = read_target(target) if target else []
     if not target:
         yield options

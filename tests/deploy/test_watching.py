@@ -180,6 +180,15 @@ def test_guide_says_where_to_read_on_for_each_error_of_the_server():
     assert set(re.findall(r"Ferry\w+", table)) <= headings
 
 
+@pytest.mark.slow
+def test_every_metric_that_the_guide_names_is_exported(exported):
+    named = set(re.findall(r"`(ferry_\w+)`", OPERATIONS)) - {
+        "ferry_ingress_processes"
+    }  # of several
+    assert len(named) > 10
+    assert sorted(named - exported.labels.keys()) == []
+
+
 def codes_and_words(row):
     """Yields (status, word) of each in the first cell; a status counts for the words behind it."""
     status = ""

@@ -92,18 +92,18 @@ def _comparison_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def shadow(context: click.Context, /, recording: Path | None, **options: Any) -> None:
     """Send the same requests to two servers and compare their answers.
 
-    --requests has a JSON object in each line: {"method": "POST", "path": "/predictions/m",
+    Each line of --requests is a JSON object: {"method": "POST", "path": "/predictions/m",
     "headers": {"content-type": "application/json"}, "body": ...}. Instead of body, body_base64 or
     body_file (a path from the recording's folder on).
 
-    FERRY_TOKEN is the key for the new server, FERRY_OLD_TOKEN that for the old one. What is
-    printed has numbers and JSON paths, but no texts of the answers.
+    FERRY_INFERENCE_TOKEN, or else FERRY_TOKEN, is the key for the new server, FERRY_OLD_TOKEN that
+    for the old one. It prints numbers and JSON paths, but no texts of the answers.
 
     Exit status: 0 all answers are the same, 1 some differ or are missing, 2 nothing was compared.
     """
     if context.invoked_subcommand is not None:
         if recording or options["old"] or options["new"]:
-            raise click.UsageError("write options behind `serve`")
+            raise click.UsageError("write the options after `serve`")
         return
     if recording is None:
         raise click.UsageError("give --requests FILE, or use `ferry shadow serve`")

@@ -10,12 +10,18 @@ from ts.torch_handler.images import LARGE_PIXELS, MOST_SCANS
 
 from batching.models.spec import PARAMETERS
 from batching.settings.settings import SETTINGS, Settings
+from batching.store.ingress_queue import USUAL_PATIENCE
 from batching.store.jobs.job_records import MOST_TEXT_CHARS
 from batching.store.jobs.job_store import FARTHEST
+from batching.store.registry.catalog import RESTORED_WITHIN_S
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, MAX_FIELDS
+from ingress.http1.connection import HALF_CLOSED_S, MAX_WAITING
+from ingress.http1.heads import MAX_AROUND_BYTES
 from ingress.jobs.job_service import KEEP_RANGE_S, LONGEST_S, MOST_WAIT_S
+from ingress.predictions.prediction_service import MAX_LINES
 from workers.archives.archive_entries import MAX_ENTRIES, MAX_UNPACKED_BYTES
-from workers.handling.worker import END_S
+from workers.handling.spare_memory import MOST_PAUSE_S
+from workers.handling.worker import END_S, REPLY_PATIENCE_S, UNSURE_S
 from workers.node.webhook_sender import MOST_RESULT_BYTES, TRY_S, WAITS_S
 from workers.slots.deadline import WAIT_S
 
@@ -25,12 +31,12 @@ PAGES = {path.name: path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"
 
 # `unread_timeout` (30 s); | `unread_timeout` | 30 seconds |; | `queue_timeout` | `queueTimeout` |
 # 120 seconds |; 30 s (`unread_timeout`)
-NUMBER = r"(?P<number>\d(?:[\d,.]*\d)?)(?: (?P<unit>million|seconds|minutes|bytes|s|h)\b)?"
+NUMBER = r"(?P<number>\d(?:[\d,.]*\d)?)(?: (?P<unit>million|MiB|seconds|minutes|bytes|s|h)\b)?"
 FORMS = (
     re.compile(rf"`(?P<name>[A-Za-z_]+)`(?:, | \(| \|(?: `\w+` \|)? ){NUMBER}(?=[),;|]| \|)"),
     re.compile(rf"{NUMBER} \(`(?P<name>[A-Za-z_]+)`\)"),
 )
-SCALES = {"million": 1e6, "h": 3600}
+SCALES = {"million": 1e6, "MiB": 2**20, "h": 3600}
 
 
 def defaults():
@@ -102,6 +108,19 @@ def corpus():
         ("jobs.md", f"if that has {MOST_RESULT_BYTES // 1024} KiB at most"),
         ("jobs.md", f"Any 2xx within {TRY_S:.0f} s"),
         ("jobs.md", f"{len(WAITS_S) + 1} tries in about {sum(WAITS_S) / 86_400:.0f} days"),
+        ("configuration.md", f"if it comes in some, may have {MAX_AROUND_BYTES // 2**20} MiB"),
+        ("operations.md", f"or {MOST_PAUSE_S:.0f} s if it ran right after another one"),
+        ("operations.md", f"occupies its worker for {REPLY_PATIENCE_S:.0f} s"),
+        ("operations.md", f"at most {MAX_LINES} a second of predictions"),
+        ("operations.md", f"if {USUAL_PATIENCE.resubmit_share:.0%} of its deadline is left"),
+        ("reliability.md", f"less than {USUAL_PATIENCE.resubmit_share:.0%} of the deadline"),
+        ("reliability.md", f"no node is back within {RESTORED_WITHIN_S} s"),
+        ("reliability.md", f"499 after {HALF_CLOSED_S} s"),
+        ("reliability.md", f"gives back what it should not have within {UNSURE_S:.0f} s"),
+        ("security.md", f"wait for {LONGEST_S // 86_400} days"),
+        ("security.md", f"be kept for {KEEP_RANGE_S[1] // 86_400} more"),
+        ("security.md", f"{MAX_WAITING} requests at a time on one connection"),
+        ("security.md", f"outside its body is limited to {MAX_AROUND_BYTES // 2**20} MiB"),
         ("torchserve-compatibility.md", f"at most {MAX_ENTRIES:,} files"),
         ("torchserve-compatibility.md", f"{MAX_UNPACKED_BYTES // 1024**3} GiB unpacked"),
         (
