@@ -28,9 +28,13 @@ def build_wheels(folder: Path, *projects: str) -> list[Path]:
 
 
 def install(folder: Path, *packages: str) -> Path:
-    """Returns the Python of a new environment with these; skips where they cannot be had."""
+    """Returns the Python of an environment with these; skips where they cannot be had.
+
+    It is made if it is not there.
+    """
     python = folder / "bin" / "python"
-    _run([PYTHON, "-m", "venv", str(folder)], "no environment can be made here")
+    if not python.exists():
+        _run([PYTHON, "-m", "venv", str(folder)], "no environment can be made here")
     words = [str(python), "-m", "pip", "install", "--quiet"]
     _run([*words, *packages], "no dependencies can be had here")
     return python

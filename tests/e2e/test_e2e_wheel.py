@@ -133,17 +133,16 @@ def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
 
 
 def test_new_models_pass_their_tests_with_the_wheel_and_its_dependencies_alone(
-    tmp_path: Path,
+    ferry: Path, tmp_path: Path
 ) -> None:
-    # Given an environment that has the wheels, what they depend on, and pytest
-    wheels = build_wheels(tmp_path / "wheels", ".", "packages/client")
-    python = install(tmp_path / "environment", *map(str, wheels), "pytest")
+    # Given
+    python = install(ferry.parents[1], "pytest")
     models = tmp_path / "models"
     models.mkdir()
     # When
     for kind in ("json", "text", "image", "onnx"):
-        ferry = [str(python.with_name("ferry")), "new", f"my_{kind}", f"--{kind}"]
-        subprocess.run(ferry, cwd=models, check=True, capture_output=True)
+        words = [str(ferry), "new", f"my_{kind}", f"--{kind}"]
+        subprocess.run(words, cwd=models, check=True, capture_output=True)
     tested = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=models,
