@@ -1,4 +1,5 @@
-# One door per chore, the same at home and in CI. `make demo` shows it, `make test` proves it.
+# One door per chore, the same at home and in CI: `make help` lists them.
+# The line that begins with ## above a target is its line there.
 
 # Python 3.11 or later; set PYTHON to choose one.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -20,13 +21,18 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean release screenshots topology wheels
+.PHONY: help install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean docs release screenshots topology wheels
 
 # Two at a time would install into one environment at once.
 .NOTPARALLEL:
 
-# What serving needs. The other targets bring what they need besides.
+## Puts what serving needs into .venv. Without a GPU, read CONTRIBUTING.md first.
 install: $(STAMP)
+
+## Shows this list.
+help:
+	@awk '/^## / {line = substr($$0, 4)} /^[a-z-]+:/ && line {sub(/:.*/, ""); \
+	  printf "make %-14s %s\n", $$0, line; line = ""}' $(firstword $(MAKEFILE_LIST))
 
 # pip looks at the version, too, but that of an old Python first fetches every torch there is.
 $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml)
@@ -42,72 +48,85 @@ endif
 	$(BIN)/pip install --quiet -e packages/client -e '.[torch]'
 	@touch $@
 
-# An extra of pyproject.toml, installed once; for tests and types the side packages as well.
+# What a target needs besides: an extra of pyproject.toml; for tests and types the side packages, too.
 WITH := $(VENV)/.with
 $(WITH)-%: $(STAMP)
 	$(BIN)/pip install --quiet $(if $(filter test dev,$*),-e packages/bulk -e packages/moving) -e '.[$*]'
 	@touch $@
 
-# Trains a small network, serves it and asks it. Stays up until Ctrl-C.
+## Trains a small network, serves it and asks it. Stays up until Ctrl-C.
 demo: $(WITH)-demo
 	@$(BIN)/python -m examples.digits.run
 
-# The ordinary promises, on real servers: some six minutes on two cores.
+## Tests the ordinary promises, on real servers: some six minutes on two cores.
 test: $(WITH)-test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not alone and not long"
 	$(BIN)/pytest -m "alone and not long"
 
-# And the rest: every fault, failovers, cut networks, containers, deployment.
+## Runs every test: also faults, failovers, cut networks, containers, deployment.
 test-all: $(WITH)-dev test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "long and not alone"
 	$(BIN)/pytest -m "long and alone"
 
-# The core and the layers, in under a minute.
+## Tests the core and the layers, in under a minute.
 test-fast: $(WITH)-test
 	$(BIN)/pytest -q -n $(JOBS) -m "fast and not slow" \
 	  tests/architecture tests/unit/batching tests/unit/ingress/torchserve
 
-# Every promise under every fault, at length: some 17 minutes. Ends with a table of what was
-# measured, which is also written to benchmarks/results/chaos.json. `make test-all` has the short form.
+# Ends with a table of what was measured, which is also written to benchmarks/results/chaos.json.
+# `make test-all` has the short form.
+## Tests every promise under every fault, at length: some 17 minutes.
 chaos: $(WITH)-test
 	CHAOS_LONG=1 $(BIN)/pytest --reruns 0 tests/chaos tests/network
 
-# Redis behind sentinels and in a cluster: failovers at length, then the tests of the store and of
-# whole servers once more, on clusters of their own: some 12 minutes.
+# Failovers at length, then the tests of the store and of whole servers once more, on clusters of
+# their own.
+## Tests Redis behind sentinels and in a cluster, at length: some 12 minutes.
 topology: $(WITH)-test
 	TOPOLOGY_LONG=1 $(BIN)/pytest --reruns 0 tests/topology
 	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/batching/store tests/e2e
 
-# Switches each safety mechanism off, one at a time, and shows that a test notices.
+## Switches each safety mechanism off, one at a time: a test must notice.
 chaos-mutants: $(WITH)-test
 	$(BIN)/python -m tests.chaos.mutants
 
+## Checks style (ruff), types (mypy --strict) and the links of the site (mkdocs).
 check: $(WITH)-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
 
-# An echo beside TorchServe, in short: half a minute. Needs wrk and Java: benchmarks/README.md.
+# Otherwise the theme tells each time that it has a successor.
+check docs: export NO_MKDOCS_2_WARNING = 1
+
+## Writes docs/reference/ from the code, and the site: open site/index.html.
+docs: $(WITH)-docs
+	$(BIN)/python -m scripts.references
+	$(BIN)/mkdocs build --strict
+
+# benchmarks/README.md says what the benchmarks need.
+## Measures an echo beside TorchServe: half a minute. Needs wrk and Java.
 bench: $(WITH)-bench
 	$(BIN)/python -m benchmarks.compare --workload echo --servers torchserve --short
 
-# The request path beside TorchServe and mosec: some seven minutes on a machine that does nothing else.
-# Writes benchmarks/results/ and the tables of its README.md.
+# On a machine that does nothing else. Writes benchmarks/results/ and the tables of its README.md.
+## Measures the request path beside TorchServe and mosec: some seven minutes.
 bench-compare: $(WITH)-bench
 	$(BIN)/python -m benchmarks.compare
 
-# What batching does for README's model: two minutes. Needs wrk. Writes README's figures and charts.
+## Measures README's model, and writes its figures: two minutes. Needs wrk.
 bench-first: $(WITH)-bench
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.summary
 
-# ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
+## Measures ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
 bench-resnet: $(WITH)-bench
 	$(BIN)/python -m benchmarks.compare --workload resnet
 
-# ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
 #   make bench-gpu BENCH_OPTIONS="--models resnet50"
-# On a machine without a package registry: benchmarks/README.md.
+# Says so where there is no GPU. On a machine without a package registry: benchmarks/README.md.
+## Measures ResNets on a GPU beside their forward alone: some ten minutes.
 BENCH_OPTIONS ?=
 ifeq ($(WHEELS),)
 bench-gpu: $(WITH)-bench
@@ -117,8 +136,9 @@ bench-gpu: $(WHEELS_VENV)/.installed
 	@PYTHONPATH=$(CURDIR) $(WHEELS_VENV)/bin/python -m benchmarks.gpu $(BENCH_OPTIONS)
 endif
 
-# All that the benchmark and the GPU's tests need but torch, torchvision and Pillow, for the Python of
-# another machine. One version of each, so the folder begins empty.
+# For the Python of another machine; it has torch, torchvision and Pillow. One version of each, so
+# the folder begins empty.
+## Fills .wheels for a machine with a GPU and without a package registry.
 WHEELS_PYTHON ?= 3.12
 wheels: install
 	rm -rf .wheels
@@ -136,26 +156,31 @@ $(WHEELS_VENV)/.installed: $(wildcard $(WHEELS)/*.whl)
 	$(PYTHON) -m pip --python $(WHEELS_VENV)/bin/python install --quiet --no-index --no-deps $(WHEELS)/*.whl
 	@touch $@
 
-# sdist and wheel of each distribution, in dist/. Each wheel is tried in empty environments, on every
-# Python from 3.11 on that is here; RELEASE_PYTHONS="python3.12 ..." chooses.
+# In empty environments, on each Python from 3.11 on that is here, or on those that are named:
+#   make release RELEASE_PYTHONS="python3.12 /usr/local/bin/python3.14"
+## Builds the packages into dist/ and tries them: some minutes for each Python.
 RELEASE_PYTHONS ?=
 release: $(WITH)-release $(WITH)-test
-	@$(BIN)/python scripts/release.py $(RELEASE_PYTHONS)
+	@$(BIN)/python -m scripts.release $(RELEASE_PYTHONS)
 
-# How cost grows with workers, nodes and models, and what an idle server costs: some six minutes on a
-# machine that does nothing else. Needs wrk. The worse of both exit codes.
+# And what an idle server costs. On a machine that does nothing else. Needs wrk. The worse of both
+# exit codes.
+## Measures how cost grows with workers, nodes and models: some six minutes.
 bench-scale: $(WITH)-bench
 	@code=0; for name in scaling idle; do $(BIN)/python -m benchmarks.$$name || \
 	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
 
-# The charts and figures of README and docs/performance.md, from benchmarks/results/.
+# Those of docs/performance.md, too.
+## Draws the charts and writes README's figures, from benchmarks/results/.
 charts: $(WITH)-bench
 	$(BIN)/python -m benchmarks.summary
 
-# README's picture of the page, under load. Needs Chromium.
+## Takes the documents' pictures, under load. Needs Chromium and Prometheus.
 screenshots: $(WITH)-test
 	$(BIN)/python -m benchmarks.page_picture
+	$(BIN)/python -m benchmarks.dashboard_picture
 
+## Removes what was installed and built, .venv included.
 clean:
-	rm -rf $(VENV) .demo .bench .wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .demo .bench .wheels site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

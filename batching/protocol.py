@@ -71,7 +71,7 @@ _EMPTY = _encode(b"")
 
 
 def _bytes_header(size: int) -> bytes:
-    """Returns what msgpack writes before so many bytes, more than 255."""
+    """Returns what msgpack writes before this many bytes, which are more than 255."""
     return b"\xc5" + size.to_bytes(2) if size < 2**16 else b"\xc6" + size.to_bytes(4)
 
 

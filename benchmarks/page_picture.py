@@ -1,6 +1,7 @@
 """Takes README's picture of the page, under load: `make screenshots`. Needs Chromium.
 
-Writes docs/images/page.png and page-dark.png.
+Writes docs/images/page.png and page-dark.png. The server and its load are also those of
+`benchmarks.dashboard_picture`.
 """
 
 import contextlib
@@ -40,7 +41,10 @@ TEXTS = (
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Runs a server of the example for the length of a with block; yields its address."""
+    """Runs a server of the example for the length of a with block; yields its address.
+
+    Its metrics are two ports higher.
+    """
     [port] = child.free_ports(1)
     program = str(ROOT / "examples" / f"{MODEL}.py")
     command = [child.ferry_command(), "serve", program, "--port", str(port), "--no-reload"]
@@ -58,18 +62,31 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def is_ready(url: str) -> bool:
-    with contextlib.suppress(requests.ConnectionError):
+    with contextlib.suppress(requests.ConnectionError, requests.Timeout):
         answer = requests.post(f"{url}/predictions/{MODEL}", data=TEXTS[0], timeout=30)
         return answer.ok and requests.get(f"{url}/readyz", timeout=5).ok
     return False
 
 
-def ask(url: str, number: int, is_over: threading.Event) -> None:
+@contextlib.contextmanager
+def under_load(url: str, wave_s: float = 2.5) -> Iterator[None]:
+    """Has clients ask the model for the length of a with block, in waves of this length."""
+    is_over = threading.Event()
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        for number in range(CLIENTS):
+            clients.submit(ask, url, number, wave_s, is_over)
+        try:
+            yield
+        finally:
+            is_over.set()
+
+
+def ask(url: str, number: int, wave_s: float, is_over: threading.Event) -> None:
     """Sends requests one after another, most clients only while a wave is high."""
     with requests.Session() as session:
         session.trust_env = False
         while not is_over.is_set():
-            share = 0.5 + 0.5 * math.sin(time.monotonic() * 2.5)
+            share = 0.5 + 0.5 * math.sin(time.monotonic() * math.tau / wave_s)
             if number < 3 + share * CLIENTS:
                 text = random.choice(TEXTS).encode()
                 session.post(f"{url}/predictions/{MODEL}", data=text, timeout=30)
@@ -82,18 +99,17 @@ def take(page: Page, url: str, path: Path) -> None:
     page.goto(url)
     card = page.locator(".model").first
     card.wait_for()
-    is_over = threading.Event()
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        for number in range(CLIENTS):
-            clients.submit(ask, url, number, is_over)
-        try:
-            time.sleep(LOAD_S)
-            card.get_by_role("button", name="Send", exact=True).click()
-            card.locator(".answer pre").wait_for()
-            page.mouse.move(0, 0)
-            page.screenshot(path=path)
-        finally:
-            is_over.set()
+    with under_load(url):
+        time.sleep(LOAD_S)
+        card.get_by_role("button", name="Send", exact=True).click()
+        card.locator(".answer pre").wait_for()
+        page.mouse.move(0, 0)
+        page.screenshot(path=path)
+    tell_size(path)
+
+
+def tell_size(path: Path) -> None:
+    """Prints the size of a picture; ends the program if it is too large for a document."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise SystemExit(f"{path} has {size} bytes: at most {MAX_BYTES} are wanted")

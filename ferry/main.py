@@ -37,27 +37,27 @@ _COMPARE = "Move and measure"
 
 # The help lists sections and commands in this order.
 COMMANDS = (
-    LazyCommand("serve", "ferry.commands.serve", _SERVE, "A model from its file, at once."),
-    LazyCommand("up", "ferry.commands.roles", _SERVE, "Redis, ingress and one node, here."),
-    LazyCommand("ingress", "ferry.commands.roles", _SERVE, "The HTTP server only."),
-    LazyCommand("node", "ferry.commands.roles", _SERVE, "This machine's workers only."),
+    LazyCommand("serve", "ferry.commands.serve", _SERVE, "Serve a model straight from its file."),
+    LazyCommand("up", "ferry.commands.roles", _SERVE, "Run a whole server here."),
+    LazyCommand("ingress", "ferry.commands.roles", _SERVE, "Run only the HTTP server."),
+    LazyCommand("node", "ferry.commands.roles", _SERVE, "Run only this machine's workers."),
     LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
     LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
-    LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Predictions that are done later."),
-    LazyCommand("status", "ferry.commands.models", _ASK, "Nodes, models, workers and queues."),
-    LazyCommand("new", "ferry.commands.new", _PREPARE, "A model to begin with, and its test."),
+    LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Send predictions now, fetch answers later."),
+    LazyCommand("status", "ferry.commands.models", _ASK, "Show nodes, models, workers and queues."),
+    LazyCommand("new", "ferry.commands.new", _PREPARE, "Write a first model and its test."),
     LazyCommand("archive", "ferry.commands.archive", _PREPARE, "Pack a model for serving."),
     LazyCommand(
         "doctor",
         "ferry.commands.doctor",
         _PREPARE,
-        "What of an archive, or of a TorchServe, will run here.",
+        "Say what of an archive or a TorchServe will run here.",
     ),
-    LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "TorchServe's command line."),
-    LazyCommand("shadow", "", _COMPARE, "Compare two servers' answers."),
-    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "What batching does for a model."),
-    LazyCommand("check", "ferry.commands.check", "", "What a configuration comes to, as JSON."),
-    LazyCommand("container", "ferry.commands.container", "", "The entry point of the image."),
+    LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "Run like torchserve."),
+    LazyCommand("shadow", "", _COMPARE, "Compare the answers of two servers."),
+    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "Measure the gain by batching."),
+    LazyCommand("check", "ferry.commands.check", "", "Judge a configuration, as JSON."),
+    LazyCommand("container", "ferry.commands.container", "", "Start the image `server`."),
 )
 
 
@@ -122,7 +122,7 @@ def main() -> None:
       ferry serve model.py
       curl localhost:8080/predictions/model -d '[1, 2, 3, 4]'
 
-    `ferry COMMAND --help` tells more of each.
+    `ferry COMMAND --help` explains a command.
     """  # noqa: D301 - click's mark of lines that stay as they are
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):

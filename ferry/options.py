@@ -41,7 +41,7 @@ class NumberRange(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no number.", param, ctx)
+            self.fail(f"{value!r} is not a number.", param, ctx)
         return number
 
 
@@ -105,7 +105,7 @@ def settings_from_flags(
         # Only names that are close to a setting's: clients and Kubernetes set other variables.
         alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
         if alike and variable.startswith(ENV_PREFIX):
-            warn(f"{variable} is no setting; did you mean {alike[0]}?")
+            warn(f"{variable} is not a setting; did you mean {alike[0]}?")
     return settings
 
 

@@ -12,7 +12,7 @@ _IN_PAGES = re.compile("^cat > config.properties <<'EOF'\n(.*?)^EOF$", re.MULTIL
 
 # Lines, the row that must change because of them, and words of its text.
 MISTAKES = [
-    ("job_queue_size=many", "start", "job_queue_size='many' is no whole number"),
+    ("job_queue_size=many", "start", "job_queue_size='many' is not a whole number"),
     ('models={"m": 1}', "start", "models: write"),
     ('models={"m": {"1.0": {"batchSize": 0}}}', "model m 1.0", "batch_size must be 1 or more"),
     ("model_snapshot={}{", "model_snapshot", "model_snapshot cannot be understood"),
@@ -25,7 +25,7 @@ MISTAKES = [
     ("management_address=http://0.0.0.0:8081", "ferry up --config", "can run code here"),
     ("inference_address=here", "start", "write http[s]://host:port or unix:/path"),
     ("max_request_size=$$NOT_SET$$", "start", "NOT_SET is not set"),
-    ("service_envelope=xml", "start", "service_envelope='xml' is none of"),
+    ("service_envelope=xml", "start", "service_envelope='xml' is not one of"),
     ("model_store=/nowhere/at/all", "start", "is not a folder: /nowhere/at/all"),
     ("metrics_config=/nowhere/metrics.yaml", "start", "metrics_config: cannot read"),
     ("key_file=/nowhere/key_file.json", "start", "key_file=/nowhere/key_file.json"),

@@ -185,7 +185,7 @@ class ModelSpec:
     async_after_s: int = _parameter(
         0,
         "asyncAfter",
-        "After so long a client is given a job instead of an answer; 0: never.",
+        "After this time a client is given a job instead of an answer; 0: never.",
         rest="async_after",
         lowest=0,
         shown_with="async_after_s",

@@ -89,7 +89,7 @@ def _file_values(properties: Mapping[str, str], environment: Mapping[str, str]) 
         value = _VARIABLE.sub(variable, text)
         if key == "model_control_mode":
             if (mode := value.strip().lower()) not in CONTROL_MODES:
-                raise SettingsError(f"{key}={value!r} is none of: {', '.join(CONTROL_MODES)}")
+                raise SettingsError(f"{key}={value!r} is not one of: {', '.join(CONTROL_MODES)}")
             value = CONTROL_MODES[mode]
         values[it.name] = _torchserve_value(it, key, value)
     return values

@@ -91,14 +91,14 @@ class Setting:
             return self.kind(text.strip())
         except ValueError as error:
             raise SettingsError(
-                f"{source}={text!r} is no {_KINDS[self.kind]}: {self.doc}"
+                f"{source}={text!r} is not a {_KINDS[self.kind]}: {self.doc}"
             ) from error
 
     def check_value(self, value: Any) -> None:
         """Raises SettingsError if the setting cannot have this value."""
         if self.choices and value not in self.choices:
             known = ", ".join(filter(None, self.choices))
-            raise SettingsError(f"{self.key}={value!r} is none of: {known}")
+            raise SettingsError(f"{self.key}={value!r} is not one of: {known}")
         # NaN is out of range, too.
         if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
             bounds = f"from {self.lowest} to {MAX_INTEGER}"

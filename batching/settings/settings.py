@@ -57,7 +57,8 @@ class Settings:
 
     redis_url: str = setting(
         "",
-        "redis://, unix://, redis+sentinel:// or redis+cluster:// URL; `ferry up` has its own",
+        "redis://, unix://, redis+sentinel:// or redis+cluster:// URL; without one, `ferry up` "
+        "starts a Redis of its own",
         variable="REDIS_URL",
         is_common=True,
         is_saved=False,
@@ -70,24 +71,24 @@ class Settings:
         is_saved=False,
     )
     redis_cert_file: Path | None = setting(
-        None, "PEM file of our certificate for Redis", is_saved=False
+        None, "PEM file of the certificate to show to Redis", is_saved=False
     )
     redis_key_file: Path | None = setting(
         None, "PEM file of that certificate's key", is_saved=False
     )
     redis_append_only: bool = setting(
         False,
-        "turn Redis' append-only file on at the first job, as `ferry up` has its own do",
+        "turn on Redis' append-only file at the first job, as `ferry up` does with its own Redis",
         is_saved=False,
     )
     inference_address: str = torchserve_setting(
-        "http://127.0.0.1:8080", "predictions listener", section="Addresses and TLS"
+        "http://127.0.0.1:8080", "address for predictions", section="Addresses and TLS"
     )
-    management_address: str = torchserve_setting("http://127.0.0.1:8081", "management listener")
-    metrics_address: str = torchserve_setting("http://127.0.0.1:8082", "metrics listener")
+    management_address: str = torchserve_setting("http://127.0.0.1:8081", "address for management")
+    metrics_address: str = torchserve_setting("http://127.0.0.1:8082", "address for metrics")
     path_aliases: str = setting(
         "",
-        "comma list of /path=/route: further paths of routes, as a platform may choose them",
+        "comma list of /path=/route: more paths for routes, as a platform may need them",
         check=path_aliases,
     )
     trusted_proxies: str = setting(
@@ -141,7 +142,7 @@ class Settings:
     job_timeout_s: float = setting(86_400.0, "seconds from a job's submit to its deadline")
     job_result_ttl_s: float = setting(86_400.0, "seconds a finished job and its result are kept")
     default_workers_per_model: int = torchserve_setting(
-        0, "workers per node of a model at registration", section="Workers and timeouts"
+        0, "workers that a new model gets on each node", section="Workers and timeouts"
     )
     default_response_timeout_s: int = torchserve_setting(120, "seconds a batch may run", lowest=1)
     default_startup_timeout_s: int = torchserve_setting(120, "seconds a worker may load", lowest=1)
@@ -154,7 +155,7 @@ class Settings:
     max_response_size_bytes: int = torchserve_setting(
         6_553_500, "largest answer of a handler", lowest=1
     )
-    max_form_parts: int = setting(1000, "parts, or fields, that a form may have", lowest=1)
+    max_form_parts: int = setting(1000, "parts or fields that a form may have", lowest=1)
     max_header_size_bytes: int = setting(
         65_536, "largest request line with all headers", lowest=1024
     )
@@ -163,7 +164,7 @@ class Settings:
     )
     body_timeout_s: float = setting(60.0, "seconds a request's body may take to arrive", lowest=1)
     unread_timeout_s: float = setting(
-        30.0, "seconds a client may take in nothing of its answer", lowest=1
+        30.0, "seconds for which a client may read nothing of its answer", lowest=1
     )
     number_of_gpu: int = torchserve_setting(
         -1, "GPUs a node may use; -1: all", section="Devices and handlers", lowest=-1
@@ -179,16 +180,16 @@ class Settings:
     )
     shared_memory_dir: Path = setting(
         Path("/dev/shm"),  # noqa: S108
-        "folder in memory, by which ingresses give workers of the same host large bodies",
+        "folder in memory, through which ingresses pass large bodies to workers of the same host",
         is_saved=False,
     )
     shared_memory_bytes: int = setting(
-        134_217_728, "how much of it an ingress process may take; 0: Redis carries all bodies"
+        134_217_728, "bytes of it for each ingress process and worker; 0: Redis carries all bodies"
     )
     max_image_pixels: int = setting(64_000_000, "larger images are refused; 0: no limit")
     acceleration: str = setting(
         "on",
-        "off: the built-in image handlers run models as they came, without what is faster",
+        "off: the built-in image handlers do not make models faster",
         choices=("on", "off"),
     )
     spare_memory_bytes: int = setting(
@@ -212,7 +213,7 @@ class Settings:
         False, "show metrics of handlers that metrics_config does not list"
     )
     unregister_model_timeout_s: int = torchserve_setting(
-        120, "seconds for a model's workers to go", section="Management and tokens", lowest=1
+        120, "seconds for a model's workers to end", section="Management and tokens", lowest=1
     )
     enable_model_api: bool = torchserve_setting(True, "register and unregister models over HTTP")
     allow_open_management: bool = setting(
@@ -253,14 +254,14 @@ class Settings:
     )
     metrics_mode: str = torchserve_setting(
         "prometheus",
-        "prometheus: all in /metrics; legacy: three; log: none, but log lines",
+        "prometheus: all metrics in /metrics; legacy: three of them; log: only in the log",
         choices=("log", "prometheus", "legacy"),
     )
     disable_system_metrics: bool = torchserve_setting(
         False, "do not measure CPU, memory, disk and GPUs"
     )
     metric_time_interval_s: int = torchserve_setting(
-        60, "seconds between two looks at CPU, memory, disk, GPUs", ts_variable="", lowest=1
+        60, "seconds between measurements of CPU, memory, disk, GPUs", ts_variable="", lowest=1
     )
     page: str = setting(
         "loopback",
@@ -304,18 +305,18 @@ class Settings:
         None, "PEM file of the authority behind receivers; default: the system's"
     )
     drain_timeout_s: float = setting(
-        8.0, "seconds for a clean exit", section="Stopping and probes", is_saved=False
+        8.0, "seconds that a stop may take", section="Stopping and probes", is_saved=False
     )
     drain_delay_s: float = setting(
         0.0, "seconds an ingress goes on accepting after readiness is false; 5 behind a balancer"
     )
-    dead_after_s: float = setting(3.0, "seconds until a silent node is dead", lowest=2)
+    dead_after_s: float = setting(3.0, "seconds after which a silent node counts as dead", lowest=2)
     probe_dir: Path | None = setting(
         None, "folder where a node keeps the files alive and ready, for probes"
     )
     log_level: str = setting(
         "info",
-        "least level that is logged",
+        "lowest level that is logged",
         section="Metrics and logs",
         choices=("debug", "info", "warning", "error", "critical"),
     )

@@ -81,7 +81,7 @@ BETTER: Mapping[str, str] = {
     "`logs` and `lost+found`, and logs it, unless `default_service_handler` is set; a folder "
     "that is named by its path may be outside of the model store; further nodes need that folder "
     "and this setting, too",
-    "model_snapshot": "restored into an empty registry only",
+    "model_snapshot": "restored only where nothing is registered yet",
     "default_workers_per_model": "0 means one at startup, not one per core",
     "max_response_size": "only the answer that is too large is refused; the worker keeps running",
     "limit_max_image_pixels": "the limit is a number, `max_image_pixels`, and holds in every "

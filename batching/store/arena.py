@@ -146,20 +146,20 @@ class Arena:
 
     def hold(self, body: Body) -> tuple[memoryview, bytes] | None:
         """Returns the body in a slot, which ends with the view, and the place for `ArenaReader`."""
-        slot: Any = body.obj if isinstance(body, memoryview) else None
-        taken, _, size_bytes, place = getattr(slot, "known", _NOTHING)
-        if taken is self._taken and size_bytes == len(body):
-            return memoryview(body), place
+        if isinstance(body, memoryview):
+            taken, _, size_bytes, place = getattr(body.obj, "known", _NOTHING)
+            if taken is self._taken and size_bytes == len(body):
+                return body, place
         if (room := self.room(len(body))) is None:
             return None
         room[:] = body
-        slot = room.obj
+        slot: Any = room.obj
         return room, slot.known[-1]
 
 
 @cache
 def _slot_type(count: int) -> Any:
-    """Returns a type of buffers of so many units, each free again when nothing refers to it.
+    """Returns the type of slots with this many units. One is free when nothing refers to it.
 
     A view of a part of one keeps it, whoever has that view: a transport that still sends it, say.
     """
@@ -173,7 +173,7 @@ def _slot_type(count: int) -> Any:
 
 
 def _stamp(generation: int, count: int) -> bytes:
-    """Returns what the table says of so many units of one generation."""
+    """Returns the table's entries for this many units of one generation."""
     return generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
 
 

@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 SUBMIT_AT_ONCE = 256
 MOST_IN_LOG = 8
 CANCEL_AT_ONCE = 256
-# No claim gets a request that was given up 0.3 s before, after an outage either.
+# No claim gets a request that was given up more than 0.3 s before, not even after an outage.
 CANCEL_AGAIN_S = 0.2
-# Many deadlines that pass one after the other cost one look in this time.
+# Deadlines that pass within this time share one look.
 LOOK_AGAIN_S = 0.01
 LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
@@ -256,7 +256,8 @@ class Channel:
         wire, self._has_large_bodies = request.wire, True
         if self._shares_memory and (held := self._memory.arena.hold(wire.body)) is not None:
             body, place = held
-            request.wire = wire._replace(body=body)
+            if body is not wire.body:  # it came in another place
+                request.wire = wire._replace(body=body)
             self._memory.requests["arena"] += 1
             return Wire(b"@" + place + wire.without_body())
         self._memory.requests["redis"] += 1

@@ -37,7 +37,7 @@ from batching.store.held_connections import (
 AnyClient = TypeVar("AnyClient", Client, AsyncClient)
 
 COMMAND_TIMEOUT_S = 5.0
-# A blocking pop returns at least so often. Its caller then notices within a second that something
+# A blocking pop returns at least this often. Its caller then notices within a second that something
 # was lost, or that the server is elsewhere (Redis' timeouts are up to 100 ms late).
 BLOCK_S = 0.6
 # An idle worker may block for longer, as its node's beats make up for lost wakeups. Not much

@@ -185,7 +185,7 @@ class HeldConnection:
         self.is_interrupted = False
 
     def exchange(self, buffers: Sequence[Buffer], count: int, **options: bool) -> list[Any]:
-        """Returns the answers to so many packed commands, ResponseErrors among them.
+        """Returns the answers to this many packed commands, ResponseErrors among them.
 
         The buffers are sent as they are, without a copy.
         """
@@ -327,7 +327,7 @@ class _Exchange:
     async def call(
         self, buffers: Sequence[Buffer], count: int, timeout_s: float | None
     ) -> list[Any]:
-        """Returns so many answers to the commands in these buffers, errors among them.
+        """Returns this many answers to the commands in these buffers, errors among them.
 
         Raises:
             RedisError: the answers have not come; the commands may have been carried out.
@@ -473,7 +473,7 @@ class AsyncHeldConnection:
         self._line: ParsedExchange | StringExchange | None = None
 
     async def exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
-        """Returns the answers to so many packed commands, errors among them.
+        """Returns the answers to this many packed commands, errors among them.
 
         The buffers are sent as they are, in one write, and carried out in this order.
         """

@@ -31,7 +31,7 @@ UNWELCOME = (redis.AuthenticationError, redis.exceptions.AuthorizationError, FOR
 # Redis is there, and says why it does not do as it is asked.
 REFUSALS = (REFUSED, NotHere)
 
-# A failure so soon after an outage is not news: Redis may come and go for a while.
+# A failure this soon after an outage is not news: Redis may come and go for a while.
 AGAIN_S = 5.0
 
 

@@ -54,7 +54,7 @@ MAX_FIELDS = 2000
 RECORD_AT_ONCE = 500
 _field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 
-# Of one answer, as much may wait for a slow client in Redis: a MiB.
+# At most this much of one answer waits in Redis for a slow client: a MiB in all.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
 

@@ -59,7 +59,7 @@ class _Command(click.Command):
         return super().parse_args(context, shortened)
 
 
-@click.command(cls=_Command, context_settings={"show_default": True})
+@click.command(cls=_Command)
 @click.argument("target", default="")
 @click.option(
     "--model-name",
@@ -91,14 +91,14 @@ class _Command(click.Command):
 @click.option(
     "--extra-files",
     default="",
-    help="More files, separated by commas; wildcards work; of a folder its content is packed.",
+    help="More files, separated by commas. Wildcards work; a folder stands for its content.",
 )
 @click.option("--runtime", type=click.Choice(["python", "python3"]), default="python")
 @click.option(
     "--export-path",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    help="Folder for the archive.",
+    help="Folder for the archive.  [default: .]",
 )
 @click.option(
     "--archive-format",
@@ -115,7 +115,7 @@ def archive(
     """Pack a model for serving: code, weights and extra files in one archive.
 
     TARGET is what `ferry serve` takes: FILE.py[:NAME], .onnx, .pt2, .pt or hf:NAME. Without it,
-    torch-model-archiver's flags make its archives.
+    give the flags of torch-model-archiver.
     """
     with tempfile.TemporaryDirectory(prefix="ferry-archive-") as folder:
         for recipe in _recipes(target, options, Path(folder)):

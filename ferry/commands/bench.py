@@ -100,7 +100,7 @@ def bench(  # noqa: PLR0917 - click passes all of them by name
 ) -> None:
     """Register ARCHIVE with each batch size in turn, send requests, and compare.
 
-    The requests are Python's own, some thousands a second at most; wrk and oha send more.
+    This sends some thousands of requests a second at most; wrk and oha send more.
 
     With tokens on, FERRY_TOKEN is the management key, FERRY_INFERENCE_TOKEN the inference key.
     """

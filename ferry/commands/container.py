@@ -255,4 +255,4 @@ def _number(environment: Variables, name: str) -> int:
     try:
         return int(environment[name])
     except ValueError as error:
-        raise SettingsError(f"{name}={environment[name]!r} is no whole number") from error
+        raise SettingsError(f"{name}={environment[name]!r} is not a whole number") from error

@@ -43,18 +43,17 @@ class CannotExamine(click.ClickException):
 @json_option
 @click.pass_context
 def doctor(context: click.Context, target: str, config: Path | None, as_json: bool) -> None:
-    """Examine a model archive, the TorchServe that you have, or a Redis: what will do, what not.
+    """Examine a model archive, a TorchServe or a Redis, and say what must change.
 
-    TARGET is an archive (a file or a folder), of which nothing is executed, or the URL of a Redis,
-    redis://HOST:6379: whether it keeps jobs, and drops nothing.
+    TARGET is an archive (a file or a folder), whose code is not run, or the URL of a Redis, such as
+    redis://HOST:6379, which should keep jobs and drop nothing.
 
-    With the package torchferry-moving it is also a TorchServe: its config.properties (.properties,
-    or a snapshot, .cfg), a compose file (.yml, .yaml), or the URL of its management API, such as
-    http://localhost:8081, to which FERRY_TOKEN is the key. A config.properties is judged for two
-    commands, `ferry torchserve --ts-config` and `ferry up --config`, on this machine: `starts`, or
-    why not.
+    With torchferry-moving it may be a TorchServe: its config.properties (.properties, or a
+    snapshot, .cfg), a compose file (.yml, .yaml), or the URL of its management API, such as
+    http://localhost:8081, with the key in FERRY_TOKEN. For a config.properties it says whether
+    `ferry torchserve --ts-config` and `ferry up --config` would start with it on this machine.
 
-    Exit status: 0 it can run as it is, 1 something must change, 2 TARGET cannot be read.
+    Exit status: 0 nothing must change, 1 something must change, 2 TARGET cannot be read.
     """
     path = Path(target)
     if target.startswith(_REDIS):

@@ -50,7 +50,7 @@ id_argument = click.argument("job_id", metavar="ID")
 
 @click.group()
 def jobs() -> None:
-    """Have predictions done later: submit, list, show, cancel and retry them."""
+    """Submit predictions as jobs, fetch their answers later, and list, cancel or retry them."""
 
 
 @jobs.command()
@@ -75,7 +75,7 @@ def jobs() -> None:
     "--content-type",
     default="",
     callback=check_header_value,
-    help="Of all files. Default: guessed from each file's name.",
+    help="Content type of all files. Default: guessed from each file's name.",
 )
 @click.option("--priority", type=click.Choice(["normal", "high"]), help="Default: normal.")
 @click.option(
@@ -138,7 +138,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
 @jobs.command(name="list")
 @click.option("--model", default="", help="Only jobs of this model.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only jobs in this status.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, help="At most. [default: 100]")
 @management_option
 @json_option
 def list_jobs(
@@ -160,7 +160,7 @@ def list_jobs(
 @inference_option
 @json_option
 def show(job_id: str, inference_url: str, as_json: bool) -> None:
-    """Show the job ID."""
+    """Show what the server knows of the job ID."""
     job = _call(inference_url, "GET", job_id)
     if as_json:
         click.echo(json.dumps(job, indent=2))
@@ -175,7 +175,7 @@ def show(job_id: str, inference_url: str, as_json: bool) -> None:
 
 @jobs.command()
 @id_argument
-@click.option("--wait", is_flag=True, help="Wait until there is one.")
+@click.option("--wait", is_flag=True, help="Wait until there is a result.")
 @click.option(
     "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write it here."
 )
@@ -210,7 +210,7 @@ def cancel(job_id: str, inference_url: str, as_json: bool) -> None:
 @management_option
 @json_option
 def retry(job_id: str, management_url: str, as_json: bool) -> None:
-    """Let the job ID, which failed, expired or was cancelled, wait again."""
+    """Queue the job ID again after it failed, expired or was cancelled."""
     _print_status(_call(management_url, "POST", job_id, "retry"), as_json)
 
 
@@ -299,7 +299,9 @@ def without_result(files: Iterable[Path], folder: Path) -> list[Path]:
         )
     twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
     if twice:
-        raise click.ClickException(f"several files are called {twice[0]}, and so would be results")
+        raise click.ClickException(
+            f"several files are called {twice[0]}, and so would their results"
+        )
     written = {path.stem for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)}
     return [file for file in files if file.name not in written]
 

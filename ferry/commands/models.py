@@ -66,10 +66,10 @@ def register(
     as_json: bool,
     **parameters: Any,
 ) -> None:
-    """Register the archive URL: a file in the model store, or an https address.
+    """Register an archive: URL is a file in the model store, or an https address.
 
-    Unless the archive or an option says otherwise, it gets one worker, and batches of up to 8
-    under the adaptive policy.
+    Unless the archive or an option says otherwise, the model gets one worker on each node, batches
+    of up to 8 requests, and the batch policy `adaptive`.
     """
     query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
     interrupted = f"The server goes on registering {url}: `ferry models list` shows it."
@@ -103,7 +103,7 @@ def _next_step(api: Api, registered: re.Match[str], management_url: str, inferen
 @models.command()
 @click.argument("model")
 @click.option("--min-worker", type=int, required=True, help="Workers per node.")
-@click.option("--max-worker", type=int, help="Default: the same as --min-worker.")
+@click.option("--max-worker", type=int, help="At most, per node. Default: --min-worker.")
 @version_option
 @wait_option
 @management_option
@@ -171,7 +171,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
 @management_option
 @json_option
 def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
-    """Let requests for MODEL without a version go to VERSION."""
+    """Send requests for MODEL that name no version to VERSION."""
     _print_status(_called(management_url, "PUT", model, version, "set-default"), as_json)
 
 
@@ -182,7 +182,7 @@ def set_default(model: str, version: str, management_url: str, as_json: bool) ->
 def status(management_url: str, inference_url: str, as_json: bool) -> None:
     """Show whether the server is ready, its nodes, models, workers and queues.
 
-    Exit status 0 also of a server that is not ready: scripts look at `ready` of --json, or ask
+    The exit status is 0 even if the server is not ready: scripts look at `ready` of --json, or ask
     /readyz.
     """
     with Api(inference_url, answer_timeout_s=10) as inference:

@@ -48,7 +48,7 @@ class FileAnswer(NamedTuple):
     "--content-type",
     default="",
     callback=check_header_value,
-    help="Of all files. Default: guessed from each file's name.",
+    help="Content type of all files. Default: guessed from each file's name.",
 )
 @inference_option
 @json_option

@@ -175,8 +175,8 @@ def read_target(text: str) -> list[ServedTarget]:
     if path.is_dir() or path.name.endswith((".mar", ".tar.gz", ".tgz")):
         return [ServedTarget(name_of_archive(path.name), "", path, is_archive=True)]
     raise TargetError(
-        f"{_shown(path)} is no target: FILE.py, FILE.py:NAME, .onnx, .pt2, .pt (TorchScript), "
-        ".mar, a folder of an archive, or hf:NAME"
+        f"{_shown(path)} cannot be served. These can: FILE.py, FILE.py:NAME, .onnx, .pt2, "
+        ".pt (TorchScript), .mar, a folder of an archive, or hf:NAME"
     )
 
 
@@ -204,7 +204,7 @@ def _in_python(path: Path, label: str) -> list[ServedTarget]:
     chosen = [target for target in served if label in ("", target.label)]
     if not chosen:
         labels = ", ".join(target.label for target in served)
-        raise TargetError(f"{_shown(path)} serves no {label!r}; there is: {labels}")
+        raise TargetError(f"{_shown(path)} has no model {label!r}; it has: {labels}")
     return chosen
 
 
@@ -294,7 +294,7 @@ class _FileReader:
                     settings[name] = self._value(name, expression)
             elif not name.startswith("_"):
                 for nearest in difflib.get_close_matches(name, names, 1, likeness):
-                    complaint = f"{name} is no setting; did you mean {nearest}?"
+                    complaint = f"{name} is not a setting; did you mean {nearest}?"
                     raise self._error(expression, complaint)
         return settings
 
@@ -330,7 +330,7 @@ class _FileReader:
         for text, pattern in ((name, NAME_PATTERN), (version, VERSION_PATTERN)):
             if not pattern.fullmatch(text):
                 raise TargetError(
-                    f"{_shown(self._path)}: {text!r} can be no name or version of a model: use "
+                    f"{_shown(self._path)}: {text!r} cannot be the name or version of a model: use "
                     "letters, digits, '.', '_' and '-', beginning with a letter, digit or '_'"
                 )
         settings = {SETTINGS[key].word: value for key, value in values.items() if key in SETTINGS}

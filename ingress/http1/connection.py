@@ -73,7 +73,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
         self._unsent: list[Body] = []
-        self._body: _WholeBody | None = None  # the last one's, which is read in place
+        self._body: _WholeBody | None = None  # that of the last request, while it is read
         self._is_paused = False
         self._is_last = False  # no further request is read
         self._is_behind = False  # the client reads too slowly; the next request waits

@@ -14,10 +14,10 @@ Content = bytes | bytearray
 MakeRoom = Callable[[int], memoryview | None]
 Body = bytes | memoryview
 
-# So much of a body is kept until the application asks for it; then its client waits.
+# This much of a body is kept before the application asks for it; then its client has to wait.
 AHEAD_BYTES = 256 * 1024
 
-# At most so much of a refused body is read, with no longer pauses.
+# A refused body is read up to this size, as long as its client's pauses are shorter than this.
 _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_PAUSE_S = 0.25
 

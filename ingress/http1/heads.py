@@ -18,7 +18,7 @@ import httptools
 
 from ingress.http1.exchange import Exchange, Header, HttpAnswer
 
-# As which a shorter header counts, or a head of little ones would be ten thousands.
+# A shorter header counts as this many: a head could have ten thousands of small ones otherwise.
 LEAST_HEADER_BYTES = 64
 # The lines between chunks, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
@@ -188,7 +188,7 @@ class RequestParser:
         )
 
 
-# Few names and targets come again and again. Of those that a hostile client sends, so many fit.
+# Few names and targets come again and again; of a hostile client's, only this many are kept.
 @lru_cache(maxsize=256)
 def _spellings(name: bytes) -> tuple[str, str]:
     spelled = name.decode("latin-1")

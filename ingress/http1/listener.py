@@ -30,7 +30,7 @@ UNSENT_BYTES = 64 * 1024
 # What is read at once. The rest of a body that has more goes to a place of its own.
 _READ_BYTES = 16 * 1024
 
-# Of the files that the process may open; the lowest free number is given first.
+# The server warns when this few files can still be opened. A new one gets the lowest free number.
 _SPARE_FILES = 16
 
 _ONE_HOST = "Send one Host header with each request, such as `Host: example.com`."

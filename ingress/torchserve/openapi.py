@@ -88,9 +88,9 @@ def _whole() -> dict[str, Any]:
     for parameter in PARAMETERS:
         schema = _TYPES[parameter.kind]
         if parameter.rest:
-            register["parameters"].append(
-                {"in": "query", "name": parameter.rest, "required": False, "schema": schema}
-            )
+            entry = {"in": "query", "name": parameter.rest, "required": False, "schema": schema}
+            about = f"{parameter.doc} In {parameter.unit}." if parameter.unit else parameter.doc
+            register["parameters"].append(entry | {"description": about})
         if parameter.is_described:
             described[parameter.word] = schema
     return document

@@ -11,11 +11,11 @@ NAMED_AFTER = re.compile(r"def (test(?:_[fb]\d\d)+)_")
 
 
 def rows(letter: str) -> dict[int, str]:
-    """Row number -> the line of its table; `F4, F5` is a line of two rows."""
+    """Row number -> the line of its table, which begins with a comment: `<!--F15, F17-->`."""
     document, _ = TABLES[letter]
     found: dict[int, str] = {}
     for line in document.read_text(encoding="utf-8").splitlines():
-        head = line.split("|")[1] if line.startswith("|") and line.count("|") > 3 else ""
+        head = line.partition("-->")[0] if line.startswith("| <!--") else ""
         for number in re.findall(rf"\b{letter}(\d+)\b", head):
             found.setdefault(int(number), line)
     return found

@@ -348,8 +348,8 @@ MUTANTS = (
     Mutant(
         "shared memory is a body's for as long as it is needed",
         "batching/store/arena.py",
-        "        slot = room.obj\n",
-        "        slot = room.obj\n"
+        "        slot: Any = room.obj\n",
+        "        slot: Any = room.obj\n"
         "        self._taken[slot.units] = bytes(len(self._taken[slot.units]))\n",
         f"{GENERATIONS}::test_slot_is_its_bodys_until_nobody_needs_it",
     ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from batching.settings.settings import Settings
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
@@ -214,10 +215,10 @@ def test_f34_clients_that_hardly_read_slow_no_other_client_down(
             # Then no other client waits longer
             beside_s = percentile(latencies(crowd, "f34", 100, "beside"), 0.9)
 
-            # And, in the long form: who takes nothing in for a minute is closed
+            # And, in the long form: who takes nothing in for `unread_timeout` is closed
             if is_long():
                 began = time.monotonic()
-                eventually(lambda: open_connections(rig) == 0, 75)
+                eventually(lambda: open_connections(rig) == 0, Settings().unread_timeout_s + 15)
                 took_s = time.monotonic() - began
                 record_promise("F34 closed", f"{took_s:.0f} s")
         record_promise("F34 others", f"{usual_s * 1000:.1f} -> {beside_s * 1000:.1f} ms")

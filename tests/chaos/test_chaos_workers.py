@@ -117,6 +117,21 @@ def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(
         model.check(crowd)
 
 
+def test_f04_poison_in_a_batch_that_fails_runs_three_times(rig: Rig, crowd: Crowd) -> None:
+    options = {"batch_size": 2, "max_batch_delay": TIME_TO_FILL_MS}
+    with rig.serve("f04c", **options) as model:
+        # When a batch fails as a whole, and one of its requests kills the worker that runs it alone
+        crowd.send("f04c", ["raise value|first"])
+        eventually(lambda: model.open_requests() == 1, 10)
+        crowd.send("f04c", ["segfault|second"])
+        statuses = {one.body: one.status for one in crowd.wait()}
+
+        # Then one more worker tries it, and no third one
+        assert statuses == {"raise value|first": 503, "segfault|second": 500}
+        assert model.calls()[0].bodies == ["raise value|first", "segfault|second"]
+        assert model.bodies().count("segfault|second") == 3
+
+
 @pytest.mark.parametrize("poison", ["hog|too much", "killed|as by the kernel"])
 def test_f06_request_that_runs_out_of_memory_fails_alone(
     rig: Rig, crowd: Crowd, record_promise, poison: str

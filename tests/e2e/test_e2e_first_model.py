@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.ferry_process import FERRY, FerryProcess
 from tests.e2e.photos import photos
-from tests.e2e.tiny_sentiment import put_in_cache
+from tests.e2e.tiny_models import put_in_cache
 from tests.ports import free_ports
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-model.md"
@@ -28,7 +28,7 @@ def test_page_runs_as_pasted(tmp_path):
     for name, program in zip(names, programs, strict=True):
         (tmp_path / name).write_text(program)
     (tmp_path / "photo.jpg").write_bytes(photos(1)[0])
-    put_in_cache(tmp_path / "cache")
+    put_in_cache(tmp_path / "cache", "sentiment")
     environment = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     port = free_ports(3)
     # When they are served

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import shutil
 import subprocess
 import threading
 
@@ -10,18 +9,13 @@ import pytest
 import requests
 from PIL import Image
 
+from tests.browser import CHROMIUM, FLAGS
 from tests.e2e.python_archives import make_python_model
 from tests.support import eventually
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 playwright = pytest.importorskip("playwright.sync_api")
 
-CHROMIUM = shutil.which("chromium")
-# No sandbox: root runs these tests. The rest keeps Chromium from asking its maker's hosts.
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 SENTIMENT = f'''

@@ -54,7 +54,7 @@ RETRY_S = 0.1
 # For what a handler has the interpreter do at its end, and for giving a device's memory back.
 END_S = 3.0
 REPLY_PATIENCE_S = 30.0
-# For so long after an error, a claim that was given up may still arrive: a network that was cut, or
+# For this long after an error, a claim that was given up may arrive late: a network was cut, or
 # a proxy in it, delivers late.
 UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0

@@ -67,16 +67,16 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ferry-bulk", description="OpenAI's files and batches beside a torchferry server."
+        prog="ferry-bulk", description="Runs files of inputs on a torchferry server."
     )
     for name, kind, default, about in (
-        ("--folder", Path, None, "where files and batches are; required"),
+        ("--folder", Path, None, "folder of files and batches; required"),
         ("--server", str, "http://127.0.0.1:8080", "URL of the server's predictions"),
         ("--listen", str, "127.0.0.1:8083", "HOST:PORT for clients"),
-        ("--token-file", Path, None, "has the server's inference token; else FERRY_TOKEN"),
-        ("--require-token-file", Path, None, "has the clients' token; else FERRY_BULK_TOKEN"),
-        ("--in-flight", _positive, 128, "lines of a batch that are with the server at a time"),
-        ("--max-file-size", _positive, 10**9, "of an upload, in bytes"),
+        ("--token-file", Path, None, "file of the server's inference token; else FERRY_TOKEN"),
+        ("--require-token-file", Path, None, "file of the clients' token; else FERRY_BULK_TOKEN"),
+        ("--in-flight", _positive, 128, "lines of a batch at the server at once"),
+        ("--max-file-size", _positive, 10**9, "largest upload, in bytes"),
     ):
         text = f"{about} [default: {default}]" if default else about
         parser.add_argument(

@@ -10,9 +10,7 @@ from typing import Any
 import yaml
 
 from ferry_moving.server_check import (
-    CHANGE,
-    NOTE,
-    SAME,
+    Effect,
     PartRow,
     UnreadableTarget,
     configuration_rows,
@@ -23,7 +21,6 @@ from ferry_moving.server_check import (
 _CONFIG = "/home/model-server/config.properties"
 _CONFIG_VARIABLE = "TS_CONFIG_FILE"
 _COMMAND = "torchserve"
-_SERVE = "serve"
 _GRPC_PORTS = frozenset({"7070", "7071"})
 _NO_GRPC = "there is no gRPC: its clients have to use HTTP, which streams answers, too"
 _AFTER_COMMAND = frozenset({"&&", "||", ";", "|", "&"})
@@ -90,37 +87,35 @@ def _split(script: str) -> list[str]:
 
 
 def _service_rows(folder: Path, service: Service, flags: Mapping[str, str]) -> Iterator[PartRow]:
-    yield PartRow("image", CHANGE, f"{_scalar(service.get('image')) or 'built here'}: {_IMAGE}")
+    image = _scalar(service.get("image")) or "built here"
+    yield PartRow("image", Effect.CHANGE, f"{image}: {_IMAGE}")
     command = _words(service)
     arguments = _arguments(command)
     if arguments is not None:
         yield from _flag_rows(arguments, flags)
-    elif command in ([], [_SERVE]):
-        yield PartRow("command", SAME, "starts with the image's own configuration")
+    elif command in ([], ["serve"]):
+        yield PartRow("command", Effect.SAME, "starts with the image's own configuration")
     else:
-        yield PartRow("command", NOTE, f"{command[0]} is not known, and has to be there")
+        yield PartRow("command", Effect.NOTE, f"{command[0]} is not known, and has to be there")
     for port in _list(service.get("ports")):
         target = _scalar(port.get("target") if isinstance(port, dict) else port)
         inner = target.rpartition(":")[2]
         is_grpc = inner.partition("/")[0] in _GRPC_PORTS
-        effect, text = (CHANGE, f"{inner}: {_NO_GRPC}") if is_grpc else (SAME, inner)
+        effect, text = (Effect.CHANGE, f"{inner}: {_NO_GRPC}") if is_grpc else (Effect.SAME, inner)
         yield PartRow("ports", effect, text)
     mounts = list(_mounts(service))
     for source, target in mounts:
-        yield PartRow("volumes", SAME, f"{source} at {target}")
+        yield PartRow("volumes", Effect.SAME, f"{source} at {target}")
     variables = _variables(service)
-    named = (
-        variables.get(_CONFIG_VARIABLE)
-        or dict(itertools.pairwise(arguments or [])).get("--ts-config")
-        or _CONFIG
-    )
+    by_flag = dict(itertools.pairwise(arguments or [])).get("--ts-config")
+    named = variables.get(_CONFIG_VARIABLE) or by_flag or _CONFIG
     config = _file_of(folder, mounts, PurePosixPath(named))
     if _CONFIG_VARIABLE in variables:
-        yield PartRow(_CONFIG_VARIABLE, SAME, "names the configuration file")
+        yield PartRow(_CONFIG_VARIABLE, Effect.SAME, "names the configuration file")
         variables.pop(_CONFIG_VARIABLE)
     if config is None and named != _CONFIG:
         remedy = f"{named} is not among the volumes: give it to ferry doctor, too"
-        yield PartRow("config", NOTE, remedy)
+        yield PartRow("config", Effect.NOTE, remedy)
     if config is not None or variables:
         yield from configuration_rows(config, variables)
 
@@ -140,10 +135,10 @@ def _arguments(words: list[str]) -> list[str] | None:
 def _flag_rows(arguments: list[str], flags: Mapping[str, str]) -> Iterator[PartRow]:
     for flag in (word for word in arguments if word.startswith("-")):
         if flag not in flags:
-            yield PartRow(flag, CHANGE, "TorchServe 0.12 has no such flag, leave it out")
+            yield PartRow(flag, Effect.CHANGE, "TorchServe 0.12 has no such flag, leave it out")
         else:
             is_unused = flags[flag].startswith("No effect")
-            yield PartRow(flag, NOTE if is_unused else SAME, flags[flag])
+            yield PartRow(flag, Effect.NOTE if is_unused else Effect.SAME, flags[flag])
 
 
 def _variables(service: Service) -> dict[str, str | None]:

@@ -1,10 +1,10 @@
 """`ferry doctor CONFIG`: says what must change in a TorchServe, row by row."""
 
 import contextlib
-import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,16 +19,9 @@ from ferry_client.calls import Call
 from ferry_client.connection import Endpoint, Sender
 from ferry_client.errors import error_of
 from ferry_moving.compose_file import compose_rows
-from ferry_moving.server_check import (
-    CHANGE,
-    NOTE,
-    SAME,
-    PartRow,
-    UnreadableTarget,
-    configuration_rows,
-)
+from ferry_moving.server_check import Effect, PartRow, UnreadableTarget, configuration_rows
 
-_STYLES = {NOTE: "yellow", CHANGE: "red"}
+_STYLES: dict[str, str] = {Effect.NOTE: "yellow", Effect.CHANGE: "red"}
 _COMPOSE = (".yml", ".yaml")
 _MOST_PAGES = 1000
 _KNOWN = "0.12"
@@ -60,12 +53,10 @@ def doctor(context: click.Context, target: str, as_json: bool) -> None:
         rows = list(compose_rows(Path(target)))
     else:
         rows = list(configuration_rows(Path(target)))
-    must_change = sum(row.effect == CHANGE for row in rows)
+    must_change = sum(row.effect == Effect.CHANGE for row in rows)
     if as_json:
-        record = {"target": target, "mustChange": must_change}
-        click.echo(
-            json.dumps(record | {"rows": [dataclasses.asdict(row) for row in rows]}, indent=2)
-        )
+        record = {"target": target, "mustChange": must_change, "rows": list(map(asdict, rows))}
+        click.echo(json.dumps(record, indent=2))
     else:
         _print_table(target, rows, must_change)
     context.exit(1 if must_change else 0)
@@ -92,10 +83,9 @@ def _server_rows(url: str) -> Iterator[PartRow]:
         with contextlib.closing(Sender(Endpoint(url, None), patience_s=0)) as sender:
             about = _of(dict, _get(sender, "api-description"))
             version = str(_of(dict, about.get("info")).get("version", ""))
-            effect = SAME if version.startswith(_KNOWN) else NOTE
-            yield PartRow(
-                "server", effect, f"TorchServe {version}; this server is held against {_KNOWN}"
-            )
+            effect = Effect.SAME if version.startswith(_KNOWN) else Effect.NOTE
+            text = f"TorchServe {version}; this server was compared with {_KNOWN}"
+            yield PartRow("server", effect, text)
             models = {name: _versions(sender, name) for name in _model_names(sender)}
     except FerryError as error:
         raise UnreadableTarget(str(error)) from error
@@ -104,7 +94,7 @@ def _server_rows(url: str) -> Iterator[PartRow]:
         escaped = json.dumps(models).replace("\\", "\\\\")
         config.write_text(f"models={escaped}\n", encoding="ascii")
         for row in configuration_rows(config, {}):
-            if row.part.startswith("model ") or (row.part, row.effect) == ("start", CHANGE):
+            if row.part.startswith("model ") or (row.part, row.effect) == ("start", Effect.CHANGE):
                 yield row
 
 

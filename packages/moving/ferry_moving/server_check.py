@@ -6,14 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import click
 
-SAME, NOTE, CHANGE = "same", "note", "must change"
 # Variables of this shell that are settings: the configuration is judged by itself.
 _SERVER_VARIABLES = ("FERRY_", "TS_", "REDIS_URL", "LOG_LOCATION")
+
+
+class Effect(StrEnum):
+    SAME = "same"
+    NOTE = "note"
+    CHANGE = "must change"
 
 
 class UnreadableTarget(click.ClickException):

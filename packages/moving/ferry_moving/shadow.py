@@ -23,11 +23,8 @@ from ferry_moving.report import Result
 
 _OLD_TOKEN_VARIABLE = "FERRY_OLD_TOKEN"  # noqa: S105 - its name
 _INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
-_DIFFERENT = 1
-# Between two looks at what there is to show.
-_LOOK_S = 0.5
-# Without a terminal, a line shows the progress at this interval.
-_LINE_S = 60.0
+# The progress is shown anew at this interval on a terminal, and elsewhere.
+_LOOK_S, _LINE_S = 0.5, 60.0
 _OPTIONS = (
     click.option("--old", help="URL of the server that is trusted."),
     click.option("--new", help="URL of the server that is tried."),
@@ -95,18 +92,18 @@ def _comparison_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def shadow(context: click.Context, /, recording: Path | None, **options: Any) -> None:
     """Send the same requests to two servers and compare their answers.
 
-    --requests has a JSON object in each line: {"method": "POST", "path": "/predictions/m",
+    Each line of --requests is a JSON object: {"method": "POST", "path": "/predictions/m",
     "headers": {"content-type": "application/json"}, "body": ...}. Instead of body, body_base64 or
     body_file (a path from the recording's folder on).
 
-    FERRY_TOKEN is the key for the new server, FERRY_OLD_TOKEN that for the old one. What is
-    printed has numbers and JSON paths, but no texts of the answers.
+    FERRY_INFERENCE_TOKEN, or else FERRY_TOKEN, is the key for the new server, FERRY_OLD_TOKEN that
+    for the old one. It prints numbers and JSON paths, but no texts of the answers.
 
     Exit status: 0 all answers are the same, 1 some differ or are missing, 2 nothing was compared.
     """
     if context.invoked_subcommand is not None:
         if recording or options["old"] or options["new"]:
-            raise click.UsageError("write options behind `serve`")
+            raise click.UsageError("write the options after `serve`")
         return
     if recording is None:
         raise click.UsageError("give --requests FILE, or use `ferry shadow serve`")
@@ -279,4 +276,4 @@ def _finish(context: click.Context, result: Result, *, as_json: bool) -> None:
     if result.verdicts.total() == result.verdicts[Verdict.MISSED]:
         first = next((text for row in result.rows.values() for text in row.examples), "")
         raise CannotCompare(f"nothing was compared{': ' * bool(first)}{first}")
-    context.exit(0 if result.record()["isSame"] else _DIFFERENT)
+    context.exit(0 if result.record()["isSame"] else 1)

@@ -124,7 +124,7 @@ def test_running_torchserve_has_rows_for_its_api_and_each_version():
         exit_code, rows = doctor(url)
     # Then
     assert exit_code == 1
-    assert ("server", "same", "TorchServe 0.12.0; this server is held against 0.12") in rows
+    assert ("server", "same", "TorchServe 0.12.0; this server was compared with 0.12") in rows
     assert ("model probe 1.0", "same") in {row[:2] for row in rows}
     assert ("model probe 2.0", "same") in {row[:2] for row in rows}
     assert {(part, text.partition(":")[0]) for part, text in changes(rows)} == {

@@ -104,7 +104,7 @@ def test_each_server_gets_its_own_key(tmp_path):
         (["--old", "h:1", "--new", "http://h", "--requests", "FILE"], "not a URL like"),
         (["--old", "http://h:x", "--new", "http://h", "--requests", "FILE"], "not a URL like"),
         (["serve", "--old", "http://h", "--new", "http://h", "--listen", "80"], "write HOST:PORT"),
-        (["--old", "http://h", "serve", "--new", "http://h"], "write options behind `serve`"),
+        (["--old", "http://h", "serve", "--new", "http://h"], "write the options after `serve`"),
     ],
 )
 def test_unusable_words_are_refused(tmp_path, words, complaint):

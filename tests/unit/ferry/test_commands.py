@@ -491,7 +491,7 @@ def test_variable_that_is_nearly_a_settings_is_named(monkeypatch):
     result = CliRunner().invoke(main, ["up", "--model-store", "/missing"])
     # Then
     assert result.stderr.splitlines() == [
-        "warning: FERRY_QUEUE_TIMOUT_S is no setting; did you mean FERRY_QUEUE_TIMEOUT_S?",
+        "warning: FERRY_QUEUE_TIMOUT_S is not a setting; did you mean FERRY_QUEUE_TIMEOUT_S?",
         "Error: the model store is not a folder: /missing",
     ]
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.chaos.promises import DOCUMENT, RESULTS, with_table
+from tests.chaos.promises import DOCUMENT, PROMISES, RESULTS, ROW, with_table
 
 
 def test_reliability_document_has_the_figures_that_were_measured():
@@ -13,3 +13,8 @@ def test_reliability_document_has_the_figures_that_were_measured():
     # Then
     assert with_table(text, measured) == text
     assert all(promise["kept"] for promise in measured["promises"])
+
+
+def test_reliability_document_has_a_row_for_each_promise():
+    rows = ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
+    assert {name for _, names in rows for name in names.split(", ")} >= PROMISES.keys()

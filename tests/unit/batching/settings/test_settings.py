@@ -158,24 +158,24 @@ def test_settings_refuse_a_variable_that_is_neither_true_nor_false(load, text):
     [("job_queue_size", "FERRY_JOB_QUEUE_SIZE"), ("drain_timeout", "FERRY_DRAIN_TIMEOUT_S")],
 )
 def test_settings_name_the_source_when_a_value_has_the_wrong_type(load, key, variable):
-    with pytest.raises(SettingsError, match=f"{key}='many' is no "):
+    with pytest.raises(SettingsError, match=f"{key}='many' is not a "):
         load(f"{key}=many\n")
-    with pytest.raises(SettingsError, match=f"{variable}='many' is no "):
+    with pytest.raises(SettingsError, match=f"{variable}='many' is not a "):
         load(environment={variable: "many"})
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("log_level=loud", "log_level='loud' is none of: debug, info"),
+        ("log_level=loud", "log_level='loud' is not one of: debug, info"),
         ("job_queue_size=0", "job_queue_size must be from 1 to 2147483647, not 0: requests that"),
         ("default_response_timeout=0", "default_response_timeout must be from 1"),
         ("drain_timeout=inf", "drain_timeout must"),
         ("queue_timeout=nan", "queue_timeout must"),
         ("token_expiration_min=99999999999", "token_expiration_min must"),
-        ("model_control_mode=poll", "model_control_mode='poll' is none of: explicit, none"),
-        ("metrics_mode=loud", "metrics_mode='loud' is none of: log, prometheus, legacy"),
-        ("service_envelope=brown", "service_envelope='brown' is none of: body, json, kserve"),
+        ("model_control_mode=poll", "model_control_mode='poll' is not one of: explicit, none"),
+        ("metrics_mode=loud", "metrics_mode='loud' is not one of: log, prometheus, legacy"),
+        ("service_envelope=brown", "service_envelope='brown' is not one of: body, json, kserve"),
         ("service_envelope=json\nopen_inference_rows=true", "without a service_envelope"),
         ("blacklist_env_vars=(", "blacklist_env_vars: missing .*regular expression of"),
         ("allowed_urls=https://x/.*,[a", "allowed_urls: unterminated .*comma list of regular"),

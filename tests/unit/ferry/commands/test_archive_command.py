@@ -312,7 +312,7 @@ def test_target_without_code_has_its_external_data(parts):
         (["two.py", "--handler", "handler.py"], "--handler does not go with a TARGET"),
         (["out.mar"], "is an archive already"),
         (["nosuch.py"], "there is no file nosuch.py"),
-        (["two.py:nosuch"], "serves no 'nosuch'; there is: a, b"),
+        (["two.py:nosuch"], "has no model 'nosuch'; it has: a, b"),
         (["--version", "1.0"], "Missing option '--model-name'"),
     ],
 )

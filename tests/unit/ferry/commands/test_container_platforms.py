@@ -156,10 +156,10 @@ def test_sagemaker_settings_are_those_of_its_one_model(tmp_path, sagemaker):
 @pytest.mark.parametrize(
     ("variables", "complaint"),
     [
-        ({"SAGEMAKER_BIND_TO_PORT": "http"}, "SAGEMAKER_BIND_TO_PORT='http' is no whole number"),
+        ({"SAGEMAKER_BIND_TO_PORT": "http"}, "SAGEMAKER_BIND_TO_PORT='http' is not a whole number"),
         ({"SAGEMAKER_SAFE_PORT_RANGE": "8000-8001"}, "fewer than three ports"),
-        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000"}, "SAGEMAKER_SAFE_PORT_RANGE='' is no whole number"),
-        ({"SAGEMAKER_TS_BATCH_SIZE": "many"}, "SAGEMAKER_TS_BATCH_SIZE='many' is no whole number"),
+        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000"}, "SAGEMAKER_SAFE_PORT_RANGE='' is not a whole"),
+        ({"SAGEMAKER_TS_BATCH_SIZE": "many"}, "SAGEMAKER_TS_BATCH_SIZE='many' is not a whole"),
     ],
 )
 def test_sagemaker_variable_that_cannot_be_used_is_named(tmp_path, sagemaker, variables, complaint):

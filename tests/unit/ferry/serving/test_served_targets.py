@@ -68,7 +68,7 @@ def test_folder_in_the_store_is_an_archive_of_a_file_that_stays_where_it_is(fold
     ("texts", "expected"),
     [
         (["nosuch.py"], "there is no file nosuch.py"),
-        (["notes.txt"], "notes.txt is no target: FILE.py"),
+        (["notes.txt"], "notes.txt cannot be served. These can: FILE.py"),
         (["hf:"], "hf: needs a name"),
         (["my-model.py", "my-model.py:predict"], "2 models are called my-model"),
     ],
@@ -186,7 +186,7 @@ def test_label_picks_one(read):
     [found] = read(text, "predict")
     # Then
     assert found.name == "my-model"
-    with pytest.raises(TargetError, match="serves no 'Nosuch'; there is: BertQA, predict"):
+    with pytest.raises(TargetError, match="has no model 'Nosuch'; it has: BertQA, predict"):
         read(text, "Nosuch")
 
 
@@ -201,7 +201,7 @@ CLASS = "import ferry\nclass A(ferry.Model):\n def predict(self, b): ...\n "
             ":1: '(' was never closed\n    def predict(batch:\n               ^",
         ),
         ("x = 1", "serves nothing: it needs a function predict(batch)"),
-        (f"{CLASS}batch_sise = 3", ":4: batch_sise is no setting; did you mean batch_size?"),
+        (f"{CLASS}batch_sise = 3", ":4: batch_sise is not a setting; did you mean batch_size?"),
         (f"{CLASS}batch_size = len('a')", ":4: batch_size must be a plain value"),
         (f"{CLASS}batch_size = '3'", ":4: batch_size must be int, not '3'"),
         (f"{CLASS}batch_size = True", ":4: batch_size must be int, not True"),
@@ -210,12 +210,12 @@ CLASS = "import ferry\nclass A(ferry.Model):\n def predict(self, b): ...\n "
         (f"{CLASS}version = 1.0", ":4: version must be str, not 1.0"),
         (
             "import ferry\n@ferry.model(max_delay=1)\ndef a(b): ...",
-            ":2: max_delay is no setting; did you mean max_batch_delay?",
+            ":2: max_delay is not a setting; did you mean max_batch_delay?",
         ),
-        ("import ferry\n@ferry.model(**x)\ndef a(b): ...", ":2: ** is no setting"),
+        ("import ferry\n@ferry.model(**x)\ndef a(b): ...", ":2: ** is not a setting"),
         ("import ferry\nclass A(ferry.Model): ...", "serves nothing: it needs"),
-        (f"{CLASS}name = 'a b'", "'a b' can be no name or version"),
-        (f"{CLASS}version = ''", "'' can be no name or version"),
+        (f"{CLASS}name = 'a b'", "'a b' cannot be the name or version"),
+        (f"{CLASS}version = ''", "'' cannot be the name or version"),
     ],
 )
 def test_refusal_names_file_and_line(read, text, expected):
