@@ -18,10 +18,13 @@ WHEELS ?=
 WHEELS_VENV := .bench/venv
 WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
 
+# What goes in front of the images' names, such as registry.example.com/team.
+IMAGE_REGISTRY ?=
+
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: help install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean docs release screenshots topology wheels
+.PHONY: help install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-first bench-gpu bench-resnet bench-scale charts clean docs images release screenshots topology wheels
 
 # Two at a time would install into one environment at once.
 .NOTPARALLEL:
@@ -174,6 +177,10 @@ bench-scale: $(WITH)-bench
 ## Draws the charts and writes README's figures, from benchmarks/results/.
 charts: $(WITH)-bench
 	$(BIN)/python -m benchmarks.summary
+
+## Builds the images, tagged with the version: docs/container.md. Needs Docker.
+images:
+	@IMAGE_REGISTRY="$(IMAGE_REGISTRY)" TORCH_INDEX="$(TORCH_INDEX)" $(PYTHON) deploy/docker/images.py
 
 ## Takes the documents' pictures, under load. Needs Chromium and Prometheus.
 screenshots: $(WITH)-test
