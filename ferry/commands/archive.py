@@ -33,6 +33,7 @@ BUILT_IN_HANDLERS = (
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _NEEDED = ("model_name", "version", "handler")
+_OR_TARGET = "Give it, or a TARGET such as model.py."
 _NOT_WITH_TARGET = ("handler", "serialized_file", "model_file", "config_file")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -139,7 +140,7 @@ def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Rec
         if target and is_given and parameter.name in _NOT_WITH_TARGET:
             raise click.UsageError(f"{parameter.opts[-1]} does not go with a TARGET.")
         if not target and not is_given and parameter.name in _NEEDED:
-            raise click.MissingParameter(ctx=context, param=parameter)
+            raise click.MissingParameter(_OR_TARGET, ctx=context, param=parameter)
     models = read_target(target) if target else []
     if not target:
         yield options

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.crowd import Crowd
-from tests.compose.stack import BUILD_S, ROOT, Stack, engine_missing
+from tests.compose.stack import BUILD_S, ROOT, MadeImages, Stack, engine_missing
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +21,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
     finally:
         stack.close()
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> MadeImages:
+    """All images, made by `make images`."""
+    if reason := engine_missing():
+        pytest.skip(reason)
+    return MadeImages.make(tmp_path_factory.mktemp("images") / "repository")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,16 @@ HTTP_S = 30.0
 PROFILES = {"COMPOSE_PROFILES": "balanced,monitoring"}
 # For the build of the workers' image: the tests' models need no torch.
 SMALL_WORKER = {"TORCH_PACKAGES": ""}
+# Where nothing else has images of the same name.
+REGISTRY = "localhost/ferry-compose-test"
+REMOTE = "https://me:secret@git.example.com/team/torchferry.git"
+COMMIT = """
+git init --quiet
+git remote add origin "$REMOTE"
+git add --all
+git -c user.name=me -c user.email=me@example.com commit --quiet --message "As it is"
+git rev-parse HEAD
+"""
 
 
 def run_in(
@@ -255,6 +266,23 @@ class Stack:
         return requests_count / (
             max(one.answered_at for one in sent) - min(one.sent_at for one in sent)
         )
+
+
+@dataclass(frozen=True)
+class MadeImages:
+    """What `make images` did in a copy of the repository that is one commit."""
+
+    folder: Path
+    revision: str
+    printed: list[str]
+
+    @classmethod
+    def make(cls, folder: Path) -> "MadeImages":
+        copy_repository(folder)
+        revision = run_in(folder, ["bash", "-euc", COMMIT], {"REMOTE": REMOTE}, COMMAND_S)
+        words = ["make", "images", f"IMAGE_REGISTRY={REGISTRY}", f"PYTHON={sys.executable}"]
+        printed = run_in(folder, words, SMALL_WORKER, BUILD_S)
+        return cls(folder, revision.strip(), printed.splitlines())
 
 
 def copy_repository(folder: Path) -> None:

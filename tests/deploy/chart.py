@@ -24,8 +24,10 @@ needs_helm = pytest.mark.skipif(
     helm_python is None, reason="no Helm here: `pip install helm-python-sdk`"
 )
 
+ONE_NODE: dict[str, Any] = yaml.safe_load((CHART / "values-one-node.yaml").read_text())
 # Everything that is off by default.
 EVERYTHING: dict[str, Any] = {
+    "modelStore": {"fetch": ["https://models.example.com/model.mar"]},
     "auth": {"existingSecret": "ferry-keys"},
     "redis": {"tls": {"existingSecret": "redis-tls", "clientCertificate": True}},
     "config": {"job_queue_size": 500},
@@ -87,6 +89,21 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     """Returns the only manifest of this kind and name."""
     [found] = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name]
     return found
+
+
+def validate(manifests: list[Manifest]) -> None:
+    """Asserts that Kubernetes knows every field of these manifests, and each has the right type."""
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="`pip install kubernetes-validate` has the schemas"
+    )
+    for manifest in manifests:
+        validator.validate(manifest, "1.30", strict=True)
+
+
+def quantity(text: str) -> float:
+    """Returns the number that Kubernetes reads: bytes, or cores."""
+    digits, unit = re.fullmatch(r"([\d.]+)(m|Mi|Gi)?", text).groups()
+    return float(digits) * {"m": 0.001, "Mi": 2**20, "Gi": 2**30, None: 1}[unit]
 
 
 def container(manifests: list[Manifest], part: str) -> Manifest:

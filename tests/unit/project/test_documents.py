@@ -69,3 +69,17 @@ def test_readme_is_short_and_nothing_waits_to_be_measured():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= MOST_README_LINES
     assert [page for page in PAGES if "Not measured yet" in page.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [
+        ("docs/*.md", 40_200),
+        ("docs/recipes/*.md", 1_800),
+        ("docs/index.md", 250),
+        ("docs/glossary.md", 500),
+    ],
+)
+def test_pages_written_by_hand_are_short(pattern, most):
+    words = [len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob(pattern)]
+    assert 0 < sum(words) <= most

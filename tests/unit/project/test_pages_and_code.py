@@ -112,7 +112,7 @@ def test_clients_page_has_its_errors_and_the_name_of_its_log():
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        ("handlers.md", f"one worker with `batch_size` {SERVING_DEFAULTS['batch_size']} and"),
+        ("handlers.md", f"with `batch_size` {SERVING_DEFAULTS['batch_size']}"),
         ("bulk.md", f"unknown model wait for {UNKNOWN_S:.0f} s"),
         ("bulk.md", f"{BULK.in_flight} lines of a batch at the server at once"),
         ("bulk.md", f"uploads of up to {BULK.max_file_size // 10**9} GB"),

@@ -313,7 +313,7 @@ def test_target_without_code_has_its_external_data(parts):
         (["out.mar"], "is an archive already"),
         (["nosuch.py"], "there is no file nosuch.py"),
         (["two.py:nosuch"], "has no model 'nosuch'; it has: a, b"),
-        (["--version", "1.0"], "Missing option '--model-name'"),
+        (["--version", "1.0"], "Missing option '--model-name'. Give it, or a TARGET"),
     ],
 )
 def test_target_that_cannot_be_packed_is_refused(parts, arguments, expected):
