@@ -9,7 +9,8 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
-from benchmarks.dashboard_picture import PANELS, UNITS, panel
+from benchmarks import dashboard_picture
+from benchmarks.dashboard_picture import PANELS, UNITS
 from ingress.metrics.ingress_metrics import FULL, LATE
 from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
 from tests.deploy.chart import ROOT
@@ -129,7 +130,7 @@ def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
 
 def test_panels_of_the_picture_are_those_of_the_dashboard():
     # docs/images/dashboard.png, which `make screenshots` draws
-    units = [panel(title)["fieldConfig"]["defaults"]["unit"] for title in PANELS]
+    units = [dashboard_picture.panel(title)["fieldConfig"]["defaults"]["unit"] for title in PANELS]
     assert set(units) <= UNITS.keys()
 
 
