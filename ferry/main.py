@@ -97,8 +97,23 @@ def added_command(name: str) -> click.Command:
     raise click.UsageError(f"this takes one package more: pip install {MOVING}")
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from ferry.version import version_line  # noqa: PLC0415 - no other command needs it
+
+        click.echo(version_line())
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="torchferry", prog_name="ferry")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the commit, and exit.",
+)
 def main() -> None:
     """Serve PyTorch models in batches from a Redis queue.
 

@@ -1,7 +1,9 @@
-"""The wheel alone, in an environment without this checkout, serves a handler that imports `ts`."""
+"""The wheel alone, in an environment without this checkout, serves files, archives and handlers."""
 
 import subprocess
+import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -9,11 +11,20 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.distributions import build_wheels, install
+from ferry.version import commit
+from tests.distributions import PYTHON, ROOT, build_wheels, install
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
+from tests.support import eventually
 
+MODEL = """
+WEIGHTS = [2, 3]
+
+
+def predict(batch):
+    return [sum(w * x for w, x in zip(WEIGHTS, row)) for row in batch]
+"""
 HANDLER = """
 from ts.torch_handler.base_handler import BaseHandler
 import ts
@@ -30,6 +41,47 @@ class Handler(BaseHandler):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+@pytest.fixture(scope="module")
+def ferry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of the wheels, in an environment with nothing but what they depend on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheels = build_wheels(folder / "wheels", ".", "packages/client")
+    return install(folder / "environment", *map(str, wheels)).with_name("ferry")
+
+
+def test_wheel_knows_its_version_and_the_commit_that_it_was_built_from(ferry: Path) -> None:
+    done = subprocess.run([str(ferry), "--version"], capture_output=True, text=True, check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = f" (commit {commit()})" if commit() else ""
+    assert done.stdout == f"ferry, version {project['version']}{known}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_wheel_serves_a_file_and_its_archive_with_the_redis_that_it_brings(
+    ferry: Path, tmp_path: Path, command: str
+) -> None:
+    # Given, with neither torch nor another Redis within reach
+    (tmp_path / "model.py").write_text(MODEL)
+    port = free_ports(3)
+    words = ["serve", "model.py", "--port", str(port)]
+    if command == "up":
+        archive = [str(ferry), "archive", "model.py", "--export-path", "."]
+        subprocess.run(archive, cwd=tmp_path, check=True, capture_output=True)
+        words = ["up", "--model-store", ".", "--load-models", "model.mar", "--port-base", str(port)]
+    alone = {"PATH": str(ferry.parent)}
+    process = FerryProcess(tmp_path, words, program=ferry, environment=alone, cwd=tmp_path)
+    try:
+        # When
+        process.wait_for_line("Ctrl-C ends." if command == "serve" else "Model server started.")
+        url = f"http://127.0.0.1:{port}/predictions/model"
+        # Then
+        assert eventually(lambda: requests.post(url, json=[4, 5], timeout=60).text == "23", 60)
+        process.stop_cleanly()
+    finally:
+        process.kill()
+
+
+@pytest.mark.skipif(sys.executable != PYTHON, reason="the torch that is here is another Python's")
 def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
     # Given an environment with the dependencies of this one, and the wheels
     wheels = build_wheels(tmp_path / "wheels", ".", "packages/client")
@@ -81,17 +133,16 @@ def test_wheel_serves_without_the_checkout(tmp_path: Path) -> None:
 
 
 def test_new_models_pass_their_tests_with_the_wheel_and_its_dependencies_alone(
-    tmp_path: Path,
+    ferry: Path, tmp_path: Path
 ) -> None:
-    # Given an environment that has the wheels, what they depend on, and pytest
-    wheels = build_wheels(tmp_path / "wheels", ".", "packages/client")
-    python = install(tmp_path / "environment", *map(str, wheels), "pytest")
+    # Given
+    python = install(ferry.parents[1], "pytest")
     models = tmp_path / "models"
     models.mkdir()
     # When
     for kind in ("json", "text", "image", "onnx"):
-        ferry = [str(python.with_name("ferry")), "new", f"my_{kind}", f"--{kind}"]
-        subprocess.run(ferry, cwd=models, check=True, capture_output=True)
+        words = [str(ferry), "new", f"my_{kind}", f"--{kind}"]
+        subprocess.run(words, cwd=models, check=True, capture_output=True)
     tested = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=models,

@@ -1,5 +1,7 @@
 """The pages of docs/recipes/ as a reader pastes them; one server has the models of all of them."""
 
+import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +65,14 @@ def test_recipe_answers_as_it_says(page: str, reader: Reader) -> None:
     # Then
     pattern = ".*".join(map(re.escape, expected.strip().split("…")))
     assert re.fullmatch(pattern, answer.strip(), re.DOTALL), answer
+
+
+@needs_curl
+def test_embeddings_have_512_numbers_and_the_length_1(reader: Reader) -> None:
+    [ask] = blocks_of("docs/recipes/embeddings.md", "ask")
+    for numbers in json.loads(reader.run(ask)).values():
+        assert len(numbers) == 512
+        assert math.hypot(*numbers) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,20 +18,28 @@ ENDED = {"completed", "failed", "expired", "cancelled"}
 class BulkProcess:
     """`ferry-bulk` on a port of its own. It may be killed, and begins again there."""
 
-    def __init__(self, folder: Path, server: str, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: str,
+        *arguments: str,
+        program: Sequence[str] = (sys.executable, "-m", "ferry_bulk.main"),
+        **environment: str,
+    ) -> None:
         self.port = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder / "bulk"
         self._arguments = ["--folder", str(self.folder), "--server", server, *arguments]
         self._environment = environment
+        self._program, *self._words = program
         self._logs = folder
         self.http = httpx.Client(base_url=f"{self.url}/v1", trust_env=False, timeout=60)
         self.start()
 
     def start(self) -> None:
-        words = ["-m", "ferry_bulk.main", "--listen", f"127.0.0.1:{self.port}", *self._arguments]
+        words = [*self._words, "--listen", f"127.0.0.1:{self.port}", *self._arguments]
         self.process = FerryProcess(
-            self._logs, words, program=sys.executable, environment=self._environment
+            self._logs, words, program=self._program, environment=self._environment
         )
         self.process.wait_for_line("ferry-bulk listens")
 

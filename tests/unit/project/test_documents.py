@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import summary
 from benchmarks.measuring.records import with_block
+from benchmarks.page_picture import MAX_BYTES
 from benchmarks.summary import batching, ratios
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +66,28 @@ def test_charts_are_drawn_from_the_records(chart, labels):
     assert [label for label in labels() if f">{label}</text>" not in text] == [], "make charts"
 
 
+def test_pictures_are_small_and_shown():
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.stat().st_size <= MAX_BYTES, picture.name
+        assert f"images/{picture.name}" in shown, picture.name
+
+
 def test_readme_is_short_and_nothing_waits_to_be_measured():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= MOST_README_LINES
     assert [page for page in PAGES if "Not measured yet" in page.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [
+        ("docs/*.md", 40_200),
+        ("docs/recipes/*.md", 1_800),
+        ("docs/index.md", 250),
+        ("docs/glossary.md", 500),
+    ],
+)
+def test_pages_written_by_hand_are_short(pattern, most):
+    words = [len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob(pattern)]
+    assert 0 < sum(words) <= most

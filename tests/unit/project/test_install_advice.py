@@ -1,4 +1,4 @@
-"""No text advises to install what no registry has: there is no release yet."""
+"""No text advises to install what no registry has: none has the packages yet."""
 
 import re
 from pathlib import Path
@@ -22,6 +22,6 @@ def test_texts_name_what_can_be_installed():
 
 
 def test_such_advice_is_found():
-    assert advising("run `pip install torchferry[local]`, or")
+    assert advising("run `pip install torchferry[torch]`, or")
     assert advising("pip install --quiet 'torchferry[bench]'")
-    assert not advising("/opt/torchferry/bin/pip install '.[worker]'")
+    assert not advising("/opt/torchferry/bin/pip install '.[torch]'")

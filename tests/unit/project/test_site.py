@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="?([^\s"
 DOORS = ("Start", "Coming from TorchServe", "Operate", "Contribute")
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
+on_page_markdown = pytest.importorskip("scripts.site_hooks").on_page_markdown
 pytestmark = pytest.mark.slow
 
 
@@ -42,25 +44,59 @@ def test_site_has_the_four_doors(site):
     assert [tab for tab in tabs if tab in DOORS] == list(DOORS)
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_search_works_on_the_site_as_a_file(site):
+def test_lists_are_lists(site):
+    # mkdocs, unlike GitHub, wants an empty line between a paragraph and a list.
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    shown = {
+        page: re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL) for page, text in texts.items()
+    }
+    assert [
+        page.name for page, text in shown.items() if re.search(r"^- ", text, re.MULTILINE)
+    ] == []
+
+
+def test_links_to_files_that_are_no_pages_keep_their_text_or_lead_to_the_repository():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="adr/0001.md"))
+    text = "[`x`](../../ferry/main.py#L3) [y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
+    kept = "[y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
+    assert on_page_markdown(text, page=page, config={"repo_url": None}) == f"`x` {kept}"
+    there = "[`x`](https://host/me/blob/main/ferry/main.py#L3)"
+    config = {"repo_url": "https://host/me/"}
+    assert on_page_markdown(text, page=page, config=config) == f"{there} {kept}"
+
+
+@pytest.fixture
+def tab():
+    """A tab of Chromium's; what it asks for is in `asked`, by the protocol."""
     playwright = pytest.importorskip("playwright.sync_api")
-    asked = set()
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        # Given
         tab = browser.new_page()
-        tab.on("request", lambda request: asked.add(request.url.partition(":")[0]))
-        tab.goto((site / "index.html").as_uri())
-        # When
-        tab.get_by_role("textbox", name="Search").fill("idle_timeout")
-        found = tab.locator(".md-search-result__link").first
-        found.wait_for(timeout=20_000)
-        # Then
-        pages = {
-            link.get_attribute("href") for link in tab.locator(".md-search-result__link").all()
-        }
+        tab.asked = set()
+        tab.on("request", lambda request: tab.asked.add(request.url.partition(":")[0]))
+        yield tab
         browser.close()
-    assert any("reference/settings.html" in page for page in pages)
-    assert asked <= {"file", "blob", "data"}
+
+
+@pytest.mark.browser
+def test_search_works_on_the_site_as_a_file(site, tab):
+    # When
+    tab.goto((site / "index.html").as_uri())
+    tab.get_by_role("textbox", name="Search").fill("idle_timeout")
+    tab.locator(".md-search-result__link").first.wait_for(timeout=20_000)
+    # Then
+    links = tab.locator(".md-search-result__link").all()
+    assert any("reference/settings.html" in link.get_attribute("href") for link in links)
+    assert tab.asked <= {"file", "blob", "data"}
+
+
+@pytest.mark.browser
+def test_diagrams_are_drawn_on_the_site_as_a_file(site, tab):
+    # When
+    tab.goto((site / "deployments.html").as_uri())
+    # Then the theme puts its drawing in the place of the text
+    tab.locator("div.mermaid").first.wait_for(timeout=20_000)
+    assert tab.locator("div.mermaid").first.bounding_box()["height"] > 50
+    assert tab.asked <= {"file", "blob", "data"}
