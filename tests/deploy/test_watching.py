@@ -9,6 +9,8 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
+from benchmarks import dashboard_picture
+from benchmarks.dashboard_picture import PANELS, UNITS
 from ingress.metrics.ingress_metrics import FULL, LATE
 from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
 from tests.deploy.chart import ROOT
@@ -124,6 +126,12 @@ def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
             is_shared = selector.metric.startswith(("ferry_redis_", "ferry_nodes"))
             expected = {"job"} if is_shared else {"job", "model"}
             assert expected <= set(selector.values), f"{title}: {selector.metric}"
+
+
+def test_panels_of_the_picture_are_those_of_the_dashboard():
+    # docs/images/dashboard.png, which `make screenshots` draws
+    units = [dashboard_picture.panel(title)["fieldConfig"]["defaults"]["unit"] for title in PANELS]
+    assert set(units) <= UNITS.keys()
 
 
 # --- alerts
