@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 
 import pytest
 
@@ -22,8 +21,7 @@ def inspected(image):
 def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property):
     # Given
     folder, revision, lines = images.folder, images.revision, images.printed
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    title, version = f"torchferry-{target}", project["version"]
+    title, version = f"torchferry-{target}", images.version
     image = f"{REGISTRY}/{title}:{version}"
     [line] = [line for line in lines if line.startswith(f"{image}: ")]
     size, user, count, file = re.fullmatch(
@@ -56,3 +54,12 @@ def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property
     listing = ["docker", "run", "--rm", "--entrypoint", "python", image]
     installed = run_in(".", [*listing, "-m", "pip", "list", "--format", "json"], {}, 60)
     assert {(one["name"], one["version"]) for one in json.loads(installed)} <= listed
+
+
+@pytest.mark.parametrize("target", ["ingress", "worker", "server"])
+def test_ferry_in_the_image_knows_its_commit(images, target):
+    name = f"{REGISTRY}/torchferry-{target}:{images.version}"
+    printed = run_in(
+        ".", ["docker", "run", "--rm", "--entrypoint", "ferry", name, "--version"], {}, 60
+    )
+    assert printed.strip() == f"ferry, version {images.version} (commit {images.revision})"
