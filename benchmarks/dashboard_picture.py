@@ -29,7 +29,8 @@ PANELS = (
     *("Answers by status", "Whole request", "Average batch size"),
     *("Waiting in the queue", "In the handler", "Busy workers"),
 )
-WAVE_S, LOAD_S, RATE = 25.0, 90.0, "10s"
+# Rates are those of so many seconds; what is older than the load is not drawn.
+RATE_S, WAVE_S, LOAD_S = 10, 25.0, 75.0
 START_S = 30.0
 # Unit of a panel: how it is written, and its values' factor.
 UNITS = {"reqps": ("/s", 1), "s": ("ms", 1000), "short": ("", 1), "percentunit": ("%", 100)}
@@ -82,7 +83,7 @@ class Prometheus:
     def series(self, target: Mapping[str, Any], start_s: float, end_s: float) -> list[Series]:
         """Returns what one query of a panel has between two times, as Grafana would ask for it."""
         expression = target["expr"].replace("$job", "ferry").replace("$model", ".*")
-        expression = expression.replace("$__rate_interval", RATE)
+        expression = expression.replace("$__rate_interval", f"{RATE_S}s")
         found = self._ask("query_range", query=expression, start=start_s, end=end_s, step=1)
         lines = []
         for one in found:
@@ -106,8 +107,9 @@ def measure(program: str) -> dict[str, list[Series]]:
         folder.mkdir()
         host, _, port = url.removeprefix("http://").partition(":")
         with Prometheus(program, folder, f"{host}:{int(port) + 2}") as prometheus:
-            start_s = time.time()  # noqa: TID251 - Prometheus' own clock
             with under_load(url, WAVE_S):
+                time.sleep(RATE_S)
+                start_s = time.time()  # noqa: TID251 - Prometheus' own clock
                 time.sleep(LOAD_S)
             return {
                 title: [
@@ -127,7 +129,7 @@ def panel(title: str) -> dict[str, Any]:
 
 
 def draw(axes: Axes, title: str, lines: list[Series]) -> None:
-    """Draws a panel: its lines by seconds since the load began."""
+    """Draws a panel: its lines by seconds."""
     unit, factor = UNITS[panel(title)["fieldConfig"]["defaults"]["unit"]]
     begin_s = min(line.values[0][0] for line in lines)
     for line, color in zip(lines, COLORS, strict=False):

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import summary
 from benchmarks.measuring.records import with_block
+from benchmarks.page_picture import MAX_BYTES
 from benchmarks.summary import batching, ratios
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +64,13 @@ def test_figures_of_the_pages_are_those_of_the_records():
 def test_charts_are_drawn_from_the_records(chart, labels):
     text = (ROOT / "docs" / "images" / f"{chart}.svg").read_text(encoding="utf-8")
     assert [label for label in labels() if f">{label}</text>" not in text] == [], "make charts"
+
+
+def test_pictures_are_small_and_shown():
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.stat().st_size <= MAX_BYTES, picture.name
+        assert f"images/{picture.name}" in shown, picture.name
 
 
 def test_readme_is_short_and_nothing_waits_to_be_measured():
