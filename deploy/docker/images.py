@@ -85,9 +85,9 @@ def without_credentials(remote: str) -> str:
 def build(target: str, image: str, labels: Mapping[str, str]) -> None:
     """Builds the image of a target of the Dockerfile."""
     words = ["--target", target, "--tag", image, "--file", "deploy/docker/Dockerfile"]
-    words += ["--build-arg", f"REVISION={labels.get('revision', '')}"]
     for name in ("TORCH_INDEX", "TORCH_PACKAGES"):
         words += ["--build-arg", f"{name}={os.environ[name]}"] if name in os.environ else []
+    words += ["--build-arg", f"COMMIT={labels.get('revision', '')}"]
     for name, value in labels.items():
         words += ["--label", f"org.opencontainers.image.{name}={value}"]
     subprocess.run(["docker", "build", *words, "."], cwd=ROOT, check=True)
