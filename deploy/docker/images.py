@@ -87,6 +87,7 @@ def build(target: str, image: str, labels: Mapping[str, str]) -> None:
     words = ["--target", target, "--tag", image, "--file", "deploy/docker/Dockerfile"]
     for name in ("TORCH_INDEX", "TORCH_PACKAGES"):
         words += ["--build-arg", f"{name}={os.environ[name]}"] if name in os.environ else []
+    words += ["--build-arg", f"COMMIT={labels.get('revision', '')}"]
     for name, value in labels.items():
         words += ["--label", f"org.opencontainers.image.{name}={value}"]
     subprocess.run(["docker", "build", *words, "."], cwd=ROOT, check=True)

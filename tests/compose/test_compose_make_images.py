@@ -56,3 +56,7 @@ def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property
     listing = ["docker", "run", "--rm", "--entrypoint", "python", image]
     installed = run_in(".", [*listing, "-m", "pip", "list", "--format", "json"], {}, 60)
     assert {(one["name"], one["version"]) for one in json.loads(installed)} <= listed
+    if target != "bulk":
+        ferry = ["docker", "run", "--rm", "--entrypoint", "ferry", image, "--version"]
+        said = run_in(".", ferry, {}, 60)
+        assert said == f"ferry, version {version} (commit {revision})\n"

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,18 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("recipes")
     person = Reader(folder)
     person.environment |= {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    put_in_cache(folder / "cache", "sentiment", "story", "clip")
     put_resnet(folder / "torch")
     targets = []
-    for page in PAGES:
-        for name, content in FILE.findall((ROOT / page).read_text(encoding="utf-8")):
-            (folder / name).write_text(content)
-        for command in blocks_of(page, "run"):
-            person.run(command)
-        [serve] = blocks_of(page, "serve")
-        targets.append(serve.removeprefix("ferry serve "))
+    with ThreadPoolExecutor() as pool:
+        making = pool.submit(put_in_cache, folder / "cache", "sentiment", "story", "clip")
+        for page in PAGES:
+            for name, content in FILE.findall((ROOT / page).read_text(encoding="utf-8")):
+                (folder / name).write_text(content)
+            for command in blocks_of(page, "run"):
+                person.run(command)
+            [serve] = blocks_of(page, "serve")
+            targets.append(serve.removeprefix("ferry serve "))
+        making.result()
     try:
         person.serve(f"ferry serve {' '.join(targets)}")
         yield person
