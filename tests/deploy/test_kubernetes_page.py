@@ -308,7 +308,7 @@ def test_pages_values_for_archives_from_a_url_are_valid():
 def test_values_of_a_registry_name_its_images():
     # Given
     text = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
-    [line] = re.findall(rf"^helm install {RELEASE} {CHART_PATH} --set (\S+)$", text, re.MULTILINE)
+    [line] = re.findall(rf"^ *helm install {RELEASE} {CHART_PATH} --set (\S+)$", text, re.MULTILINE)
     values: Manifest = {}
     # When
     set_in(values, *line.split("=", 1))
