@@ -68,9 +68,12 @@ def labels_of(target: str, project: Mapping[str, str]) -> dict[str, str]:
 
 def git(*words: str) -> str:
     """Returns what git says; empty where this is no repository, or has no such thing."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):  # no git here, or it has no answer
+        return ""
     return done.stdout.strip()
 
 
