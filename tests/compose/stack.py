@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +274,7 @@ class MadeImages:
     """What `make images` did in a copy of the repository that is one commit."""
 
     folder: Path
+    version: str
     revision: str
     printed: list[str]
 
@@ -282,7 +284,8 @@ class MadeImages:
         revision = run_in(folder, ["bash", "-euc", COMMIT], {"REMOTE": REMOTE}, COMMAND_S)
         words = ["make", "images", f"IMAGE_REGISTRY={REGISTRY}", f"PYTHON={sys.executable}"]
         printed = run_in(folder, words, SMALL_WORKER, BUILD_S)
-        return cls(folder, revision.strip(), printed.splitlines())
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return cls(folder, project["version"], revision.strip(), printed.splitlines())
 
 
 def copy_repository(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 
 import pytest
 
@@ -22,8 +21,7 @@ def inspected(image):
 def test_image_says_what_it_is_and_what_is_in_it(images, target, record_property):
     # Given
     folder, revision, lines = images.folder, images.revision, images.printed
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    title, version = f"torchferry-{target}", project["version"]
+    title, version = f"torchferry-{target}", images.version
     image = f"{REGISTRY}/{title}:{version}"
     [line] = [line for line in lines if line.startswith(f"{image}: ")]
     size, user, count, file = re.fullmatch(
