@@ -58,8 +58,8 @@ def written() -> dict[str, str]:
     least, *_, most = sorted(against[words] for words in FREE.values())
     single, *_, batched = batching().values()
     speed = (
-        f"- **Speed**: {least:.1f} to {most:.1f} times TorchServe's requests per second where the "
-        f"network costs nothing, {against[NETWORKS['resnet']]:.1f} times with ResNet-152. "
+        f"- **Speed**: {least:.1f} to {most:.1f} times TorchServe's requests per second with "
+        f"models that take no time, {against[NETWORKS['resnet']]:.1f} times with ResNet-152. "
         "[performance.md](docs/performance.md) also says where others are faster."
     )
     batches = (
