@@ -186,10 +186,14 @@ def latencies(crowd: Crowd, model: str, count: int, prefix: str) -> list[float]:
     return [one.seconds for one in sent]
 
 
-def open_connections(rig: Rig) -> int:
-    """Returns how many clients are connected to the inference port."""
-    found = psutil.Process(rig.process.pid).net_connections("tcp4")
-    return sum(one.laddr.port == rig.port and one.status == "ESTABLISHED" for one in found)
+def open_ports(rig: Rig) -> set[int]:
+    """Returns the ports of the clients that are connected to the inference port."""
+    connections = psutil.Process(rig.process.pid).net_connections("tcp4")
+    return {
+        one.raddr.port
+        for one in connections
+        if one.laddr.port == rig.port and one.status == "ESTABLISHED"
+    }
 
 
 @pytest.mark.timeout(150)
@@ -218,7 +222,9 @@ def test_f34_clients_that_hardly_read_slow_no_other_client_down(
             # And, in the long form: who takes nothing in for `unread_timeout` is closed
             if is_long():
                 began = time.monotonic()
-                eventually(lambda: open_connections(rig) == 0, Settings().unread_timeout_s + 15)
+                ports = {reader.getsockname()[1] for reader in readers}
+                assert ports <= open_ports(rig)
+                eventually(lambda: not ports & open_ports(rig), Settings().unread_timeout_s + 15)
                 took_s = time.monotonic() - began
                 record_promise("F34 closed", f"{took_s:.0f} s")
         record_promise("F34 others", f"{usual_s * 1000:.1f} -> {beside_s * 1000:.1f} ms")
