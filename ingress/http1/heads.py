@@ -34,8 +34,9 @@ WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _REQUEST_ID = "x-request-id"
-# Of a prediction, beside its id. More are a handler's, and may change with each answer.
-_USUAL_HEADERS = 3
+# Of a prediction, beside its id: three of TorchServe's, and a content type. More are a handler's,
+# and may change with each answer.
+_USUAL_HEADERS = 4
 
 
 class Unreadable(Exception):
