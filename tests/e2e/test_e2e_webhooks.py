@@ -9,17 +9,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from standardwebhooks import Webhook
 
 from batching.models.spec import VersionKey
+from batching.store.clients import at, connect
 from batching.store.keys import VersionKeys
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.e2e.page_blocks import only_block
 from tests.http_server import serving
-from tests.support import command_lines, eventually
+from tests.support import eventually
 from tests.tls import make_certificates, needs_openssl, server_context
 
 pytestmark = [pytest.mark.slow, needs_openssl]
@@ -118,18 +120,18 @@ def webhook_of(server: FerryServer, job: dict[str, Any]) -> dict[str, Any]:
 
 def make_due(server: FerryServer) -> None:
     """Moves the events of the model to now, in place of a wait."""
-    name = VersionKeys.of(VersionKey("fine", "1.0")).webhooks
-    with closing(_redis(server)) as client:
-        for event in client.zrange(name, 0, -1):
-            client.zadd(name, {event: 0})
+    keys = VersionKeys.of(VersionKey("fine", "1.0"))
+    with closing(_redis(server, keys.tag)) as client:
+        for event in client.zrange(keys.webhooks, 0, -1):
+            client.zadd(keys.webhooks, {event: 0})
 
 
-def _redis(server: FerryServer) -> redis.Redis:
-    lines = [" ".join(words) for words in command_lines(server.process.pid).values()]
-    [path] = [
-        line.partition("unixsocket:")[2].split()[0] for line in lines if "unixsocket:" in line
-    ]
-    return redis.Redis(unix_socket_path=path)
+def _redis(server: FerryServer, tag: str) -> redis.Redis:
+    # Of the server's own Redis only its parts know the address.
+    parts = psutil.Process(server.process.pid).children(recursive=True)
+    urls = {part.environ().get("FERRY_REDIS_URL") for part in parts} - {None}
+    [url] = urls
+    return at(connect(url), tag)
 
 
 def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: QuietServer) -> None:
