@@ -25,6 +25,7 @@ from tests.support import (
     ids_of,
     items_of,
     make_reply,
+    server_backend,
     wire_of,
 )
 from tests.timing import assert_within
@@ -419,16 +420,18 @@ async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(cut_h
 
 
 @pytest.fixture
-def cut_harness(real_backend, redis_server, tmp_path):
-    """A harness whose channels can be cut off from Redis, and what does it."""
+def cut_harness(redis_server, tmp_path):
+    """A harness whose channels can be cut off from one server, and what does it."""
+    backend = server_backend(redis_server.url)
     with CutOff(tmp_path / "line.sock", redis_server.socket_path) as line:
         harness = QueueHarness(
-            dataclasses.replace(real_backend, connect_async=lambda: connect_async(line.url))
+            dataclasses.replace(backend, connect_async=lambda: connect_async(line.url))
         )
         harness.open()
         yield harness, line
         line.connected = True
         harness.close()
+    backend.client.close()
 
 
 async def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
