@@ -36,6 +36,7 @@ ON_ONE_SERVER = (
     # Snapshots and files of jobs are for the Redis that `ferry up` starts.
     "test_one_process_loads_and_saves_the_models",
     "test_prediction_becomes_a_job_and_its_result_is_what_it_would_have_been",
+    "test_up_brings_back_what_was_registered_when_it_was_killed",
 )
 
 
