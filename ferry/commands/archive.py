@@ -99,7 +99,8 @@ class _Command(click.Command):
     "--export-path",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    help="Folder for the archive.  [default: .]",
+    show_default=True,
+    help="Folder for the archive.",
 )
 @click.option(
     "--archive-format",

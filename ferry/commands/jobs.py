@@ -138,7 +138,9 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
 @jobs.command(name="list")
 @click.option("--model", default="", help="Only jobs of this model.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only jobs in this status.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, help="At most. [default: 100]")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most jobs shown."
+)
 @management_option
 @json_option
 def list_jobs(
@@ -300,7 +302,7 @@ def without_result(files: Iterable[Path], folder: Path) -> list[Path]:
     twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
     if twice:
         raise click.ClickException(
-            f"several files are called {twice[0]}, and so would their results"
+            f"several files are called {twice[0]}: one result would replace another"
         )
     written = {path.stem for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)}
     return [file for file in files if file.name not in written]

@@ -271,7 +271,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class MadeImages:
-    """What `make images` did in a copy of the repository that is one commit."""
+    """Holds what `make images` did in a copy of the repository that is one commit."""
 
     folder: Path
     version: str

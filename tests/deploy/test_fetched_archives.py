@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from tests.deploy.chart import NAME, find, needs_helm, render
+from tests.http_server import serving
 
 pytestmark = needs_helm
 
@@ -28,12 +28,8 @@ class Archives(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def place():
-    with HTTPServer(("127.0.0.1", 0), Archives) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(HTTPServer(("127.0.0.1", 0), Archives)) as url:
+        yield url
 
 
 def fetch(folder, *urls):

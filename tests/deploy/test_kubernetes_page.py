@@ -6,12 +6,10 @@ the others that only note what they were asked.
 
 import argparse
 import ast
-import contextlib
 import os
 import re
 import subprocess
 import sys
-import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -35,6 +33,7 @@ from tests.deploy.chart import (
     render,
     validate,
 )
+from tests.http_server import serving
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -57,7 +56,7 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    """What the page asks of each program, in its order."""
+    """Returns the arguments that the page gives each program, in its order."""
     programs, noted = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("noted")
     for name in ("curl", "docker", "helm", "kind", "kubectl", "make", "minikube"):
         (programs / name).write_text(STAND_IN)
@@ -88,7 +87,7 @@ def set_in(values: Manifest, path: str, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def releases(commands):
-    """The manifests after each `helm install` and `helm upgrade` of the page."""
+    """Renders the chart as each `helm install` and `helm upgrade` of the page would."""
     parser = argparse.ArgumentParser()
     parser.add_argument("release")
     parser.add_argument("chart")
@@ -229,24 +228,14 @@ class _Answers(BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def answering():
-    with HTTPServer(("127.0.0.1", 0), _Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
 def test_pages_client_counts_answers_by_their_status(commands, releases):
     # Given
     [[name, *words]] = of(commands, "kubectl", "run")
     program = words[-1]
     [inference] = find(releases[0], "Service", NAME)["spec"]["ports"]
     # When: for a moment, and beside a server of this test
-    with answering() as port:
-        here = program.replace(f"{NAME}:{inference['port']}", f"127.0.0.1:{port}")
+    with serving(HTTPServer(("127.0.0.1", 0), _Answers)) as url:
+        here = program.replace(f"http://{NAME}:{inference['port']}", url)
         here = here.replace("+ 180", "+ 0.3")
         run = [sys.executable, "-c", here]
         done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=30)

@@ -4,7 +4,7 @@ import datetime
 import json
 import queue
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,11 @@ def make_due(server: FerryServer) -> None:
 
 def _redis(server: FerryServer, tag: str) -> redis.Redis:
     # Of the server's own Redis only its parts know the address.
-    parts = psutil.Process(server.process.pid).children(recursive=True)
-    urls = {part.environ().get("FERRY_REDIS_URL") for part in parts} - {None}
-    [url] = urls
+    urls = set()
+    for part in psutil.Process(server.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            urls.add(part.environ().get("FERRY_REDIS_URL"))
+    [url] = urls - {None}
     return at(connect(url), tag)
 
 

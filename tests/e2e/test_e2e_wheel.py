@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def ferry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of the wheels, in an environment with nothing but what they depend on."""
+    """Installs the wheels with nothing but what they depend on; returns their command."""
     folder = tmp_path_factory.mktemp("wheel")
     wheels = build_wheels(folder / "wheels", ".", "packages/client")
     return install(folder / "environment", *map(str, wheels)).with_name("ferry")

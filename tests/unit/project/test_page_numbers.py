@@ -40,7 +40,7 @@ SCALES = {"million": 1e6, "MiB": 2**20, "h": 3600}
 
 
 def defaults():
-    """The number that a setting or a parameter of models has, by its names."""
+    """Returns the default number of each setting and parameter of models, by its names."""
     named = {name: it.default for it in PARAMETERS for name in (it.word, it.rest)}
     named |= {it.key: it.default for it in SETTINGS}
     return {name: value for name, value in named.items() if type(value) in (int, float)}
@@ -81,7 +81,7 @@ def test_a_wrong_number_would_be_found():
 
 
 def corpus():
-    """How many handlers there are in tests/handlers, and how many recorded answers."""
+    """Counts the handlers in tests/handlers, and the recorded answers."""
     answers = json.loads((CORPUS / "recorded.json").read_text(encoding="utf-8"))["answers"]
     return len([*CORPUS.glob("corpus/*.py")]), sum(map(len, answers.values()))
 

@@ -1,6 +1,7 @@
 """Bodies in shared memory: whoever reads one gets all of it, or is told that it has gone."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -308,10 +309,7 @@ async def test_large_bodies_and_answers_go_by_memory_once_all_workers_are_known_
 
 async def test_body_that_a_new_worker_cannot_reach_comes_by_redis(harness, memory, tmp_path):
     near = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
-    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
-        await served(channel, near, "first", SMALL)
-        await eventually_async(lambda: channel._shares_memory)
-
+    async with sharing_channel(harness, memory, near) as channel:
         # When one of another host claims a record before the ingress has heard of it
         asked = ask(channel, "second", wire_of("second", size=LARGE))
         await eventually_async(lambda: harness.queued() == ["second"])
@@ -392,9 +390,7 @@ async def test_batch_that_failed_is_not_read_again_from_an_ingress_that_has_gone
     harness, memory, tmp_path
 ):
     worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
-    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
-        await served(channel, worker, "first", SMALL)
-        await eventually_async(lambda: channel._shares_memory)
+    async with sharing_channel(harness, memory, worker) as channel:
         asked = ask(channel, "second", wire_of("second", size=LARGE))
         await eventually_async(lambda: harness.queued() == ["second"])
         claimed = worker.claim(1, 0.0)
@@ -417,6 +413,15 @@ def joined(harness, worker_id, memory):
     harness.client.zadd(harness.keys.worker_beats, {worker_id: now_ms})
     harness.client.pexpire(harness.keys.worker_beats, 60_000)
     return harness.worker(worker_id, memory)
+
+
+@contextlib.asynccontextmanager
+async def sharing_channel(harness, memory, worker):
+    """Yields a channel that knows that this worker shares its memory."""
+    async with open_channel(harness, memory=memory, audit_s=0.01) as channel:
+        await served(channel, worker, "first", SMALL)
+        await eventually_async(lambda: channel._shares_memory)
+        yield channel
 
 
 async def served(channel, worker, name, answer_bytes):

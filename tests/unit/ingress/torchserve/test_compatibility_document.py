@@ -28,7 +28,7 @@ VERDICTS = {"same", "better", "left out"}
 
 
 def table(heading, *several):
-    """The rows under a heading as lists of cells, without backticks.
+    """Returns the rows under a heading as lists of cells, without backticks.
 
     Cells of the columns `several` may name several things, by comma: each has a row of its own.
     """

@@ -293,7 +293,7 @@ class LostRedis(redis.Redis):
 
 
 class Body(bytearray):
-    """What a request brings, and what a weak reference can watch."""
+    """Stands for a request's body; a weak reference can watch it."""
 
 
 async def test_requests_whose_look_up_failed_let_go_of_their_bodies_at_once(real_backend):
