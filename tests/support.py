@@ -16,7 +16,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
 from batching.store import keys
-from batching.store.clients import connect, connect_async
+from batching.store.clients import at, connect, connect_async
 from batching.store.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobRequest, JobStore
@@ -256,6 +256,12 @@ class QueueHarness:
         self._async_client = backend.connect_async()
         self._clients: list[Any] = []
         self._ingresses: list[IngressQueue] = []
+
+    def server(self) -> Any:
+        """Returns a client of the one server that has the version's keys."""
+        client = self.backend.connect()
+        self._clients.append(client)
+        return at(client, self.keys.tag)
 
     def close(self) -> None:
         for queue in self._ingresses:

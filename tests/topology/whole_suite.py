@@ -17,25 +17,20 @@ ON_ONE_SERVER = (
     "test_broker.py",
     "test_catalog.py",
     "test_e2e_restart.py",
-    "test_older_state.py",
     "test_redis_",
     "test_ingress_says_that_redis_refuses_its_password",
     "test_ingress_that_died_brings_nothing_back",
     "test_jobs_leave_a_part_of_the_memory_to_requests",
     "test_nothing_of_a_job_is_kept_when_memory_is_full",
-    "test_worker_that_waits_ends_at_once_when_it_is_stopped",
-    # `maxmemory` and `proto-max-bulk-len` are one node's, as is what a node counts.
+    # `maxmemory` is one node's.
     "test_all_but_admission_goes_on_when_memory_is_full",
-    "test_answer_that_redis_does_not_take_fails_alone",
     "test_submit_is_refused_whole_when_memory_is_full",
     "test_submit_refuses_only_requests_whose_bodies_found_no_room",
-    "test_submit_sends_bodies_once_when_the_server_has_forgotten_the_script",
     "test_submit_that_found_no_memory_keeps_no_slot",
     "test_what_was_measured_is_recorded_before_the_reply_is_there",
     "test_worker_replies_when_redis_does_not_know_the_scripts",
     # Snapshots and files of jobs are for the Redis that `ferry up` starts.
     "test_one_process_loads_and_saves_the_models",
-    "test_prediction_becomes_a_job_and_its_result_is_what_it_would_have_been",
     "test_up_brings_back_what_was_registered_when_it_was_killed",
 )
 

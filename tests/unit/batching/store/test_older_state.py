@@ -31,7 +31,7 @@ def queue(real_harness):
     """The harness, with one request that a worker has claimed, and that state."""
     real_harness.submit("a")
     claimed = items_of(real_harness.worker().claim(1, 0.0))
-    return real_harness, claimed, OlderState(real_harness.client)
+    return real_harness, claimed, OlderState(real_harness.server())
 
 
 def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue):

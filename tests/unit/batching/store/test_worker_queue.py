@@ -51,14 +51,14 @@ def parked(client):
     return ParkedPop(client, TOKENS)
 
 
-def is_blocked(backend):
-    return backend.client.info("clients")["blocked_clients"] == 1
+def is_blocked(server):
+    return server.info("clients")["blocked_clients"] == 1
 
 
 def asked(backend):
     """Counts the blocking pops that the server has begun and ended."""
     statistics = backend.client.info("commandstats").get("cmdstat_blpop", {})
-    return statistics.get("calls", 0) + is_blocked(backend)
+    return statistics.get("calls", 0) + is_blocked(backend.client)
 
 
 # --- the parked pop
@@ -87,7 +87,7 @@ def test_parked_pop_wakes_at_once(client, real_backend, block_s):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(parked.wait, 5.0)
         least = 1 if block_s > 1 else 2
-        eventually(lambda: is_blocked(real_backend) and asked(real_backend) >= least)
+        eventually(lambda: is_blocked(real_backend.client) and asked(real_backend) >= least)
 
         # When
         started = time.monotonic()
@@ -103,7 +103,7 @@ def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(cli
     # Given a pop that has ended by itself, as servers with a `timeout` close no blocked connection
     parked = ParkedPop(client, TOKENS, block_s=0.05)
     assert not parked.wait(0.01)
-    eventually(lambda: not is_blocked(real_backend))
+    eventually(lambda: not is_blocked(real_backend.client))
     real_backend.client.client_kill_filter(_type="normal", skipme=True)
 
     # When / Then: nothing was under way, so no caller need hear of it
@@ -114,7 +114,7 @@ def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(cli
 def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
     # Given
     assert not parked.wait(0.01)
-    assert is_blocked(real_backend)
+    assert is_blocked(real_backend.client)
 
     # When: the element comes between two waits
     real_backend.client.rpush(TOKENS, "1")
@@ -122,7 +122,7 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
 
     # Then
     assert parked.wait(1.0)
-    assert not is_blocked(real_backend)
+    assert not is_blocked(real_backend.client)
 
 
 def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
@@ -145,7 +145,8 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
 def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     # Given a batch with an answer that is too large for this Redis
     texts = {"a": "x" * 3_000_000, "b": "fits"}
-    real_harness.client.config_set("proto-max-bulk-len", 1024 * 1024)
+    server = real_harness.server()
+    server.config_set("proto-max-bulk-len", 1024 * 1024)
     real_harness.submit("a", "b")
     runs = []
 
@@ -160,7 +161,7 @@ def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     try:
         serve_until_done(worker, real_harness, ["a", "b"])
     finally:
-        real_harness.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+        server.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
 
     # Then
     refused, fitting = (decode_reply(name, real_harness.reply_value(name)) for name in "ab")
@@ -183,10 +184,10 @@ def test_worker_that_waits_ends_at_once_when_it_is_stopped(real_harness, is_coll
         real_harness.submit("a")
     queue, other = real_harness.worker(), real_harness.worker("worker-b")
     batcher = Batcher(queue, FixedPolicy(8, 10.0))
-    worker = idle_worker(batcher, queue)
+    worker, server = idle_worker(batcher, queue), real_harness.server()
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
-        eventually(lambda: is_blocked(real_harness.backend))
+        eventually(lambda: is_blocked(server))
         assert other.claim(8, 10.0) is (Nothing.BUSY if is_collecting else Nothing.EMPTY)
 
         # When

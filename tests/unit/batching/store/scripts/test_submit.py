@@ -192,14 +192,14 @@ def test_submit_refuses_only_requests_whose_bodies_found_no_room(real_harness, r
 
 def test_submit_sends_bodies_once_when_the_server_has_forgotten_the_script(real_harness):
     # Given
-    client = real_harness.client
-    client.script_flush()
-    client.config_resetstat()
+    server = real_harness.server()
+    server.script_flush()
+    server.config_resetstat()
 
     # When
     codes = real_harness.ingress().submit([large("a"), large("b")])
 
     # Then
     assert codes == [SubmitCode.QUEUED] * 2
-    assert client.info("commandstats")["cmdstat_set"]["calls"] == 2
+    assert server.info("commandstats")["cmdstat_set"]["calls"] == 2
     assert real_harness.worker().claim(2, 0.0).items[0].request == make_request("a", size=LARGE)
