@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/channel.py",
-        "                lost.append(request)\n",
-        "                pass\n",
+        "                if self._resubmit(request, self._patience.resubmit_share):\n",
+        "                if False:\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
     Mutant(

@@ -44,7 +44,7 @@ class Scene:
 
     async def fetch_all(self):
         self.queue.may_come.set()
-        await eventually_async(lambda: not self.channel._is_fetching)
+        await eventually_async(lambda: all(task.done() for task in self.channel._tasks.values()))
 
     @property
     def answered(self):
