@@ -15,23 +15,29 @@ RECOVERY_S = 0.5
 
 
 async def keep_going(
-    body: Callable[[], Coroutine[None, None, None]], whose: str, *, recovery_s: float = RECOVERY_S
+    body: Callable[[], Coroutine[None, None, None]],
+    whose: str,
+    *,
+    recovery_s: float = RECOVERY_S,
+    failure: Exception | None = None,
 ) -> None:
     """Runs the body to its end; after an exception that it did not foresee, it begins anew.
 
     For tasks that are not awaited: one that an exception ends would be missed in silence. An
-    exception that comes at each try is logged now and then.
+    exception that comes at each try is logged now and then. `failure` is that of a first try.
     """
     reminder = Reminder()
     while True:
+        if failure is not None:
+            if reminder.is_due(repr(failure)):
+                accident = None if isinstance(failure, ServeError) else failure
+                text = "task failed name=%s %s: %s"
+                log.error(text, body.__name__, whose, failure, exc_info=accident)
+            await asyncio.sleep(recovery_s)
         try:
             return await body()
         except Exception as error:
-            if reminder.is_due(repr(error)):
-                accident = None if isinstance(error, ServeError) else error
-                text = "task failed name=%s %s: %s"
-                log.error(text, body.__name__, whose, error, exc_info=accident)
-        await asyncio.sleep(recovery_s)
+            failure = error
 
 
 class BackgroundTasks:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import accumulate, islice
 
@@ -20,10 +21,9 @@ from batching import errors
 from batching.models.spec import VersionKey
 from batching.policy import DrainRate
 from batching.protocol import ProtocolError, Wire, fresh_request_id
-from batching.store.arena import NO_MEMORY, IngressMemory
+from batching.store.arena import IngressMemory
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
-    USUAL_PATIENCE,
     AuditCode,
     CancelCode,
     IngressQueue,
@@ -67,10 +67,12 @@ class Channel:
         key: VersionKey,
         queue: IngressQueue,
         outage: OutageLog,
-        patience: Patience = USUAL_PATIENCE,
-        memory: IngressMemory = NO_MEMORY,
+        patience: Patience,
+        *,
+        memory: IngressMemory,
+        resubmitted: Counter[VersionKey],
     ) -> None:
-        self.resubmitted = 0
+        self._resubmitted = resubmitted
         self._key = key
         self._name = f"model={key.model_name} version={key.model_version}"
         self._patience = patience
@@ -147,7 +149,13 @@ class Channel:
         """Runs the body, unless it is running."""
         task = self._tasks.get(body)
         if task is None or task.done():
-            self._tasks[body] = self._loop.create_task(keep_going(body, self._name))
+            self._tasks[body] = self._loop.create_task(self._run(body))
+
+    async def _run(self, body: _Body) -> None:
+        try:
+            await body()
+        except Exception as error:
+            await keep_going(body, self._name, failure=error)
 
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
@@ -492,7 +500,7 @@ class Channel:
             elif code is AuditCode.ABANDONED:
                 self._cancel(request, queue_error("unregistered"))
         if pairs:
-            self.resubmitted += len(pairs)
+            self._resubmitted[self._key] += len(pairs)
             shown = ",".join(pairs[:MOST_IN_LOG])
             log.warning("resubmitted %s requests=%d old:new=%s", self._name, len(pairs), shown)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 import redis.asyncio
@@ -27,7 +28,7 @@ async def open_channel(source, *, memory=NO_MEMORY, **times):
     queue = IngressQueue(
         client, KEY, "ingress-a" + memory.arena.mark, DEAD_AFTER_MS, block_s=patience.block_s
     )
-    channel = Channel(KEY, queue, make_outage(), patience, memory)
+    channel = Channel(KEY, queue, make_outage(), patience, memory=memory, resubmitted=Counter())
     try:
         yield channel
     finally:
