@@ -171,13 +171,11 @@ class RqPacker(HiredisRespSerializer):
     """Packs commands with the names that the server knows."""
 
     def pack(self, *arguments: Any) -> Any:
-        octets = [one.encode() if isinstance(one, str) else one for one in arguments]
-        return super().pack(
-            *(
-                _RQ_PREFIX + one if isinstance(one, bytes) and one.startswith(b"rq:") else one
-                for one in octets
-            )
-        )
+        octets: list[Any] = [one.encode() if isinstance(one, str) else one for one in arguments]
+        for n, one in enumerate(octets):
+            if isinstance(one, bytes) and one.startswith(b"rq:"):
+                octets[n] = _RQ_PREFIX + one
+        return super().pack(*octets)
 
 
 def received(answer: Any) -> Any:

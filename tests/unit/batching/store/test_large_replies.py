@@ -37,7 +37,11 @@ class Scene:
 
     def __init__(self):
         self.queue = SlowQueue()
-        self.channel = Channel(KEY, self.queue, make_outage(), USUAL_PATIENCE, NO_MEMORY, Counter())
+        self.channel = Channel(
+            *(KEY, self.queue, make_outage(), USUAL_PATIENCE),
+            memory=NO_MEMORY,
+            resubmitted=Counter(),
+        )
         self.requests = {name: AwaitedRequest(name) for name in IDS}
         self.channel._waiting.update(self.requests)
 
