@@ -32,7 +32,7 @@ from workers.handling.batch_stream import BROKEN, BatchStream, StreamAbandoned
 from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
 from workers.handling.handler_call import HandlerCall, header_texts, line_text
 from workers.handling.spare_memory import free_gpu_memory
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,15 @@ from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
 from workers.handling.spare_memory import SpareMemory
-from workers.slots.assignment import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED, Assignment
-from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
+from workers.slots.assignment import (
+    EXIT_DEVICE_BROKEN,
+    EXIT_DRAINED,
+    EXIT_LOAD_FAILED,
+    SIGNAL_OF_LATE,
+    WAIT_S,
+    Assignment,
+    Deadline,
+)
 
 log = logging.getLogger("workers.handling.worker")
 

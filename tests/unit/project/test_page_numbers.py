@@ -23,7 +23,7 @@ from workers.archives.archive_entries import MAX_ENTRIES, MAX_UNPACKED_BYTES
 from workers.handling.spare_memory import MOST_PAUSE_S
 from workers.handling.worker import END_S, REPLY_PATIENCE_S, UNSURE_S
 from workers.node.webhook_sender import MOST_RESULT_BYTES, TRY_S, WAITS_S
-from workers.slots.deadline import WAIT_S
+from workers.slots.assignment import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 CORPUS = ROOT / "tests" / "handlers"
