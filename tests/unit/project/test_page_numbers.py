@@ -20,8 +20,7 @@ from ingress.http1.heads import MAX_AROUND_BYTES
 from ingress.jobs.job_service import KEEP_RANGE_S, LONGEST_S, MOST_WAIT_S
 from ingress.predictions.prediction_service import MAX_LINES
 from workers.archives.archive_entries import MAX_ENTRIES, MAX_UNPACKED_BYTES
-from workers.handling.spare_memory import MOST_PAUSE_S
-from workers.handling.worker import END_S, REPLY_PATIENCE_S, UNSURE_S
+from workers.handling.worker import END_S, MEMORY_LOOK_S, REPLY_PATIENCE_S, UNSURE_S
 from workers.node.webhook_sender import MOST_RESULT_BYTES, TRY_S, WAITS_S
 from workers.slots.assignment import WAIT_S
 
@@ -109,7 +108,7 @@ def corpus():
         ("jobs.md", f"Any 2xx within {TRY_S:.0f} s"),
         ("jobs.md", f"{len(WAITS_S) + 1} tries in about {sum(WAITS_S) / 86_400:.0f} days"),
         ("configuration.md", f"if it comes in some, may have {MAX_AROUND_BYTES // 2**20} MiB"),
-        ("operations.md", f"or {MOST_PAUSE_S:.0f} s if it ran right after another one"),
+        ("operations.md", f"is given back within {MEMORY_LOOK_S:.0f} s"),
         ("operations.md", f"occupies its worker for {REPLY_PATIENCE_S:.0f} s"),
         ("operations.md", f"at most {MAX_LINES} a second of predictions"),
         ("operations.md", f"if {USUAL_PATIENCE.resubmit_share:.0%} of its deadline is left"),
