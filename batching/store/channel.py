@@ -489,8 +489,7 @@ class Channel:
         await self._fetch_replied(codes)
         pairs: list[str] = []
         for request_id, code in codes.items():
-            request = self._waiting.get(request_id)
-            if request is None:
+            if (request := self._waiting.get(request_id)) is None:
                 continue
             if code is AuditCode.LOST:
                 if self._resubmit(request, self._patience.resubmit_share):
