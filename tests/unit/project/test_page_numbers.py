@@ -17,7 +17,8 @@ from batching.store.registry.catalog import RESTORED_WITHIN_S
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, MAX_FIELDS
 from ingress.http1.connection import HALF_CLOSED_S, MAX_WAITING
 from ingress.http1.heads import MAX_AROUND_BYTES
-from ingress.jobs.job_service import KEEP_RANGE_S, LONGEST_S, MOST_WAIT_S
+from ingress.jobs.job_headers import KEEP_RANGE_S, MOST_WAIT_S
+from ingress.jobs.job_service import LONGEST_S
 from ingress.predictions.prediction_service import MAX_LINES
 from workers.archives.archive_entries import MAX_ENTRIES, MAX_UNPACKED_BYTES
 from workers.handling.spare_memory import MOST_PAUSE_S
