@@ -24,6 +24,7 @@ from batching.settings.values import (
     check_header,
     compile_patterns,
     model_settings,
+    path_aliases,
 )
 from batching.webhooks import ReceiverRules, read_secrets
 
@@ -85,6 +86,11 @@ class Settings:
     )
     management_address: str = torchserve_setting("http://127.0.0.1:8081", "address for management")
     metrics_address: str = torchserve_setting("http://127.0.0.1:8082", "address for metrics")
+    path_aliases: str = setting(
+        "",
+        "comma list of /path=/route: more paths for routes, as a platform may need them",
+        check=path_aliases,
+    )
     trusted_proxies: str = setting(
         "",
         "comma list of addresses and networks, or unix: proxies whose X-Forwarded- headers are "
@@ -372,6 +378,9 @@ class Settings:
     def addresses(self) -> dict[str, str]:
         addresses = {"inference": self.inference_address, "management": self.management_address}
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
+
+    def aliases(self) -> dict[str, str]:
+        return path_aliases(self.path_aliases)
 
     def receiver_rules(self) -> ReceiverRules | None:
         if not self.webhook_secrets:

@@ -49,6 +49,17 @@ def _number(word: str, value: object) -> int:
     return int(str(value))
 
 
+def path_aliases(text: str) -> dict[str, str]:
+    """Returns path, without a slash at the end, -> route."""
+    aliases = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        path, _, route = pair.partition("=")
+        if not (path.startswith("/") and route.startswith("/")):
+            raise ValueError(f"write /path=/route, not {pair}")
+        aliases[path.rstrip("/")] = route
+    return aliases
+
+
 @dataclass(frozen=True, slots=True)
 class TrustedProxies:
     """Holds the networks of proxies, and whether proxies come by a unix socket."""

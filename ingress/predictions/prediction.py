@@ -378,11 +378,14 @@ class InferenceRouter:
     ) -> None:
         self._shared = shared
         self._others = others
+        self._aliases = shared.settings.aliases()
         self._limits = shared.settings.max_request_size_bytes, shared.settings.body_timeout_s
         self._authorizer = authorizer
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answers the request, if not by a call later: a prediction is one."""
+        if self._aliases:
+            exchange.path = self._aliases.get(exchange.path.rstrip("/"), exchange.path)
         target = parse_prediction_path(exchange.path)
         if target is None or exchange.method == "OPTIONS":
             return self._pass_on(exchange)

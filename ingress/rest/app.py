@@ -67,6 +67,7 @@ class _App(Flask):
         self._roles = roles
         self._is_private = is_private
         self._authorizer = Authorizer(services.keys, roles)
+        self._aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
         self._routes: dict[str, Route] = {}
         self.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
         self.config["PROPAGATE_EXCEPTIONS"] = False
@@ -94,8 +95,9 @@ class _App(Flask):
                 self._routes[endpoint] = route
 
     def wsgi_app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        # `/models/M/` means `/models/M`.
-        environ["PATH_INFO"] = environ.get("PATH_INFO", "").rstrip("/") or "/"
+        # `/models/M/` means `/models/M`, and an alias its route.
+        path = environ.get("PATH_INFO", "").rstrip("/")
+        environ["PATH_INFO"] = self._aliases.get(path, path) or "/"
         return super().wsgi_app(environ, start_response)
 
     def make_response(self, rv: Any) -> Response:

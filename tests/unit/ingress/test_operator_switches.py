@@ -16,6 +16,18 @@ def client(ingress, role, **settings):
     return create_app(services, [role]).test_client()
 
 
+def test_aliases_are_further_paths_of_routes(echo):
+    # Given
+    inference = client(echo, Role.INFERENCE, path_aliases="/m:predict=/predictions/echo, /=/ping")
+    # When / Then
+    for path in ("/m:predict", "/m:predict/", "/predictions/echo"):
+        assert inference.post(path, data=b"x").get_data() == b"body:|x", path
+    assert inference.get("/").get_json() == {"status": "Healthy"}
+    # And they are no paths of another port's
+    manager = client(echo, Role.MANAGEMENT, path_aliases="/m:predict=/models")
+    assert manager.get("/m:predict").status_code == 404
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/echo")])
 def test_model_api_is_refused_as_in_torchserve_when_it_is_off(ingress, method, path):
     # Given

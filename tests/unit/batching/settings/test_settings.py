@@ -187,6 +187,8 @@ def test_settings_name_the_source_when_a_value_has_the_wrong_type(load, key, var
         ("token_authorization=yes", "token_authorization='yes' is neither true nor false"),
         ("model_store=a\\u0000b", "model_store has a character that is no text"),
         ("default_service_handler=\\ud800", "default_service_handler has a character that"),
+        ("path_aliases=predict=/invocations", "write /path=/route, not predict=/invocations"),
+        ("path_aliases=/predict", "write /path=/route, not /predict"),
         ("trusted_proxies=10.0.0.0/8, proxy.local", "comma list of addresses and networks"),
         ("trusted_proxies=10.0.0.1/8", "has host bits set"),
         ("cors_allowed_origin=https://\\u20ac", "characters that no header may have"),
