@@ -20,7 +20,7 @@ from batching.protocol import Claimed, Owned, Reply, ReplyChunk
 from batching.store.jobs.job_records import Progress
 from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode
 from workers.handling.handler_call import HandlerCall, encode_output, header_texts
 from workers.slots.assignment import Deadline
 
@@ -42,7 +42,7 @@ class BatchStream:
     """Sends the pieces of a batch's answers; keeps the pieces of jobs for their replies."""
 
     call: HandlerCall
-    take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
+    take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ReplyCode]]
     deadline: Deadline
     outage: OutageLog
     stall_s: float
@@ -137,15 +137,15 @@ class BatchStream:
         self.outage.over("send")
         for row, code in zip(rows, codes, strict=True):
             request_id = items[row].request_id
-            if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
+            if code in (ReplyCode.STORED, ReplyCode.STORED_BEFORE):
                 self.counts[request_id] = self.counts.get(request_id, 0) + 1
                 waiting[row].popleft()
-            elif code is not ChunkCode.FULL:
+            elif code is not ReplyCode.FULL:
                 self.broken.add(request_id)
                 waiting[row].clear()
             if not waiting[row]:
                 del waiting[row]
-        return any(code is not ChunkCode.FULL for code in codes)
+        return any(code is not ReplyCode.FULL for code in codes)
 
     def _chunk(self, row: int, item: Claimed, body: bytes) -> ReplyChunk:
         if index := self.counts.get(item.request_id, 0):
