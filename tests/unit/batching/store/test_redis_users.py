@@ -13,7 +13,7 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import Submission, SubmitCode
 from batching.store.jobs.job_records import JobStatus, Receiver
-from batching.store.jobs.webhook_store import WebhookOutcome
+from batching.store.jobs.job_store import WebhookOutcome
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import LargeReply, decode_reply
 from batching.store.registry.registry import Registry, read_metrics
