@@ -20,7 +20,6 @@ import site
 import subprocess
 import sys
 import sysconfig
-import time
 import venv
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -40,8 +39,6 @@ FOLDER = "environments"
 READY = "ready"
 REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
-# Within this time the workers of a model share a failure, and do not each wait for pip.
-FAILURE_LASTS_S = 30.0
 # In what pip says of a full disk, or a network that fails: another try may succeed.
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
 _PTH = "shared_with_the_server.pth"
@@ -83,10 +80,10 @@ class Installer:
         # Build scripts are not to find the server's own modules.
         self._forbidden = f"PYTHONPATH|{forbidden_variables}"
         self._timeout_s = timeout_s
-        # Weak: a lock lives for as long as a task holds it or waits for it.
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        # Name of an environment that could not be made -> when, and the error.
-        self._failures: dict[str, tuple[float, DependenciesFailed]] = {}
+        # Weak: a task is kept for as long as a worker waits for it.
+        self._making: weakref.WeakValueDictionary[str, asyncio.Task[None]] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
         """Installs the model's requirements and returns the interpreter that has them.
@@ -96,19 +93,25 @@ class Installer:
                 then; the log has pip's output.
         """
         file_name = spec.requirements_file
-        if file_name and not self._is_allowed:
-            template = "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
-            log.warning(template, *spec.key, file_name)
         if not file_name or not self._is_allowed:
+            if file_name:
+                template = (
+                    "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
+                )
+                log.warning(template, *spec.key, file_name)
             return Path(sys.executable)
         try:
             requirements = read_requirements(model_dir, file_name)
             folder = self._folder / environment_name(requirements, spec.archive_sha256)
-            async with self._locks.setdefault(folder.name, asyncio.Lock()):
-                if not (_is_ready(folder) and mark_used(folder)):
+            if not (_is_ready(folder) and mark_used(folder)):
+                making = self._making.get(folder.name)
+                if making is None or making.done():
                     cwd = (model_dir / file_name).parent
-                    await self._make_environment(spec, folder, requirements, cwd)
-                return _python_in(folder)
+                    making = asyncio.create_task(self._make(spec, folder, requirements, cwd))
+                    self._making[folder.name] = making
+                # Workers that ask meanwhile share a failure, too, and do not each wait for pip.
+                await asyncio.shield(making)
+            return _python_in(folder)
         except DependenciesFailed as error:
             raise DependenciesFailed(
                 f"Custom pip package installation failed for model {spec.model_name}: "
@@ -130,29 +133,21 @@ class Installer:
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
-    async def _make_environment(
-        self, spec: ModelSpec, folder: Path, requirements: str, cwd: Path
-    ) -> None:
-        failed_s, failure = self._failures.get(folder.name, (0.0, None))
-        if failure is not None and time.monotonic() - failed_s < FAILURE_LASTS_S:
-            raise failure
+    async def _make(self, spec: ModelSpec, folder: Path, requirements: str, cwd: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.timeout(self._timeout_s), _locked(folder.with_suffix(".lock")):
                 if _is_ready(folder):  # another node made it meanwhile
                     return
                 log.info("installing model=%s version=%s into=%s", *spec.key, folder)
-                await in_daemon_thread(partial(_make, folder))
+                await in_daemon_thread(partial(_make_empty, folder))
                 # With a BOM, or pip would take it to be in the locale's encoding.
                 (folder / REQUIREMENTS).write_text(requirements, encoding="utf-8-sig")
                 await self._install(spec, folder, cwd)
                 (folder / READY).touch()
                 log.info("installed model=%s version=%s", *spec.key)
-        except (TimeoutError, DependenciesFailed) as error:
-            if isinstance(error, TimeoutError):
-                error = DependenciesFailed(f"not done within {self._timeout_s:.0f} s.")
-            self._failures[folder.name] = time.monotonic(), error
-            raise error from error.__cause__
+        except TimeoutError:
+            raise DependenciesFailed(f"not done within {self._timeout_s:.0f} s.") from None
 
     async def _install(self, spec: ModelSpec, folder: Path, cwd: Path) -> None:
         argv = [
@@ -199,7 +194,7 @@ def _is_ready(folder: Path) -> bool:
     return (folder / READY).exists() and _python_in(folder).exists()
 
 
-def _make(folder: Path) -> None:
+def _make_empty(folder: Path) -> None:
     """Makes an environment that sees the packages of this one; replaces one left half made."""
     shutil.rmtree(folder, ignore_errors=True)
     # find_spec would import it: setuptools takes that for a sign that pip is running here.
