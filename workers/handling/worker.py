@@ -39,11 +39,16 @@ from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
 from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream, JobReporter
-from workers.handling.failures import sentence, user_traceback
 from workers.handling.handler_call import ForkGuard, HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
-from workers.handling.runner import DeviceBroken, Runner, free_gpu_memory
+from workers.handling.runner import (
+    DeviceBroken,
+    Runner,
+    free_gpu_memory,
+    sentence,
+    user_traceback,
+)
 from workers.slots.assignment import (
     EXIT_DEVICE_BROKEN,
     EXIT_DRAINED,
