@@ -35,8 +35,14 @@ from batching.process.retries import Reminder
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.records import error_reply
 from ferry.modeling import Answer, BadInput
-from workers.handling.batch_stream import BROKEN, BatchStream, StreamAbandoned
-from workers.handling.handler_call import HandlerCall, header_texts, line_text
+from workers.handling.handler_call import (
+    BROKEN,
+    BatchStream,
+    HandlerCall,
+    StreamAbandoned,
+    header_texts,
+    line_text,
+)
 from workers.machine import ts_folder
 from workers.slots.assignment import Deadline
 

@@ -38,8 +38,13 @@ from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
-from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream, JobReporter
-from workers.handling.handler_call import ForkGuard, HandlerCall
+from workers.handling.handler_call import (
+    STALL_MARGIN_S,
+    BatchStream,
+    ForkGuard,
+    HandlerCall,
+    JobReporter,
+)
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
 from workers.handling.runner import (
