@@ -82,10 +82,6 @@ LOOK_S = 10.0
 MEMORY_LOOK_S = 60.0
 
 
-def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
-    return contextlib.nullcontext(())
-
-
 def taken_bytes() -> int:
     """Returns this process's own memory, without mapped files, and what torch holds of GPUs."""
     taken = 0
@@ -131,6 +127,9 @@ class SpareMemory:
             self._least_bytes = self._taken()
 
 
+Unsent = Callable[[], AbstractContextManager[Sequence[Measurement]]]
+
+
 @dataclass
 class Worker:
     batcher: Batcher
@@ -138,7 +137,7 @@ class Worker:
     run: Callable[[Batch], list[Reply]]
     outage: OutageLog
     is_broken: Callable[[], bool] = lambda: False
-    unsent: Callable[[], AbstractContextManager[Sequence[Measurement]]] = _nothing_measured
+    unsent: Unsent = lambda: contextlib.nullcontext(())
     deadline: Deadline = field(default_factory=Deadline)
     memory: SpareMemory = field(default_factory=partial(SpareMemory, 0))
     idle_s: float = BLOCK_S
