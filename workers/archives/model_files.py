@@ -17,13 +17,7 @@ from batching.settings.settings import Settings
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.installer import Installer
-from workers.archives.staging import (
-    mark_used,
-    remove_abandoned,
-    remove_unused,
-    unmarked_s,
-    work_dir_of,
-)
+from workers.archives.staging import mark_used, remove_abandoned, remove_unused, work_dir_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +38,6 @@ class ModelFiles:
         self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._has_swept = False
         self._installer = Installer(
             self._work_dir,
             is_allowed=settings.install_py_dep_per_model,
@@ -85,13 +78,11 @@ class ModelFiles:
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
                 remove_abandoned(folder)
-        if self._model_store is not None:
-            self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
     def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
         """Removes what was downloaded from these URLs, unless one in `kept` means the same file."""
         for url in urls:
-            if _is_meant(url, kept):
+            if any(fetch.may_share_a_file(url, other) for other in kept):
                 continue
             try:
                 if self._model_store is not None and fetch.remove_download(url, self._model_store):
@@ -99,28 +90,13 @@ class ModelFiles:
             except OSError as error:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
-    def _sweep_downloads(self, store: Path, kept: Collection[str]) -> None:
-        """Removes downloads that no model has needed for long, left by failed registrations."""
-        # The first sweep keeps all: models of before the last stop may be registered again soon.
-        is_first, self._has_swept = not self._has_swept, True
-        kept_s = self._settings.unused_files_kept_s
-        for note in store.glob(".*.url"):
-            with contextlib.suppress(OSError, ValueError):  # another node was faster, or no note
-                url = note.read_text(encoding="utf-8")
-                if is_first or _is_meant(url, kept):
-                    mark_used(note)
-                elif unmarked_s(note) > kept_s and fetch.remove_download(url, store):
-                    log.info("removed unused download url=%s", url)
-
     def _unpack(self, spec: ModelSpec, *, is_exact: bool) -> Path:
         if (unpacked := self._find_unpacked(spec, is_exact=is_exact)) is not None:
             return unpacked
-        path, sha256 = self._locate(spec), spec.archive_sha256
-        owner = self._owner(spec)
-        return archive.unpack_archive(path, sha256, self._work_dir, owner, is_exact=is_exact)
-
-    def _locate(self, spec: ModelSpec) -> Path:
-        return fetch.locate_archive(spec.model_url, self._settings, is_registered=True)
+        path = fetch.locate_archive(spec.model_url, self._settings, is_registered=True)
+        return archive.unpack_archive(
+            path, spec.archive_sha256, self._work_dir, self._owner(spec), is_exact=is_exact
+        )
 
     def _owner(self, spec: ModelSpec) -> str:
         """Returns a hash of the version, and of the folder in the store that it is served from.
@@ -130,7 +106,7 @@ class ModelFiles:
         folder = ""
         if not fetch.name_of_download(spec.model_url):
             with contextlib.suppress(ServeError):  # what was unpacked serves without the archive
-                path = self._locate(spec)
+                path = fetch.locate_archive(spec.model_url, self._settings, is_registered=True)
                 folder = str(path.resolve()) if path.is_dir() else ""
         return hashlib.sha256("\0".join((*spec.key, folder)).encode()).hexdigest()[:16]
 
@@ -139,7 +115,3 @@ class ModelFiles:
             spec.archive_sha256, self._work_dir, self._owner(spec), is_exact=is_exact
         )
         return unpacked if unpacked is not None and mark_used(unpacked.parent) else None
-
-
-def _is_meant(url: str, others: Collection[str]) -> bool:
-    return any(fetch.may_share_a_file(url, other) for other in others)
