@@ -26,13 +26,13 @@ from batching.models.registration import (
     why_not_here,
 )
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
-from workers.archives.installer import read_requirements
 from workers.archives.model_archive import (
     BUILT_IN_PACKAGE,
     inspect_archive,
     split_handler,
     unpack_archive,
 )
+from workers.archives.model_files import read_requirements
 from workers.machine import require_safe_torch
 from workers.python_models.files_without_code import Port, how_to_export, is_one_by_one, load_net
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
