@@ -18,7 +18,7 @@ from typing import Any
 
 from ts import __version__ as ts_version
 from ts.context import Context
-from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics import read_metrics_config
@@ -30,7 +30,6 @@ from workers.archives.model_archive import (
     read_model_config,
     split_handler,
 )
-from workers.handling.findings import Findings
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
 
@@ -80,8 +79,6 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
-    if settings.work_dir is not None:
-        context.recall = Findings(settings.work_dir, spec.archive_sha256).recall
     for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)

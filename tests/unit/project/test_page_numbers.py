@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ts.metrics.caching_metric import BUCKETS, MAX_LABEL_CHARS
+from ts.metrics import BUCKETS, MAX_LABEL_CHARS
 from ts.torch_handler.images import LARGE_PIXELS, MOST_SCANS
 
 from batching.models.spec import PARAMETERS
