@@ -285,7 +285,7 @@ _METRICS = {
 SERVERS_OWN = frozenset(
     {"begin_batch", "cl_socket", "has_processors", "header_key_sequence_end"}
     | {"header_key_sequence_id", "header_key_sequence_start", "keep_progress", "own_metrics"}
-    | {"recall", "send_pieces", "stopping_criteria"}
+    | {"send_pieces", "stopping_criteria"}
 )
 
 
