@@ -71,7 +71,6 @@ class NodeQueue:
         self._nodes = RecordReader("node", NodeStatus.from_json)
 
     async def describe(self, node: NodeStatus) -> None:
-        """Publishes the record of a node that has joined."""
         await self._scripts["report"]([keys.NODE_INFO], [node.node_id, node.to_json()])
 
     async def count_control_jobs(self) -> int:

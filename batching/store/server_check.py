@@ -5,7 +5,7 @@ import logging
 import re
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import redis
 
@@ -84,7 +84,7 @@ class ServerFacts:
     policy: str
     is_writing_file: bool
     has_write_failed: bool
-    fsync: str
+    fsync: str = ""
 
     @property
     def is_too_old(self) -> bool:
@@ -101,21 +101,22 @@ def facts_of(settings: Settings) -> ServerFacts:
     """
     try:
         with _client(settings) as client:
-            return _ask(client)
+            facts = _ask(client)
+            with contextlib.suppress(redis.ResponseError):
+                fsync = client.config_get("appendfsync").get("appendfsync")
+                facts = replace(facts, fsync=str(fsync or ""))
+            return facts
     except AWAY as error:
         raise OSError(_words_of(error)) from error
 
 
 def _ask(client: Client) -> ServerFacts:
-    info, fsync = client.info(), ""
-    with contextlib.suppress(redis.ResponseError):
-        fsync = str(client.config_get("appendfsync").get("appendfsync") or "")
+    info = client.info()
     return ServerFacts(
         version=str(info.get("redis_version", "")),  # Valkey names one that it is compatible with
         policy=str(info.get("maxmemory_policy", SAFE_POLICY)),
         is_writing_file=info.get("aof_enabled") == 1,
         has_write_failed=info.get("aof_last_write_status", "ok") != "ok",
-        fsync=fsync,
     )
 
 

@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
 LOWEST_FAILURE = 400  # of the statuses of replies
-
 JOB_PATIENCE_US = 60_000_000
 
 # Handlers' metrics of one version: some hundred with a few labels, or a dozen histograms of each.
@@ -59,10 +58,8 @@ _field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
 
-# How much of answers may be in memory before their keys are looked at, and how long a worker that
-# ends waits for the last ones to be read.
-MOST_UNREAD_BYTES = 4 * 1024 * 1024
-LAST_READ_S = 1.0
+MOST_UNREAD_BYTES = 4 * 1024 * 1024  # of answers in memory before their keys are looked at
+LAST_READ_S = 1.0  # for the last ones, when a worker ends
 
 
 class ReplyCode(IntEnum):
@@ -103,6 +100,7 @@ class WorkerQueue:
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
         self._arenas = ArenaReader(memory[0])
         self._answers = UnreadAnswers(self._connection, *memory)
+        self.close = self._answers.close
         self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
         self._has_told_of_drops = False
@@ -383,17 +381,12 @@ class WorkerQueue:
                 raise
             return True
 
-    def close(self) -> None:
-        """Waits a moment until the last answers have been read."""
-        self._answers.close()
-
     def interrupt(self) -> None:
         """Ends the waits for work and for a full batch; safe in a signal handler."""
         self._idle.interrupt()
         self._more.interrupt()
 
     def wake_one(self) -> None:
-        """Wakes another idle worker."""
         wakeups = self._keys.wakeups
         self._connection.try_all([("RPUSH", wakeups, "1"), ("EXPIRE", wakeups, 60)])
 

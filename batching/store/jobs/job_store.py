@@ -268,7 +268,6 @@ class JobStore:
     # --- existing jobs
 
     async def find(self, job_id: str) -> Job | None:
-        """Returns the job; None if there is none of this id."""
         client, name = self._name_of(job_id)
         value = await client.get(name)
         key = None if value is None else read_version(value)
@@ -282,7 +281,6 @@ class JobStore:
         return await self._looks.ask(job.key, job.job_id)
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
-        """Returns the result that has a key of its own; None if it is gone."""
         client, version_keys = self._of(job.key)
         name = f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
         return await client.get(name)  # type: ignore[return-value]  # bytes: nothing is decoded

@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import redis
 
 from batching.models.statuses import NodeStatus
 from batching.protocol import WIRE_VERSION
@@ -23,9 +22,6 @@ class OldServer:
 
     def info(self):
         return self._answer
-
-    def config_get(self, name):
-        raise redis.exceptions.NoPermissionError
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "5.0.0", "6.9"])
