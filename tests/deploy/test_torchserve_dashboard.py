@@ -55,7 +55,7 @@ def labels_used(expression: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def shown(server, exported) -> dict[str, set[str]]:
+def shown(server, exported):
     """Gives metric -> labels of this server after traffic; a node measures its host at times."""
     assert exported.labels
 

@@ -124,9 +124,7 @@ def report(text: str, values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
-def test_full_batch_leaves_at_once(
-    server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
-) -> None:
+def test_full_batch_leaves_at_once(server, scripted, ledger, delay_ms):
     name = f"full-{delay_ms}"
     gap_s = delay_ms / 1000 / 3 / BATCH_SIZE
     # A server that waited for the window's end would have a median of two thirds of the delay.
@@ -148,9 +146,7 @@ def test_full_batch_leaves_at_once(
 
 
 @pytest.mark.parametrize("delay_ms", DELAYS_MS)
-def test_partial_batch_runs_when_its_delay_is_over(
-    server: FerryServer, scripted: str, ledger: Ledger, delay_ms: int
-) -> None:
+def test_partial_batch_runs_when_its_delay_is_over(server, scripted, ledger, delay_ms):
     name = f"partial-{delay_ms}"
 
     # When three requests come to an idle model, again and again
@@ -166,9 +162,7 @@ def test_partial_batch_runs_when_its_delay_is_over(
     assert_within(abs(percentile(found.from_first_ms, 0.99) - delay_ms), TOLERANCE_MS)
 
 
-def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
+def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(server, scripted, ledger):
     # Given a model with batches of three
     with (
         server.model(scripted, "ordered", batch_size=3, max_batch_delay=30) as model,
