@@ -220,7 +220,7 @@ def test_pages_client_counts_answers_by_their_status(commands, releases):
     # When: for a moment, and beside a server of this test
     with serving(HTTPServer(("127.0.0.1", 0), Answers)) as url:
         here = program.replace(f"http://{NAME}:{inference['port']}", url)
-        here = here.replace("+ 180", "+ 0.3")
+        here = here.replace("+ 180", "+ 1.5")
         run = [sys.executable, "-c", here]
         done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=30)
     # Then
