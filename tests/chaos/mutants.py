@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/slots/deadline.py",
+        "workers/slots/assignment.py",
         "self._is_running = True\n        self._times[0] = time.monotonic() + self._run_s",
         "self._is_running = True\n        self._times[0] = math.inf",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/channel.py",
-        "                lost.append(request)\n",
-        "                pass\n",
+        "                if self._resubmit(request, self._patience.resubmit_share):\n",
+        "                if False:\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
     Mutant(
@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "nodes restore the registry",
-        "workers/node/registered_versions.py",
+        "workers/node/node.py",
         "self._registry.restore(self._known.values())",
         "pass",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
@@ -220,7 +220,7 @@ MUTANTS = (
         "            self.give_up()\n            raise\n",
         "            raise\n",
         "tests/unit/batching/store/test_held_connections.py::"
-        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled-parsed]",
+        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled]",
     ),
     Mutant(
         "a request whose body found no room is refused",

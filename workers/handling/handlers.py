@@ -18,7 +18,7 @@ from typing import Any
 
 from ts import __version__ as ts_version
 from ts.context import Context
-from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics import read_metrics_config
@@ -30,7 +30,6 @@ from workers.archives.model_archive import (
     read_model_config,
     split_handler,
 )
-from workers.handling.findings import Findings
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
 
@@ -69,7 +68,11 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     model_dir = model_dir.absolute()
     if not spec.decodes_itself:
         _enter_folder(model_dir, spec.handler)
-    _limit_images(settings.max_image_pixels)
+    with contextlib.suppress(ImportError):  # a worker for handlers that read no images
+        image: Any = importlib.import_module("PIL.Image")
+        image.MAX_IMAGE_PIXELS = settings.max_image_pixels or None
+        # Pillow refuses images over twice the limit, and only warns of those over the limit.
+        warnings.simplefilter("error", image.DecompressionBombWarning)
     context = Context(
         model_name=spec.model_name,
         model_dir=str(model_dir),
@@ -80,8 +83,6 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
-    if settings.work_dir is not None:
-        context.recall = Findings(settings.work_dir, spec.archive_sha256).recall
     for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
@@ -100,13 +101,19 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         # Such a handler initialises itself on the first call, without data.
         _require_plain(entry)
         entry(None, context)
-    else:
-        service = _class_of(module)()
-        service.initialize(context)
-        # Looked up only now: `initialize` may have replaced it (MicroBatching).
-        entry = service.handle
-        _require_plain(entry)
-    return LoadedModel(entry, context, code_dir=model_dir)
+        return LoadedModel(entry, context, code_dir=model_dir)
+    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
+    if len(classes) != 1:
+        names = ", ".join(kind.__name__ for kind in classes) or "none"
+        raise ValueError(
+            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
+            f"or exactly one class; its classes: {names}."
+        )
+    service = classes[0]()
+    service.initialize(context)
+    # Looked up only now: `initialize` may have replaced it (MicroBatching).
+    _require_plain(service.handle)
+    return LoadedModel(service.handle, context, code_dir=model_dir)
 
 
 def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
@@ -133,16 +140,6 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
             # Later imports of this package find the archive's; the worker keeps its own modules.
             for name in [name for name in sys.modules if name.partition(".")[0] == package]:
                 del sys.modules[name]
-
-
-def _limit_images(max_image_pixels: int) -> None:
-    try:
-        image: Any = importlib.import_module("PIL.Image")
-    except ImportError:  # a worker for handlers that read no images
-        return
-    image.MAX_IMAGE_PIXELS = max_image_pixels or None
-    # Pillow refuses images over twice the limit, and only warns of those over the limit.
-    warnings.simplefilter("error", image.DecompressionBombWarning)
 
 
 def _choose_gpu(device: Device) -> None:
@@ -193,18 +190,6 @@ def _require_plain(entry: Any) -> None:
         )
 
 
-def _class_of(module: ModuleType) -> type[Any]:
-    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
-    if len(classes) != 1:
-        names = ", ".join(kind.__name__ for kind in classes) or "none"
-        raise ValueError(
-            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
-            f"or exactly one class; its classes: {names}."
-        )
-    only: type[Any] = classes[0]
-    return only
-
-
 # --- torch's compiler. One module of torchvision takes one function from it, and calls that only on
 # GPUs that must be deterministic. Dynamo and sympy come with it: they take as long to import as
 # torch itself, and some 100 MB in each worker.
@@ -213,19 +198,15 @@ _IMPORTER = "torchvision.ops.roi_align"
 _COMPILER = "torch._dynamo.utils"
 
 
-class CompilerDeferred:
-    """Makes torchvision import the compiler only when it is first used."""
+class CompilerDeferred(SourceFileLoader):
+    """Runs that module while the compiler's name stands for a module that loads it when used."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _IMPORTER else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = cls(spec.loader.name, spec.loader.path)
         return spec
-
-
-class _Loader(SourceFileLoader):
-    """Runs the module while the compiler's name stands for a module that loads it when used."""
 
     def exec_module(self, module: ModuleType) -> None:
         late = _LateCompiler(_COMPILER)
