@@ -6,7 +6,6 @@ and help are written in its field of `Settings`, and only there.
 
 import difflib
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,16 +32,6 @@ class UnusableSettings(click.ClickException):
     """No start with these settings can succeed, so a supervisor need not try again."""
 
     exit_code = EXIT_UNUSABLE
-
-
-class NumberRange(click.FloatRange):
-    """Takes a range of numbers, without NaN and infinity."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
 
 
 class ServerCommand(click.Command):
@@ -151,11 +140,16 @@ version_option = click.option(
 )
 
 
-def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuses characters that no header may have."""
+def _check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")
     return value
 
 
+content_type_option = click.option(
+    "--content-type",
+    default="",
+    callback=_check_header_value,
+    help="Content type of all files. Default: guessed from each file's name.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

@@ -85,7 +85,7 @@ def test_interrupted_submit_goes_on_where_it_was(jobs, model, ledger, folder, tm
     first.send_signal(signal.SIGINT)
     _, complaint = first.communicate(timeout=10)
     assert first.returncode == 130
-    assert "the same command goes on there" in complaint
+    assert "The same command goes on there" in complaint
     assert "Traceback" not in complaint
     done = {path.name for path in results.iterdir()}
     assert 0 < len(done) < COUNT

@@ -19,7 +19,6 @@ from ferry.main import main
 from tests.http_server import serving
 from tests.ports import free_ports
 from tests.timing import assert_within
-from tests.tls import needs_openssl, write_certificate
 
 DESCRIPTION = {
     "modelName": "m",
@@ -37,12 +36,6 @@ DESCRIPTION = {
     "jobQueueStatus": {"remainingCapacity": 97, "pendingRequests": 3},
 }
 
-NODES = [
-    {"node": "n1", "host": "box"},
-    {"node": "n2", "host": ""},
-    {"node": "n3", "host": "spare"},
-]
-
 
 class Server:
     """Answers what it was told to, and keeps what it was asked."""
@@ -51,6 +44,7 @@ class Server:
         self.answers = {}
         self.asked = []
         self.breaks_at = b"no such body"
+        self.is_ours = True
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -65,6 +59,8 @@ class Server:
                 raw = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(raw)))
+                if outer.is_ours:
+                    self.send_header("x-request-id", "a1")
                 self.end_headers()
                 self.wfile.write(raw)
 
@@ -75,9 +71,6 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-    def speak_tls(self, context):
-        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
 
 
 NOT_FOUND = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}
@@ -99,56 +92,6 @@ def ferry(server):
     return run
 
 
-@pytest.mark.parametrize(
-    ("scheme", "is_there", "said"),
-    [
-        ("https", True, "no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?"),
-        ("http", False, "nothing answers at {url} ([Errno 111] Connection refused): is the"),
-        ("", True, "not a URL like http://host:port: {url}"),
-    ],
-)
-def test_command_says_why_no_server_answers(server, ferry, scheme, is_there, said):
-    port = server.http.server_port if is_there else free_ports(1)
-    url = f"{scheme}://127.0.0.1:{port}".removeprefix("://")
-    result = ferry("models", "list", "--management-url", url)
-    assert result.exit_code == 1
-    assert said.format(url=url) in result.stderr
-
-
-@needs_openssl
-def test_command_says_that_a_certificate_is_not_trusted_and_how_it_would_be(
-    server, ferry, tmp_path, monkeypatch
-):
-    # Given
-    pair = write_certificate(tmp_path)
-    pair.open()
-    server.speak_tls(pair.context)
-    url = server.url.replace("http://127.0.0.1", "https://localhost")
-    # When
-    result = ferry("models", "list", "--management-url", url)
-    # Then
-    assert f"the certificate of {url} is not trusted: self-signed certificate." in result.stderr
-    # When
-    monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate_file))
-    server.answers["GET", "/models"] = (200, {"models": []})
-    assert ferry("models", "list", "--management-url", url).exit_code == 0
-
-
-@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
-def test_server_on_this_machine_is_not_looked_for_behind_a_proxy(
-    server, ferry, monkeypatch, variable
-):
-    # Given a proxy of which httpx knows how to speak to it, or does not
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    scheme = "http" if variable == "HTTP_PROXY" else "socks5"
-    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{free_ports(1)}")
-    server.answers["GET", "/models"] = (200, {"models": []})
-    # When / Then
-    assert ferry("models", "list").stdout.startswith("No models.")
-    local = server.url.replace("127.0.0.1", "localhost")
-    assert ferry("models", "list", "--management-url", local).stdout.startswith("No models.")
-
-
 def ferry_process(*words, **options):
     """Runs `ferry` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -162,34 +105,23 @@ def ferry_process(*words, **options):
     )
 
 
-PAGE = b"""<!DOCTYPE HTML>
-<html>
-  <head><title>Error response</title></head>
-  <body><p>Error code: 404</p></body>
-</html>
-"""
-
-
 @pytest.mark.parametrize(
     ("answer", "quoted"),
     [
-        ((404, PAGE), 'a page, "Error response" (HTTP 404)'),
-        ((404, {"detail": "Not Found"}), '{"detail": "Not Found"} (HTTP 404)'),
-        ((200, b"pong " * 100), f"{'pong ' * 20}... (HTTP 200)"),
-        ((200, {"models": 1}), ""),
+        ((404, b"<html><title>Error response</title></html>"), 'a page, "Error response"'),
+        ((404, {"detail": "Not\n Found"}), '{"detail": "Not\\n Found"}'),
+        ((200, b"pong " * 100), f"{'pong ' * 20}..."),
     ],
 )
 def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted):
     # Given
-    for path in ("/models", "/api-description"):
-        server.answers["GET", path] = answer
+    server.is_ours = False
+    server.answers["GET", "/models"] = answer
     # When
     result = ferry("models", "list")
     # Then
-    assert result.exit_code == 1
-    [line] = result.stderr.splitlines()
-    said = f"Error: {server.url} does not answer as a ferry server does"
-    assert line.startswith(f"{said}: {quoted}" if quoted else said)
+    said = f"{server.url} does not answer as a ferry server does: {quoted}"
+    assert (result.exit_code, result.stderr) == (1, f"Error: {said} (HTTP {answer[0]})\n")
 
 
 def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
@@ -285,24 +217,15 @@ def test_list_follows_the_pages(server, ferry):
     ]
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ({"status": "No ready worker: m"}, "No ready worker: m"),
-        ({"code": 400, "message": "Token failed"}, "Token failed"),
-        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
-        (["status"], '["status"]'),
-        (b"", "Service Unavailable"),
-    ],
-)
-def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, ferry, answer, reason):
+def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, ferry):
     # Given
+    reason = "No ready worker: m"
     failed = {"node": "n1", "status": "UNLOADING", "error": "No [GPU]"}
     version = DESCRIPTION | {"workers": [failed] * 2}
     gone = DESCRIPTION | {"modelVersion": "2.0", "workers": [], "error": "Not found"}
     server.answers |= {
-        ("GET", "/readyz"): (503, answer),
-        ("GET", "/nodes"): (200, NODES[:1]),
+        ("GET", "/readyz"): (503, {"status": reason}),
+        ("GET", "/nodes"): (200, [{"node": "n1", "host": "box"}]),
         ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
         ("GET", "/models/m/all"): (200, [version, gone]),
     }
@@ -379,11 +302,6 @@ def test_predict_prints_the_other_answers_when_a_connection_breaks(server, ferry
     assert result.exit_code == 1
     assert result.stdout == f"{names[0]}: fine\n{names[2]}: fine\n"
     assert f"{names[1]}: the connection to {server.url} broke" in result.stderr
-    # When there is no other answer
-    result = ferry("predict", "m", names[1])
-    # Then
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: the connection to {server.url} broke")
 
 
 def lines_until(process, text):
