@@ -100,26 +100,29 @@ def settings_from_flags(
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
     name = setting.name.replace("_", "-")
-    flag = f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}"
-    default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
     kind: dict[str, Any] = {"type": setting.kind}
     if setting.name == "load_models":
         kind = {"multiple": True, "metavar": "[NAME=]ARCHIVE"}
     elif setting.kind is Path:
         kind = {"type": click.Path(path_type=Path)}
+    first, *others = setting.doc.split(" ")
+    # A first word with other characters is a value, and values are written as they are.
+    first = first.capitalize() if first.isalpha() and first.islower() else first
+    default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
     return click.option(
-        *filter(None, (setting.flag, flag, setting.name)),
-        help=f"{_sentence(setting.doc)}{default}",
+        *filter(None, (setting.flag,)),
+        f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}",
+        setting.name,
+        help=f"{' '.join([first, *others])}.{default}",
         default=None,
         **kind,
     )
 
 
-def _sentence(doc: str) -> str:
-    first, *others = doc.split(" ")
-    # A first word with other characters is a value, and values are written as they are.
-    first = first.capitalize() if first.isalpha() and first.islower() else first
-    return f"{' '.join([first, *others])}."
+def local_addresses(port: int) -> dict[str, Any]:
+    """Returns the addresses of all listeners, of which predictions have this port."""
+    names = ("inference_address", "management_address", "metrics_address")
+    return {name: f"http://127.0.0.1:{port + number}" for number, name in enumerate(names)}
 
 
 def _url_option(kind: str, port: int) -> Callable[[Command], Command]:

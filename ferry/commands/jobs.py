@@ -206,19 +206,10 @@ def list_jobs(
 @jobs.command()
 @id_argument
 @inference_option
-@json_option
-def show(job_id: str, inference_url: str, as_json: bool) -> None:
-    """Show what the server knows of the job ID."""
+def show(job_id: str, inference_url: str) -> None:
+    """Print what the server knows of the job ID, as JSON."""
     with Api(inference_url) as api:
-        job = api.call("GET", "jobs", job_id)
-    if as_json:
-        click.echo(json.dumps(job, indent=2))
-        return
-    rows = [
-        (name, value if isinstance(value, str) else json.dumps(value))
-        for name, value in job.items()
-    ]
-    print_table(("", ""), rows)
+        click.echo(json.dumps(api.call("GET", "jobs", job_id), indent=2))
 
 
 @jobs.command()
@@ -246,22 +237,18 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
 @jobs.command()
 @id_argument
 @inference_option
-@json_option
-def cancel(job_id: str, inference_url: str, as_json: bool) -> None:
+def cancel(job_id: str, inference_url: str) -> None:
     """Cancel the job ID; if it has ended, delete its result."""
-    _print_status(inference_url, "DELETE", job_id, as_json=as_json)
+    with Api(inference_url) as api:
+        job = api.call("DELETE", "jobs", job_id)
+    click.echo(f"Job {job_id} is {job['status']}.")
 
 
 @jobs.command()
 @id_argument
 @management_option
-@json_option
-def retry(job_id: str, management_url: str, as_json: bool) -> None:
+def retry(job_id: str, management_url: str) -> None:
     """Queue the job ID again after it failed, expired or was cancelled."""
-    _print_status(management_url, "POST", job_id, "retry", as_json=as_json)
-
-
-def _print_status(url: str, method: str, *path: str, as_json: bool) -> None:
-    with Api(url) as api:
-        job = api.call(method, "jobs", *path)
-    click.echo(json.dumps(job, indent=2) if as_json else f"Job {job['id']} is {job['status']}.")
+    with Api(management_url) as api:
+        job = api.call("POST", "jobs", job_id, "retry")
+    click.echo(f"Job {job_id} is {job['status']}.")

@@ -57,14 +57,8 @@ def models() -> None:
 @wait_option
 @management_option
 @inference_option
-@json_option
 def register(
-    url: str,
-    wait: bool,
-    management_url: str,
-    inference_url: str,
-    as_json: bool,
-    **parameters: Any,
+    url: str, wait: bool, management_url: str, inference_url: str, **parameters: Any
 ) -> None:
     """Register an archive: URL is a file in the model store, or an https address.
 
@@ -74,8 +68,8 @@ def register(
     query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
     interrupted = f"The server goes on registering {url}: `ferry models list` shows it."
     with ending_at_interrupt(lambda: interrupted):
-        said = _change(management_url, "POST", as_json=as_json, doing=f"Registering {url}", **query)
-    if not as_json and (registered := _REGISTERED.match(said)):
+        said = _change(management_url, "POST", doing=f"Registering {url}", **query)
+    if registered := _REGISTERED.match(said):
         name, version, workers = registered.groups()
         if workers == "0":
             click.echo(f"Start one: ferry models scale {name} --min-worker 1")
@@ -91,14 +85,10 @@ def register(
 @version_option
 @wait_option
 @management_option
-@json_option
-def scale(
-    model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
-) -> None:
+def scale(model: str, version: str, wait: bool, management_url: str, **workers: Any) -> None:
     """Set how many workers each node runs for MODEL."""
     query = {"synchronous": str(wait).lower(), **workers}
-    doing = f"Scaling {model}"
-    _change(management_url, "PUT", model, version, as_json=as_json, doing=doing, **query)
+    _change(management_url, "PUT", model, version, doing=f"Scaling {model}", **query)
 
 
 @models.command()
@@ -145,23 +135,21 @@ def list_models(management_url: str, as_json: bool) -> None:
 @click.argument("model")
 @version_option
 @management_option
-@json_option
-def unregister(model: str, version: str, management_url: str, as_json: bool) -> None:
+def unregister(model: str, version: str, management_url: str) -> None:
     """Remove a version of MODEL, with its workers.
 
     The default version can only be removed when it is the last one.
     """
-    _change(management_url, "DELETE", model, version, as_json=as_json)
+    _change(management_url, "DELETE", model, version)
 
 
 @models.command(name="set-default")
 @click.argument("model")
 @click.argument("version")
 @management_option
-@json_option
-def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
+def set_default(model: str, version: str, management_url: str) -> None:
     """Send requests for MODEL that name no version to VERSION."""
-    _change(management_url, "PUT", model, version, "set-default", as_json=as_json)
+    _change(management_url, "PUT", model, version, "set-default")
 
 
 @click.command()
@@ -262,12 +250,10 @@ def _state(worker: Record) -> str:
     return str(worker.get("state") or worker["status"])
 
 
-def _change(
-    management_url: str, method: str, *path: str, as_json: bool, doing: str = "", **query: Any
-) -> str:
-    """Prints what the server says of a change, and returns its text."""
-    is_quiet = as_json or query.get("synchronous") != "true"
+def _change(management_url: str, method: str, *path: str, doing: str = "", **query: Any) -> str:
+    """Prints what the server says of a change, and returns it."""
+    is_quiet = query.get("synchronous") != "true"
     with Api(management_url) as api, spinner(doing, is_quiet=is_quiet):
-        answer: Record = api.call(method, "models", *filter(None, path), **query)
-    click.echo(json.dumps(answer, indent=2) if as_json else answer["status"])
-    return str(answer["status"])
+        said: str = api.call(method, "models", *filter(None, path), **query)["status"]
+    click.echo(said)
+    return said

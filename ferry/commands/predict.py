@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import track
 
 from ferry.api import ApiError, click_errors, complaint
-from ferry.console import ending_at_interrupt, err, print_table
+from ferry.console import ending_at_interrupt, err
 from ferry.options import content_type_option, inference_option, json_option, version_option
 from ferry_client.calls import guessed_type
 from ferry_client.client import Client
@@ -124,7 +124,7 @@ def answer_value(answer: Prediction) -> Any:
 
 
 def print_answers(answers: Sequence[FileAnswer], *, as_json: bool) -> None:
-    """Prints classes as a table and other answers as they are; complains of errors."""
+    """Prints answers as they are, and complains of errors."""
     if as_json:
         records = [
             {name: value for name, value in answer._asdict().items() if value is not None}
@@ -132,24 +132,12 @@ def print_answers(answers: Sequence[FileAnswer], *, as_json: bool) -> None:
         ]
         click.echo(json.dumps(records, indent=2))
         return
-    classes: list[tuple[str, str, str]] = []
-    others: list[str] = []
     for file, job, status, answer, result, error in answers:
         if error is not None:
             parts = [f"HTTP {status}"] * bool(status) + [f"job {job}"] * bool(job)
             text = f"{file}: {error}" + (f" ({', '.join(parts)})" if parts else "")
             err().print(escape(text), style="red", soft_wrap=True)
-        elif isinstance(answer, dict) and answer and all(map(_is_probability, answer.values())):
-            classes += [(file, label, f"{number:.4f}") for label, number in answer.items()]
         elif status is not None and result is None:
             prefix = f"{file}: " if len(answers) > 1 else ""
-            others.append(
-                prefix + (answer if isinstance(answer, str) else json.dumps(answer, indent=2))
-            )
-    print_table(("file", "class", "probability"), classes)
-    for text in others:
-        click.echo(text)
-
-
-def _is_probability(value: Any) -> bool:
-    return isinstance(value, float) and 0 <= round(value, 2) <= 1  # a softmax may say 1.0000001
+            text = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
+            click.echo(prefix + text)
