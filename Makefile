@@ -184,8 +184,7 @@ images:
 
 ## Takes the documents' pictures, under load. Needs Chromium and Prometheus.
 screenshots: $(WITH)-test
-	$(BIN)/python -m benchmarks.page_picture
-	$(BIN)/python -m benchmarks.dashboard_picture
+	$(BIN)/python -m benchmarks.pictures page dashboard
 
 ## Removes what was installed and built, .venv included.
 clean:

@@ -37,7 +37,11 @@ class Health:
             return False
         with contextlib.suppress(StoreUnavailable):
             alive = self._registry.alive_nodes()
-            self._last_ping = all(self._is_staffed(spec, alive) for spec in self._staffed_specs())
+            self._last_ping = True
+            for spec in self._staffed_specs():
+                workers = self._registry.workers(spec.key, alive)
+                good = sum(worker.state is not WorkerState.FAILED for worker in workers)
+                self._last_ping = self._last_ping and good >= spec.min_worker
         return self._last_ping
 
     def why_not_ready(self) -> str:
@@ -67,7 +71,3 @@ class Health:
         entries = self._registry.snapshot().values()
         specs = [entry.versions[entry.default_version] for entry in entries]
         return [spec for spec in specs if spec.min_worker > 0]
-
-    def _is_staffed(self, spec: ModelSpec, alive: Set[str]) -> bool:
-        workers = self._registry.workers(spec.key, alive)
-        return sum(it.state is not WorkerState.FAILED for it in workers) >= spec.min_worker

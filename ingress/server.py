@@ -38,9 +38,6 @@ from ingress.torchserve.answers import error_answer
 
 log = logging.getLogger(__name__)
 
-# Per listener: registrations that wait for workers must not keep a probe from its thread.
-_BRIDGE_THREADS = 32
-
 # A drain waits for the last snapshot, but not for a Redis that is away.
 _SNAPSHOT_S = 1.0
 
@@ -83,35 +80,41 @@ class _Ingress:
         self._settings = settings = services.settings
         self._certificate = certificate
         self._launch = launch()
+        # A later launch loads nothing: the models of the first one, and changes to them, are in
+        # Redis.
+        is_told_to_load = bool(settings.load_models or settings.snapshot_file)
+        may_load = self._launch is not Launch.AGAIN and services.siblings.is_first
+        self._has_to_load = is_told_to_load and may_load
         self._snapshots: SnapshotWriter | None = None
-        self._siblings = siblings = services.siblings
-        if settings.snapshot_dir is not None and siblings.is_first:
+        if settings.snapshot_dir is not None and services.siblings.is_first:
             self._snapshots = SnapshotWriter(services.registry, settings, settings.snapshot_dir)
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
         """Serves until a signal, drains, and returns the exit code."""
+        services = self._services
         self._signals.listen()
-        # Before the ports open.
-        self._services.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
-        await self._services.start()
-        listeners = []
-        for address, roles in table.items():
-            # A unix socket has one listener.
-            if address.socket_path is None or self._siblings.is_first:
-                listeners.append(self._listener(address, roles))
+        if self._has_to_load:  # known before the ports open
+            services.lifecycle.is_loading = await asyncio.to_thread(self._lacks_models)
+        await services.start()
+        # A unix socket has one listener.
+        listeners = [
+            self._listener(address, roles)
+            for address, roles in table.items()
+            if address.socket_path is None or services.siblings.is_first
+        ]
         tasks: list[asyncio.Task[None]] = []
         try:
             for listener in listeners:
                 await listener.start()
                 names = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, names)
-            _calm_collector()
+            # What exists by now stays for good. Looking through it every few hundred requests took
+            # 3 % of the time, and requests make hardly any cycles.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(_GC_THRESHOLD)
             tasks += [asyncio.create_task(self._load_models())]
-            forget = partial(
-                self._services.metrics.forget_unregistered, self._services.probe_registry
-            )
-            tasks += [asyncio.create_task(keep_going(forget, "of the ingress"))]
             if self._certificate is not None:
                 follow = keep_going(self._certificate.follow, "of the certificate")
                 tasks += [asyncio.create_task(follow)]
@@ -120,7 +123,7 @@ class _Ingress:
         finally:
             for task in tasks:
                 task.cancel()
-            await self._services.close()
+            await services.close()
 
     def _listener(self, address: Address, roles: frozenset[Role]) -> Listener:
         services, settings = self._services, self._settings
@@ -137,25 +140,18 @@ class _Ingress:
             added_headers=[NO_GUESSING, *cors_headers(settings)],
             settings=settings,
             tls=None if self._certificate is None else self._certificate.context,
-            shares_port=self._siblings.count > 1,
+            shares_port=services.siblings.count > 1,
         )
 
-    def _has_to_load(self) -> bool:
-        """Returns whether there are startup models that Redis does not remember. Blocks."""
+    def _lacks_models(self) -> bool:
         with contextlib.suppress(StoreUnavailable):
-            return self._is_told_to_load() and not self._services.probe_registry.snapshot()
+            return not self._services.probe_registry.snapshot()
         return True
-
-    def _is_told_to_load(self) -> bool:
-        # The models that the first launch loaded, and later changes to them, are in Redis.
-        if self._launch is Launch.AGAIN or not self._siblings.is_first:
-            return False
-        return bool(self._settings.load_models or self._settings.snapshot_file)
 
     async def _load_models(self) -> None:
         failures: list[dict[str, str]] = []
         try:
-            if self._is_told_to_load():
+            if self._has_to_load:
                 services, is_awaited = self._services, self._launch is Launch.AWAITED
                 loader = StartupLoader(services, Registrar(services), is_awaited=is_awaited)
                 failures = await in_daemon_thread(loader.load)
@@ -170,20 +166,21 @@ class _Ingress:
         notify_ready(failures)
 
     async def _drain(self, listeners: list[Listener]) -> int:
-        log.info("draining open=%d", self._services.broker.waiting)
-        self._services.lifecycle.is_draining = True
+        services, settings = self._services, self._settings
+        log.info("draining open=%d", services.broker.waiting)
+        services.lifecycle.is_draining = True
         forced: asyncio.Future[Any] = asyncio.create_task(self._signals.hurry.wait())
         # Load balancers look elsewhere once readiness is false, but not at once.
-        await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
+        await asyncio.wait({forced}, timeout=settings.drain_delay_s)
         for listener in listeners:
             listener.stop()
-        ends_s = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        ends_s = services.loop.time() + settings.drain_timeout_s
         closed: asyncio.Future[Any]
         closed = asyncio.gather(*(listener.wait_closed() for listener in listeners))
         try:
             await asyncio.wait(
                 {closed, forced},
-                timeout=max(0.0, self._settings.drain_timeout_s - _REFUSAL_S),
+                timeout=max(0.0, settings.drain_timeout_s - _REFUSAL_S),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
@@ -193,7 +190,11 @@ class _Ingress:
             forced.cancel()
             closed.cancel()
         if self._snapshots is not None:
-            await self._save_last(self._snapshots, ends_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(ends_s):
+                    await services.siblings.gone()  # a sibling may still register a model
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
 
@@ -209,34 +210,15 @@ class _Ingress:
         for connection in connections:
             connection.refuse_incomplete(error)
 
-    async def _save_last(self, snapshots: SnapshotWriter, ends_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(ends_s):
-                await self._siblings.gone()  # a sibling may still register a model
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(in_daemon_thread(snapshots.close), _SNAPSHOT_S)
-
 
 def application(
     services: Services, roles: frozenset[Role], *, is_private: bool = False
 ) -> Application:
     """Returns the application of a listener; the arguments are as for `create_app`."""
     settings, authorizer = services.settings, Authorizer(services.keys, roles)
-    bridge = WsgiBridge(
-        create_app(services, roles, is_private=is_private),
-        settings=settings,
-        max_threads=_BRIDGE_THREADS,
-        authorizer=authorizer,
-    )
+    app = create_app(services, roles, is_private=is_private)
+    bridge = WsgiBridge(app, settings, authorizer)
     if Role.INFERENCE not in roles:
         return bridge
     services.predictor.tells_errors = is_private or settings.show_tracebacks
     return InferenceRouter(services.http_predictions, bridge, authorizer)
-
-
-def _calm_collector() -> None:
-    # Objects that exist by now stay for good. Looking through them every few hundred requests took
-    # 3 % of the time, and requests make hardly any cycles.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)

@@ -1,6 +1,7 @@
 """Builds the parts that an ingress has under our own server and under any WSGI server."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -8,20 +9,19 @@ from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
 
+from batching.errors import StoreUnavailable
 from batching.metrics import COUNTERS, GAUGES
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.arena import IngressMemory
 from batching.store.broker import Broker
 from batching.store.clients import connect, store_url
-from batching.store.jobs.job_store import JobStore
 from batching.store.redis_errors import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
 from ingress.access.tokens import KeyFile
 from ingress.health import Health, Lifecycle
-from ingress.jobs.job_answers import JobAnswers
 from ingress.jobs.job_service import JobService
 from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import LEGACY, Metrics, broker_families
@@ -86,20 +86,7 @@ class Services:
         self.numbers = HostNumbers(self._measured, siblings)
         self.lifecycle = Lifecycle()
         self.health = Health(self.probe_registry, self.lifecycle)
-        job_store = JobStore(
-            self.broker.client,
-            settings.job_backlog,
-            settings.job_memory_share,
-            is_writing_file=settings.redis_append_only,
-        )
-        job_service = JobService(
-            job_store,
-            self.registry,
-            timeout_s=settings.job_timeout_s,
-            keep_s=settings.job_result_ttl_s,
-            receivers=settings.receiver_rules(),
-        )
-        self.jobs = JobAnswers(job_service)
+        self.jobs = JobService(self.broker.client, self.registry, settings)
         self.predictor = PredictionService(self.catalog, self.broker, self.metrics)
         self.http_predictions = HttpPredictions(self.predictor, self.jobs, settings)
 
@@ -114,11 +101,17 @@ class Services:
 
     async def close(self) -> None:
         """Refuses the requests that still wait, and closes the connections."""
-        await self.jobs.service.close()
+        await self.jobs.close()
         await self.broker.close()
         await self.predictor.background.close()
         await self.catalog.close()
         self.numbers.close()
 
     def _measured(self) -> list[Metric]:
-        return [*self.metrics.collect(), *broker_families(self.broker)]
+        """Returns this process's families; those of unregistered versions for the last time."""
+        families = [*self.metrics.collect(), *broker_families(self.broker)]
+        with contextlib.suppress(StoreUnavailable):
+            registered = {spec.key for spec in self.probe_registry.specs()}
+            if not self.probe_registry.is_lost():  # otherwise nodes restore it
+                self.loop.call_soon_threadsafe(self.metrics.keep_only, registered)
+        return families

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from flask import Flask
@@ -42,39 +43,35 @@ def create_app() -> Flask:
     if settings.page == "loopback":
         # The WSGI server chooses the address, which is not known here.
         settings = replace(settings, page="off")
-    keys = open_keys(settings)
     loop = asyncio.new_event_loop()
-    services = Services(settings, keys, loop)
+    services = Services(settings, open_keys(settings), loop)
     threading.Thread(target=loop.run_forever, name="predictions", daemon=True).start()
     services.on_loop(services.start())
 
+    @atexit.register
     def close() -> None:
         closing = asyncio.run_coroutine_threadsafe(services.close(), loop)
         closing.exception(_CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
 
-    atexit.register(close)
-    has_management = keys is not None or settings.allow_open_management
+    has_management = services.keys is not None or settings.allow_open_management
     is_served = {Role.METRICS: settings.enable_metrics_api, Role.MANAGEMENT: has_management}
     return create_rest_app(services, [role for role in Role if is_served.get(role, True)])
 
 
-class _AppPerProcess:
-    """Builds the application with the first request of each process.
+_lock = threading.Lock()
+
+
+@cache
+def _app_of(_pid: int) -> Flask:
+    return create_app()
+
+
+def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Answers, by an application that is built with the first request of each process.
 
     A server may import this module before it forks, and no thread or connection survives a fork.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._app: Flask | None = None
-        self._pid = 0
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        with self._lock:
-            if self._app is None or self._pid != os.getpid():
-                self._app, self._pid = create_app(), os.getpid()
-        return self._app(environ, start_response)
-
-
-app = _AppPerProcess()
+    with _lock:
+        application = _app_of(os.getpid())
+    return application(environ, start_response)

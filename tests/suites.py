@@ -51,7 +51,6 @@ LONG_FILES = frozenset(
         "test_doctor_of_torchserve.py",
         "test_installer.py",
         "test_openapi_fuzz.py",
-        "test_time_outs.py",
         "test_user_types.py",
         "test_weights.py",
     }

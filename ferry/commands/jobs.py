@@ -215,11 +215,8 @@ def show(job_id: str, inference_url: str) -> None:
 @jobs.command()
 @id_argument
 @click.option("--wait", is_flag=True, help="Wait until there is a result.")
-@click.option(
-    "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write it here."
-)
 @inference_option
-def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> None:
+def result(job_id: str, wait: bool, inference_url: str) -> None:
     """Print the result of the job ID, as the model gave it."""
     with click_errors(), Client(inference_url) as client:
         job = client.job(job_id)
@@ -228,10 +225,7 @@ def result(job_id: str, wait: bool, file: Path | None, inference_url: str) -> No
         except WaitTimeout:
             complaint = f"job {job_id} is {job.status}: --wait waits for it"
             raise click.ClickException(complaint) from None
-    if file is None:
-        click.echo(answer.content, nl=False)
-    else:
-        write_result(file, answer.content)
+    click.echo(answer.content, nl=False)
 
 
 @jobs.command()

@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,18 +64,6 @@ class _Secret(NamedTuple):
     digest: bytes
     expires_at: datetime.datetime | None = None
 
-    @classmethod
-    def of(cls, scope: KeyScope, entry: Any) -> "_Secret":
-        key = entry.get("key") if isinstance(entry, dict) else None
-        if not isinstance(key, str) or not key:
-            raise ValueError(f"the section {str(scope)!r} has no key")
-        if (expires := entry.get(_EXPIRATION)) is None:
-            return cls(_digest(key))
-        expires_at = datetime.datetime.fromisoformat(str(expires))
-        if expires_at.tzinfo is None:
-            raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
-        return cls(_digest(key), expires_at)
-
     def matches(self, token: str) -> bool:
         """Returns whether this is the key, in a time that does not depend on where they differ."""
         is_same = hmac.compare_digest(self.digest, _digest(token))
@@ -106,30 +94,24 @@ class KeyFile:
         Raises:
             SettingsError: the file can be neither read nor made, or is no key file.
         """
-        hint = ""
         try:
             with self._locked():
-                self._check() if only_checked else self._open()
+                if self._path.exists():
+                    self._read()
+                elif not only_checked:
+                    self._write({}, KeyScope)
+                elif not os.access(self._path.parent, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
+                if only_checked:
+                    return
+                if expired := [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]:
+                    self._write(self._read(), expired)
+                if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
+                    log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError):
-                hint = ". A start makes a new one where there is none"
+            is_none = isinstance(error, ValueError)
+            hint = ". A start makes a new one where there is none" if is_none else ""
             raise SettingsError(f"key_file={self._path}: {error}{hint}") from error
-
-    def _open(self) -> None:
-        if not self._path.exists():
-            self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
-            log.info("made key_file=%s", self._path)
-        self._read()
-        if expired := [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]:
-            self._replace(expired)
-        if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
-            log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
-
-    def _check(self) -> None:
-        if self._path.exists():
-            self._read()
-        elif not os.access(self._path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
 
     def accepts(self, scope: KeyScope, token: str) -> bool:
         """Returns whether the token is this scope's key now."""
@@ -140,26 +122,17 @@ class KeyFile:
         # Another process may have made the key a moment ago.
         return self._look() and self._secrets[scope].matches(token)
 
-    def renew(self, scope: KeyScope) -> None:
-        """Writes a new key for this scope into the file; the old key stops working here.
-
-        Raises:
-            OSError, ValueError: the file cannot be read or written; nothing has changed.
-        """
-        with self._locked():
-            self._replace([scope])
-
-    def renew_as_asked(self, kind: str, authorization: str) -> None:
-        """Renews a key for a client that has the API key.
+    def renew(self, kind: str, authorization: str) -> None:
+        """Writes a new key into the file for a client with the API key; the old one ends here.
 
         Raises:
             InvalidKey: this Authorization header has another key, or this kind is not renewed.
-            OSError, ValueError: as `renew`.
+            OSError, ValueError: the file cannot be read or written; nothing has changed.
         """
-        scope = next((scope for scope in RENEWABLE if scope == kind), None)
-        if scope is None or not self.accepts(KeyScope.API, _token(authorization)):
+        if kind not in RENEWABLE or not self.accepts(KeyScope.API, _token(authorization)):
             raise InvalidKey(_REFUSED.format("Authentication"))
-        self.renew(scope)
+        with self._locked():
+            self._write(self._read(), [KeyScope(kind)])
 
     def _look(self) -> bool:
         """Reads the file again if it has changed; returns whether it did.
@@ -186,25 +159,21 @@ class KeyFile:
         document = json.loads(self._path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("not a JSON object with a key per scope")
-        named = [scope for scope in KeyScope if scope in document]
-        self._secrets = _NO_KEYS | {scope: _Secret.of(scope, document[scope]) for scope in named}
+        known = {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
+        self._secrets = _NO_KEYS | known
         self._seen = identity
         return document
 
-    def _replace(self, scopes: list[KeyScope]) -> None:
-        self._write(self._read() | {str(scope): self._new_entry(scope) for scope in scopes})
-        self._read()
-        log.info("renewed key_file=%s keys=%s", self._path, ",".join(scopes))
-
-    def _new_entry(self, scope: KeyScope) -> dict[str, str]:
-        entry = {"key": secrets.token_urlsafe(KEY_BYTES)}
-        if scope in RENEWABLE:
-            expires_at = _now() + datetime.timedelta(minutes=self._lifetime_min)
-            entry[_EXPIRATION] = expires_at.isoformat().replace("+00:00", "Z")
-        return entry
-
-    def _write(self, document: Mapping[str, Any]) -> None:
+    def _write(self, document: dict[str, Any], renewed: Iterable[KeyScope]) -> None:
+        """Writes the file with new keys for these scopes, and reads it."""
+        expires_at = _now() + datetime.timedelta(minutes=self._lifetime_min)
+        for scope in renewed:
+            document[str(scope)] = entry = {"key": secrets.token_urlsafe(KEY_BYTES)}
+            if scope in RENEWABLE:
+                entry[_EXPIRATION] = expires_at.isoformat().replace("+00:00", "Z")
         write_atomically(self._path, json.dumps(document, indent=2) + "\n")
+        self._read()
+        log.info("renewed key_file=%s keys=%s", self._path, ",".join(renewed))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -254,6 +223,18 @@ class Authorizer:
         role = key_for(method, path, self._roles)
         if role and not self._keys.accepts(KeyScope(role), _token(authorization)):
             raise InvalidKey(_REFUSED.format("Authorization"))
+
+
+def _secret(scope: KeyScope, entry: Any) -> _Secret:
+    key = entry.get("key") if isinstance(entry, dict) else None
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"the section {str(scope)!r} has no key")
+    if (expires := entry.get(_EXPIRATION)) is None:
+        return _Secret(_digest(key))
+    expires_at = datetime.datetime.fromisoformat(str(expires))
+    if expires_at.tzinfo is None:
+        raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
+    return _Secret(_digest(key), expires_at)
 
 
 def _token(authorization: str) -> str:

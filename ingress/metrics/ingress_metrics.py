@@ -6,8 +6,6 @@ only has the families for the output.
 Source of TorchServe's names, labels, units and texts: TorchServe 0.12 docs/metrics.md.
 """
 
-import asyncio
-import logging
 import socket
 import time
 from bisect import bisect_left
@@ -22,16 +20,11 @@ from prometheus_client.core import (
     Metric,
 )
 
-from batching.errors import StoreUnavailable
 from batching.metrics import COUNTERS, GAUGES, HOST_LEVEL, metric_line, metric_log
 from batching.models.spec import VersionKey
-from batching.process.daemon_thread import in_daemon_thread
 from batching.process.outputs import dropped_lines
 from batching.protocol import BatchTiming
 from batching.store.broker import Broker
-from batching.store.registry.registry import Registry
-
-log = logging.getLogger(__name__)
 
 VERSION_LABELS = ("model", "version")
 # The metrics that `metrics_mode=legacy` shows in /metrics.
@@ -44,8 +37,6 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RECENT = 256
 _NO_MODEL = VersionKey("", "")
-# Long enough for scrapes, which are seconds apart, and for a version that is soon registered again.
-_LOOK_S = 300.0
 
 # Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
 # runs alone and counts as late.
@@ -267,33 +258,13 @@ class Metrics:
         way_ms = max(0.0, seconds * 1000 - queue_ms - timing.handler_us / 1000)
         return dict(zip(LAST_VALUES, (queue_ms, way_ms), strict=True))
 
-    def versions(self) -> set[VersionKey]:
-        return self.series.keys() - {_NO_MODEL}
-
-    def forget(self, key: VersionKey) -> None:
-        """Removes the version's series; later requests begin new ones."""
-        del self.series[key]
-        self._versions = {known: it for known, it in self._versions.items() if known[0] != key}
-        kept = {(known.model_name, asked or "default") for known, asked in self._versions}
-        self._sums = {label: sums for label, sums in self._sums.items() if label in kept}
-
-    async def forget_unregistered(self, registry: Registry, interval_s: float = _LOOK_S) -> None:
-        """Removes series of unregistered versions, until cancelled, so that /metrics stays small.
-
-        A version loses its series when it was not registered at two looks in a row.
-        """
-        missing: set[VersionKey] = set()
-        while True:
-            await asyncio.sleep(interval_s)
-            missing_before, missing = missing, set()
-            try:
-                specs = await in_daemon_thread(registry.specs)
-            except StoreUnavailable:
-                continue  # Redis may come back empty, until the nodes fill it
-            missing = self.versions() - {spec.key for spec in specs}
-            for key in missing & missing_before:
-                self.forget(key)
-                log.info("forgot metrics of model=%s version=%s", *key)
+    def keep_only(self, registered: Collection[VersionKey]) -> None:
+        """Removes the series of all other versions, so that /metrics stays small."""
+        kept = {_NO_MODEL, *registered}
+        self.series = {key: series for key, series in self.series.items() if key in kept}
+        self._versions = {key: it for key, it in self._versions.items() if key[0] in kept}
+        labels = {(key.model_name, asked or "default") for key, asked in self._versions}
+        self._sums = {label: sums for label, sums in self._sums.items() if label in labels}
 
 
 def broker_families(broker: Broker) -> Iterator[Metric]:

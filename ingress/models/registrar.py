@@ -77,9 +77,19 @@ class Registrar:
             return 200, f"{text}. Use scale workers API to add workers for the model."
         if not bool_parameter(parameters, "synchronous", default=True):
             return 202, PROCESSING
-        if self._first_workers(spec) is WorkerProgress.PARTIAL:
-            return 206, IN_PROGRESS
-        return 200, text
+        try:
+            progress = self._workers(spec, {}, spec.model_version)
+            if progress is WorkerProgress.NONE:
+                raise InternalError(failed_text(spec.model_name, spec.model_version))
+        except (InternalError, OutOfResources, DependenciesFailed, Draining):
+            # A version whose workers cannot load is unregistered. So it is when this server stops:
+            # its client registers with another server, which must not refuse that.
+            with contextlib.suppress(ServeError):
+                self._registry.remove(spec.key, only=spec)
+                log.warning("removed model=%s version=%s: not started", *spec.key)
+            self._forget(spec.model_name)
+            raise
+        return (206, IN_PROGRESS) if progress is WorkerProgress.PARTIAL else (200, text)
 
     def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
         """Registers the version; nodes begin to start its workers."""
@@ -112,7 +122,7 @@ class Registrar:
         for complaint in ignored_values(archive.config):
             log.warning("ignored setting model=%s version=%s: %s", *spec.key, complaint)
         self._forget(spec.model_name)
-        self._take_on(spec)
+        self._wait.until_listed(spec)
         return spec
 
     def register_unloaded(
@@ -158,7 +168,7 @@ class Registrar:
         failures_before = failures_by_slot(self._registry.workers(key))
         spec = self._registry.scale(key, min_worker, max_worker)
         self._forget(model_name)
-        self._take_on(spec)
+        self._wait.until_listed(spec)
         if not bool_parameter(parameters, "synchronous", default=False):
             return 202, PROCESSING
         progress = self._workers(spec, failures_before, asked or "null")
@@ -202,21 +212,6 @@ class Registrar:
                     self._registry.remove(other.key, only=other)
                 self._forget(other.model_name)
 
-    def _first_workers(self, spec: ModelSpec) -> WorkerProgress:
-        try:
-            progress = self._workers(spec, {}, spec.model_version)
-            if progress is WorkerProgress.NONE:
-                raise InternalError(failed_text(spec.model_name, spec.model_version))
-        except (InternalError, OutOfResources, DependenciesFailed, Draining):
-            # A version whose workers cannot load is unregistered. So it is when this server stops:
-            # its client registers with another server, which must not refuse that.
-            with contextlib.suppress(ServeError):
-                self._registry.remove(spec.key, only=spec)
-                log.warning("removed model=%s version=%s: not started", *spec.key)
-            self._forget(spec.model_name)
-            raise
-        return progress
-
     def _workers(
         self, spec: ModelSpec, failures_before: Mapping[Slot, int], version_text: str
     ) -> WorkerProgress:
@@ -227,12 +222,6 @@ class Registrar:
             version_text=version_text,
             install_patience_s=INSTALL_TIMEOUT_S if is_installed else 0.0,
         )
-
-    def _take_on(self, spec: ModelSpec) -> None:
-        # TorchServe lists workers before it answers, so a request that follows at once is not
-        # refused, but waits until they have loaded.
-        if spec.min_worker > 0:
-            self._wait.until_listed(spec.key)
 
     def _forget(self, model_name: str) -> None:
         self._loop.call_soon_threadsafe(self._predictor.forget, model_name)

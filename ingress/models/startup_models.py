@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
-Failure = dict[str, str]
 T = TypeVar("T")
 
 
@@ -49,34 +48,44 @@ class StartupLoader:
         self._registry = services.registry
         self._registrar = registrar
         self._is_awaited = is_awaited
-        self._failures: list[Failure] = []
+        self._failures: list[dict[str, str]] = []
 
-    def load(self) -> list[Failure]:
+    def load(self) -> list[dict[str, str]]:
         """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
         The snapshot comes first, as it is newer than `load_models`. If the configuration has
         changed since, `load_models` comes first, and the snapshot can only add to it. Workers load
         in the background: a registered model need not be ready.
         """
+        path = self._services.settings.snapshot_file
         with contextlib.suppress(Draining):
-            path = self._services.settings.snapshot_file
-            if path is None or not self._may_restore(str(path)):
-                self._load_configured()
-            elif self._has_new_configuration(path):
-                self._load_configured()
-                self._restore_snapshot(path)
-            else:
-                self._restore_snapshot(path)
-                self._load_configured()
+            steps = [self._load_configured]
+            # A snapshot is a complete registry. Merged into another, it would undo later changes,
+            # of the default version for example.
+            if path is not None and (known := self._persist(str(path), self._registry.snapshot)):
+                log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
+            elif path is not None and self._is_asked_for(str(path)):
+                place = 1 if self._has_new_configuration(path) else 0
+                steps.insert(place, partial(self._restore_snapshot, path))
+            for step in steps:
+                step()
         return self._failures
 
     def _load_configured(self) -> None:
-        for parameters in startup_parameters(self._services.settings):
+        settings = self._services.settings
+        models = settings.model_defaults().model_settings
+
+        def make_default(spec: ModelSpec) -> None:
+            configured = models.get(spec.model_name, {}).get(spec.model_version, {})
+            if configured.get("defaultVersion") is True:
+                self._registrar.set_default(*spec.key)
+
+        for parameters in startup_parameters(settings):
             url, name = str(parameters["url"]), parameters.get("model_name")
             entry = f"{name}={url}" if name else url
             if not self._is_asked_for(entry):
                 log.info("left out model=%s: it was loaded at an earlier start", name or url)
-            elif self._register(str(name or url), parameters, self._make_default):
+            elif self._register(str(name or url), parameters, make_default):
                 self._persist(entry, partial(self._registry.note_started, entry))
 
     def _has_new_configuration(self, path: Path) -> bool:
@@ -98,15 +107,6 @@ class StartupLoader:
             self._register(name, version.parameters, partial(self._complete, version), version)
         self._persist(str(path), lambda: self._registry.note_started(str(path)))
 
-    def _may_restore(self, path: str) -> bool:
-        # A snapshot is a complete registry. Merged into another, it would undo later changes, of
-        # the default version for example.
-        known = self._persist(path, self._registry.snapshot)
-        if known:
-            log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
-            return False
-        return self._is_asked_for(path)
-
     def _complete(self, saved: SavedVersion, spec: ModelSpec) -> None:
         """Gives a restored version the workers and the default that were saved."""
         if spec.model_version != saved.model_version:
@@ -117,12 +117,6 @@ class StartupLoader:
         if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
             self._registry.scale(spec.key, saved.min_worker, saved.max_worker)
         if saved.is_default:
-            self._registrar.set_default(*spec.key)
-
-    def _make_default(self, spec: ModelSpec) -> None:
-        models = self._services.settings.model_defaults().model_settings
-        configured = models.get(spec.model_name, {}).get(spec.model_version, {})
-        if configured.get("defaultVersion") is True:
             self._registrar.set_default(*spec.key)
 
     def _is_asked_for(self, entry: str) -> bool:

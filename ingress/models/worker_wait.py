@@ -84,26 +84,27 @@ class WorkerWait:
             Draining: this server stops.
         """
         seconds = spec.startup_timeout_s + self._patience.grace_s + install_patience_s
-        deadline = _Deadline(seconds, self._patience.archive_s)
+        ends_s = time.monotonic() + seconds
+        latest_s = ends_s + self._patience.archive_s
         failed: list[WorkerStatus] = []
         progress = WorkerProgress.NONE
 
         def is_over() -> bool:
-            nonlocal spec, failed, progress
+            nonlocal spec, failed, progress, ends_s
             entry = self._registry.get(spec.model_name)
             if entry is not None or not self._registry.is_lost():  # otherwise nodes restore it
                 spec = still_registered(entry, spec)
             workers = self._registry.workers(spec.key)
             # A node still unpacks the archive and has not started a process.
             if any(it.state is WorkerState.STARTING and not it.pid for it in workers):
-                deadline.restart()
+                ends_s = min(time.monotonic() + seconds, latest_s)
             failed = _failed(workers, spec, failures_before)
             good = self._registry.alive_nodes() - {worker.node_id for worker in failed}
             on_good_nodes = [worker for worker in workers if worker.node_id in good]
             progress = _progress(on_good_nodes, spec, nodes=max(1, len(good)))
             return progress is WorkerProgress.DONE or bool(failed and not good)
 
-        if not self._until(is_over, deadline.left_s) and deadline.left_s() > 0:
+        if not self._until(is_over, lambda: ends_s) and time.monotonic() < ends_s:
             raise _draining()
         if failed:
             error = _why_failed(failed, spec.key, version_text)
@@ -114,24 +115,27 @@ class WorkerWait:
 
     def for_node(self) -> bool:
         """Returns whether a node runs; waits a while for one."""
-        deadline = _Deadline(self._patience.node_s)
+        ends_s = time.monotonic() + self._patience.node_s
         return self._until(
             lambda: bool(self._registry.nodes()),
-            deadline.left_s,
+            lambda: ends_s,
             _LOOK_FOR_NODE_S,
             is_patient=False,
         )
 
-    def until_listed(self, key: VersionKey) -> None:
-        """Waits until a node has listed workers of the version, so that requests may queue.
+    def until_listed(self, spec: ModelSpec) -> None:
+        """Waits until a node has listed workers of the version, if it is to have some.
 
-        Gives up after a while: neither a slow node nor a Redis that goes away is an error, as the
-        version is registered.
+        TorchServe lists workers before it answers, so a request that follows at once is not
+        refused, but waits until they have loaded. Gives up after a while: neither a slow node nor a
+        Redis that goes away is an error, as the version is registered.
         """
-        deadline = _Deadline(self._patience.listed_s)
+        ends_s = time.monotonic() + self._patience.listed_s
         with contextlib.suppress(StoreUnavailable):
             self._until(
-                lambda: bool(self._registry.workers(key)), deadline.left_s, is_patient=False
+                lambda: not spec.min_worker or bool(self._registry.workers(spec.key)),
+                lambda: ends_s,
+                is_patient=False,
             )
 
     def until_gone(self, key: VersionKey, timeout_s: float) -> None:
@@ -141,6 +145,7 @@ class WorkerWait:
             RequestTimeout: a worker is still there after `timeout_s`.
             Draining: this server stops.
         """
+        ends_s = time.monotonic() + timeout_s
 
         def is_gone() -> bool:
             # A new registration of the version takes the workers over.
@@ -148,7 +153,7 @@ class WorkerWait:
             is_registered_again = entry is not None and key.model_version in entry.versions
             return is_registered_again or not self._registry.workers(key)
 
-        if not self._until(is_gone, _Deadline(timeout_s).left_s):
+        if not self._until(is_gone, lambda: ends_s):
             if self._should_stop():
                 raise _draining()
             raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
@@ -156,7 +161,7 @@ class WorkerWait:
     def _until(
         self,
         is_true: Callable[[], bool],
-        left_s: Callable[[], float],
+        ends_s: Callable[[], float],
         slice_s: float = _SLICE_S,
         *,
         is_patient: bool = True,
@@ -170,33 +175,19 @@ class WorkerWait:
             try:
                 with self._registry.changes() as wait:
                     while not is_true():
-                        if left_s() <= 0 or self._should_stop():
+                        left_s = ends_s() - time.monotonic()
+                        if left_s <= 0 or self._should_stop():
                             return False
-                        wait(min(max(0.0, left_s()), slice_s))
+                        wait(min(left_s, slice_s))
                     return True
             except StoreUnavailable:
-                if not is_patient or left_s() <= 0 or self._should_stop():
+                if not is_patient or time.monotonic() >= ends_s() or self._should_stop():
                     raise
                 time.sleep(_RETRY_S)
 
 
 def _draining() -> Draining:
     return Draining("The server is shutting down.", retry_after_s=1.0)
-
-
-class _Deadline:
-    """Ends a wait. It may restart while an archive is being unpacked, for up to `restarts_s`."""
-
-    def __init__(self, seconds: float, restarts_s: float = 0.0) -> None:
-        self._seconds = seconds
-        self._latest_start_s = time.monotonic() + restarts_s
-        self.restart()
-
-    def left_s(self) -> float:
-        return self._deadline_s - time.monotonic()
-
-    def restart(self) -> None:
-        self._deadline_s = min(time.monotonic(), self._latest_start_s) + self._seconds
 
 
 def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> WorkerProgress:

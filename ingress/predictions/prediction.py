@@ -27,8 +27,8 @@ from ingress.http1.exchange import (
     HttpAnswer,
 )
 from ingress.http1.heads import WITHOUT_BODY
-from ingress.jobs.job_answers import JOB_PATH, JobAnswers
-from ingress.jobs.job_service import Preferences, preferences_of
+from ingress.jobs.job_headers import Preferences, preferences_of
+from ingress.jobs.job_service import JOB_PATH, JobService
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
 from ingress.torchserve.answers import (
@@ -41,11 +41,11 @@ from ingress.torchserve.answers import (
 )
 from ingress.torchserve.payload import (
     OWN_HEADERS,
+    TENSOR_HEADER,
     first_in_query,
     is_form,
     read_request,
     read_timeout_s,
-    speaks_of_binary,
 )
 from ingress.torchserve.routes import LIVE_PATH, PredictionTarget, parse_prediction_path
 
@@ -74,7 +74,7 @@ class StreamedAnswer(NamedTuple):
 class HttpPredictions:
     """Holds what all predictions over HTTP share, whichever door they come by."""
 
-    def __init__(self, service: PredictionService, jobs: JobAnswers, settings: Settings) -> None:
+    def __init__(self, service: PredictionService, jobs: JobService, settings: Settings) -> None:
         self.service = service
         self.jobs = jobs
         self.settings = settings
@@ -141,8 +141,11 @@ class Prediction(PendingRequest):
         """Submits the request with this whole body, at once if nothing has to be waited for."""
         shared, target, headers = self._shared, self._target, self.exchange.fields
         try:
+            # TorchServe gives the JSON of other requests to the handler unchanged.
             self._is_tensors = target.is_v2 and (
-                shared.settings.open_inference_rows or speaks_of_binary(headers, body)
+                shared.settings.open_inference_rows
+                or TENSOR_HEADER in headers
+                or b'"binary_data' in body
             )
             is_long_form = len(body) > LARGE_FORM_BYTES and is_form(headers.get("content-type", ""))
             spec = shared.service.known(target.model_name, target.model_version)
@@ -162,7 +165,16 @@ class Prediction(PendingRequest):
         if self._target.takes_query:
             request = await read()
             if not self._target.model_name:
-                self._target = self._target._replace(model_name=await self._model_name(request))
+                # Wherever TorchServe takes it from.
+                most_parts = self._shared.settings.max_form_parts
+                name = first_in_query(self.exchange.query, "model_name", most_parts)
+                name = name or await service.only_startup_model()
+                if not name:
+                    named = [part.content for part in request.parts if part.name == "model_name"]
+                    name = bytes(named[0] if named else b"").decode("utf-8", "replace")
+                if not name:
+                    raise BadRequest("Parameter model_name is required.")
+                self._target = self._target._replace(model_name=name)
         name, version = self._target.model_name, self._target.model_version
         spec = service.known(name, version) or await service.resolve(name, version)
         self._accept(spec)
@@ -225,22 +237,6 @@ class Prediction(PendingRequest):
             if name in request.headers:
                 sent[name] = request.headers[name]
         return Request(sent, request.parts)
-
-    async def _model_name(self, request: Request) -> str:
-        """Returns the model's name, from wherever TorchServe takes it.
-
-        Raises:
-            BadRequest: the request names no model.
-        """
-        most_parts = self._shared.settings.max_form_parts
-        name = first_in_query(self.exchange.query, "model_name", most_parts)
-        name = name or await self._shared.service.only_startup_model()
-        if not name:
-            parts = {part.name: part.content for part in request.parts}
-            name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
-        if not name:
-            raise BadRequest("Parameter model_name is required.")
-        return name
 
     # --- the outcome
 
@@ -355,28 +351,23 @@ class Prediction(PendingRequest):
     async def send_stream(self, answer: StreamedAnswer) -> None:
         """Sends the pieces no faster than the client reads; HTTP/1.0 gets one answer of all."""
         exchange, (status, headers, pieces) = self.exchange, answer
+        is_at_once, body = exchange.http_version < "1.1", bytearray()
         async with aclosing(pieces):
-            if exchange.http_version < "1.1":
-                await self._send_at_once(answer)
-                return
             try:
-                await exchange.respond_in_pieces(status, headers, pieces)
+                if not is_at_once:
+                    await exchange.respond_in_pieces(status, headers, pieces)
+                    return
+                async for piece in pieces:
+                    body += piece
+                    if len(body) > self._shared.settings.max_response_size_bytes:
+                        raise InternalError("The answer is too large for this connection.")
+                exchange.respond(status, headers, bytes(body))
             except ServeError as error:
                 log.warning("stream broken off: %s", error.message)
+                if is_at_once:
+                    exchange.respond(*error_answer(error))
             except ConnectionEnded:
                 pass  # the client has left, or does not read
-
-    async def _send_at_once(self, answer: StreamedAnswer) -> None:
-        body = bytearray()
-        try:
-            async for piece in answer.pieces:
-                body += piece
-                if len(body) > self._shared.settings.max_response_size_bytes:
-                    raise InternalError("The answer is too large for this connection.")
-        except ServeError as error:
-            self.exchange.respond(*error_answer(error))
-        else:
-            self.exchange.respond(answer.status, answer.headers, bytes(body))
 
 
 class InferenceRouter:
@@ -387,9 +378,8 @@ class InferenceRouter:
     ) -> None:
         self._shared = shared
         self._others = others
-        settings = shared.settings
-        self._aliases = settings.aliases()
-        self._limits = settings.max_request_size_bytes, settings.body_timeout_s
+        self._aliases = shared.settings.aliases()
+        self._limits = shared.settings.max_request_size_bytes, shared.settings.body_timeout_s
         self._authorizer = authorizer
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -398,7 +388,7 @@ class InferenceRouter:
             exchange.path = self._aliases.get(exchange.path.rstrip("/"), exchange.path)
         target = parse_prediction_path(exchange.path)
         if target is None or exchange.method == "OPTIONS":
-            return self._answer_other(exchange)
+            return self._pass_on(exchange)
         if self._authorizer.is_closed and not self._is_admitted(exchange):
             return None
         prediction = Prediction(self._shared, target, exchange)
@@ -406,7 +396,7 @@ class InferenceRouter:
         exchange.when_received(prediction.submit_received, *self._limits, prediction.make_room)
         return None
 
-    def _answer_other(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+    def _pass_on(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         if exchange.path == LIVE_PATH:
             # Not through Flask: its threads may all wait for Redis. Nor may they wait with clients
             # of jobs.

@@ -83,7 +83,16 @@ class _App(Flask):
             # Before any rule: predictions under both servers share one parser of these paths.
             self.before_request(views["inference"].predict)
         self.before_request(self._refuse_web_pages)
-        self._add_routes(views)
+        for route in ROUTES:
+            view, _, method_name = route.view.partition(".")
+            endpoint = f"{route.method} {route.path}"
+            # Of two rows of one path, the first counts.
+            if view in views and route.port_on(roles) and endpoint not in self._routes:
+                rule = re.sub(r"{(\w+)}", r"<\1>", route.path.replace("{tail}", "<path:tail>"))
+                methods = _ANY_METHOD if route.method == ANY else (route.method,)
+                function = getattr(views[view], method_name)
+                self.add_url_rule(rule, endpoint, function, methods=methods)
+                self._routes[endpoint] = route
 
     def wsgi_app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         # `/models/M/` means `/models/M`, and an alias its route.
@@ -100,10 +109,14 @@ class _App(Flask):
         """Returns the views that roles, settings and keys ask for: name -> view."""
         services, roles = self._services, self._roles
         document = api_document(roles)
-        shared = SimpleNamespace(
-            describe_api=lambda: json_answer(document), answer_job=self._answer_job
-        )
-        views: dict[str, Any] = {"shared": shared}
+        views: dict[str, Any] = {
+            "shared": SimpleNamespace(
+                describe_api=lambda: json_answer(document),
+                answer_job=lambda **_: services.on_loop(
+                    services.http_predictions.answer_job(flask_exchange())
+                ),
+            )
+        }
         if Role.INFERENCE in roles:
             views["inference"] = views["open_inference"] = InferenceView(services)
             if has_page(services.settings):
@@ -115,22 +128,6 @@ class _App(Flask):
         if Role.METRICS in roles:
             views["metrics"] = MetricsView(services)
         return views
-
-    def _add_routes(self, views: dict[str, Any]) -> None:
-        """Adds the rows of ROUTES that have a view, with the view's methods."""
-        for route in ROUTES:
-            view, _, method_name = route.view.partition(".")
-            endpoint = f"{route.method} {route.path}"
-            # Of two rows of one path, the first counts.
-            if view in views and route.port_on(self._roles) and endpoint not in self._routes:
-                rule = re.sub(r"{(\w+)}", r"<\1>", route.path.replace("{tail}", "<path:tail>"))
-                methods = _ANY_METHOD if route.method == ANY else (route.method,)
-                function = getattr(views[view], method_name)
-                self.add_url_rule(rule, endpoint, function, methods=methods)
-                self._routes[endpoint] = route
-
-    def _answer_job(self, **_: str) -> HttpAnswer:
-        return self._services.on_loop(self._services.http_predictions.answer_job(flask_exchange()))
 
     def _admit(self) -> None:
         authorization = request.headers.get("Authorization", "")
@@ -144,21 +141,19 @@ class _App(Flask):
         # runs its code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin
         # that the operator allows by name is trusted; `*` names no page.
         known_origins = {None, self._services.settings.cors_allowed_origin}
-        is_harmless = request.method in _HARMLESS_METHODS or self._port is not Role.MANAGEMENT
+        is_harmless = request.method in _HARMLESS_METHODS or not self._is_management()
         if not is_harmless and request.headers.get("Origin") not in known_origins:
             raise CrossOrigin("Web pages may not change models or files.")
 
-    @property
-    def _port(self) -> Role | None:
-        """Returns the port that the request's route belongs to."""
+    def _is_management(self) -> bool:
         route = self._routes.get(request.endpoint or "")
-        return route.port_on(self._roles) if route else None
+        return route is not None and route.port_on(self._roles) is Role.MANAGEMENT
 
     def _note(self, response: Response) -> Response:
         """Logs failed requests, and that Redis answers the management API again."""
         # A probe's answer may be an old one, so it does not end an outage.
         status, reason = response.status_code, response.headers.get("x-ferry-reason")
-        if self._port is Role.MANAGEMENT and status < BadRequest.status:
+        if status < BadRequest.status and self._is_management():
             self._services.outage.over(_VERB)
         # Predictions are noted where they are answered.
         if reason and status >= LOWEST_STATUS and "is_prediction" not in g:
@@ -169,20 +164,9 @@ class _App(Flask):
         return response
 
     def _answer_error(self, error: Exception) -> Response:
-        route = self._routes.get(request.endpoint or "")
-        refusal = self._refusal(error)
-        if isinstance(refusal, StoreUnavailable):
-            self._services.outage.note(_VERB, refusal)
-        elif self._is_private and refusal.operators_text:
-            refusal.message += f"\n{refusal.operators_text}"
-        answer = error_answer(refusal)
-        is_open_inference = route is not None and route.view.startswith("open_inference.")
-        return self.make_response(with_error_key(answer) if is_open_inference else answer)
-
-    def _refusal(self, error: Exception) -> ServeError:
         if isinstance(error, ServeError):
-            return error
-        if isinstance(error, HTTPException):
+            refusal = error
+        elif isinstance(error, HTTPException):
             is_prediction = Role.INFERENCE in self._roles and request.path.startswith(_PREDICTIONS)
             refusals: dict[int | None, ServeError] = {
                 400: BadRequest("Invalid HTTP message."),
@@ -190,9 +174,18 @@ class _App(Flask):
                 413: PayloadTooLarge(""),
             }
             # Everything else is not found, even Flask's redirects: TorchServe has none.
-            return refusals.get(error.code, not_found())
-        log.error("request failed", exc_info=error)
-        return InternalError("Internal server error.")
+            refusal = refusals.get(error.code, not_found())
+        else:
+            log.error("request failed", exc_info=error)
+            refusal = InternalError("Internal server error.")
+        if isinstance(refusal, StoreUnavailable):
+            self._services.outage.note(_VERB, refusal)
+        elif self._is_private and refusal.operators_text:
+            refusal.message += f"\n{refusal.operators_text}"
+        answer = error_answer(refusal)
+        route = self._routes.get(request.endpoint or "")
+        is_open_inference = route is not None and route.view.startswith("open_inference.")
+        return self.make_response(with_error_key(answer) if is_open_inference else answer)
 
 
 def create_app(services: Services, roles: Collection[Role], *, is_private: bool = False) -> Flask:

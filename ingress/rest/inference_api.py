@@ -4,8 +4,6 @@ Source: TorchServe 0.12 inference API, `OpenInferenceProtocolRequestHandler`; KS
 Protocol v2, REST.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 from flask import Response, g, request
 
@@ -78,11 +76,8 @@ class InferenceView:
         async def close() -> None:
             await pieces.aclose()
 
-        def all_pieces() -> Iterator[bytes]:
-            while (piece := on_loop(next_piece())) is not None:
-                yield piece
-
-        response = PlainResponse(all_pieces(), status=answer.status, headers=answer.headers)
+        sent = iter(lambda: on_loop(next_piece()), None)
+        response = PlainResponse(sent, status=answer.status, headers=answer.headers)
         response.call_on_close(lambda: on_loop(close()))
         return response
 

@@ -3,6 +3,7 @@
 Source: TorchServe 0.12 management API, `DescribeModelResponse`, `ListModelsResponse`.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -16,7 +17,6 @@ from batching.models.entry import ModelEntry, check_names, existing, pick_versio
 from batching.models.registration import bool_parameter, int_parameter
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
-from batching.protocol import Reply
 from batching.store.jobs.job_records import Job, JobStatus, job_document
 from ingress.http1.exchange import HttpAnswer
 from ingress.jobs.job_service import NEWEST_US, JobPage
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _MOST_JOBS, _USUAL_JOBS = 1000, 100  # of a page
 _LIMIT = re.compile(r"0*([1-9][0-9]*)")
-_JOBS_AT_ONCE = 100
 _CURSOR = re.compile(r"[0-9]{1,20}")
 _MOST_MODELS = 100  # of a page
 
@@ -73,10 +72,21 @@ class ManagementView:
         spec = pick_version(entry, model_name, model_version)
         [document] = self._describe([spec], entry)
         if bool_parameter(request.args, "customized", default=False):
-            reply = self._ask_handler(spec, model_version)
+            try:
+                reply = self._services.on_loop(self._services.predictor.describe(spec))
+            except NoWorker as error:
+                raise NoWorker(
+                    f'Model "{model_name}" has no worker to serve describe request. Please use '
+                    "scale workers API to add workers. "
+                    f"{how_to_get_a_worker(spec, model_version)}"
+                ) from error
             if reply.error_type:
                 return reply_answer(reply)
-            document["customizedMetadata"] = _metadata(reply)
+            # As in TorchServe, anything but an object becomes an empty one.
+            metadata = None
+            with contextlib.suppress(ValueError, RecursionError):
+                metadata = json.loads(bytes(reply.body))
+            document["customizedMetadata"] = metadata if isinstance(metadata, dict) else {}
         return json_answer([document])
 
     def describe_all(self, model_name: str) -> HttpAnswer:
@@ -85,10 +95,8 @@ class ManagementView:
         return json_answer(self._describe(entry.versions.values(), entry))
 
     def list_models(self) -> HttpAnswer:
-        entries = self._registry.snapshot()
-        urls = {
-            name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
-        }
+        entries = self._registry.snapshot().items()
+        urls = {name: entry.versions[entry.default_version].model_url for name, entry in entries}
         return json_answer(list_page(urls, request.args))
 
     def document(self, model_name: str) -> HttpAnswer:
@@ -105,20 +113,20 @@ class ManagementView:
         if not nodes:
             self._registry.require_writable()  # otherwise no node can report that it runs
         # The keys are those of a worker in describe.
+        words = {"node": "node_id", "host": "hostname", "pid": "pid", "startTime": "started_at"}
         return json_answer(
-            [
-                {
-                    "node": node.node_id,
-                    "host": node.hostname,
-                    "pid": node.pid,
-                    "startTime": node.started_at,
-                }
-                for node in nodes
-            ]
+            [{key: getattr(node, name) for key, name in words.items()} for node in nodes]
         )
 
     def list_jobs(self) -> HttpAnswer:
-        count = _read_limit(request.args)
+        # TorchServe has no such list, so a wrong limit need not be ignored.
+        limit = _LIMIT.fullmatch(request.args.get("limit") or str(_USUAL_JOBS))
+        if limit is None:
+            raise BadRequest(
+                f"limit must be a whole number, 1 or more; a page has {_USUAL_JOBS} entries "
+                f"without it, and {_MOST_JOBS:,} at most."
+            )
+        count = min(int(limit[1][:9]), _MOST_JOBS)  # Python reads no number of 5,000 digits
         cursor = request.args.get("cursor", "")
         if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")
@@ -131,21 +139,21 @@ class ManagementView:
     def cancel_jobs(self) -> HttpAnswer:
         if not (request.args.get("model") or request.args.get("status")):
             raise BadRequest("Name a model or a status, of which all jobs are to be deleted.")
-        return self._each_job(self._services.jobs.service.cancel)
+        return self._each_job(self._services.jobs.cancel)
 
     def retry_jobs(self) -> HttpAnswer:
-        return self._each_job(self._services.jobs.service.retry_if_possible)
+        return self._each_job(self._services.jobs.retry_if_possible)
 
     def retry_job(self, job_id: str) -> HttpAnswer:
-        job = self._services.on_loop(self._services.jobs.service.retry(job_id))
+        job = self._services.on_loop(self._services.jobs.retry(job_id))
         return json_answer(self._job(job), 202)
 
     def renew_key(self) -> HttpAnswer:
         """Gives new keys to clients that have the API key. Source: `TokenAuthorization`."""
-        kind, authorization = request.args.get("type", ""), request.headers.get("Authorization", "")
         assert self._services.keys is not None
+        authorization = request.headers.get("Authorization", "")
         try:
-            self._services.keys.renew_as_asked(kind, authorization)
+            self._services.keys.renew(request.args.get("type", ""), authorization)
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
             # Without the file's path, which is not for clients.
@@ -162,7 +170,7 @@ class ManagementView:
         cursor: int | None = NEWEST_US
         done = 0
         while cursor is not None:
-            page = self._jobs(cursor, _JOBS_AT_ONCE)
+            page = self._jobs(cursor, _USUAL_JOBS)
             for job in page.jobs:
                 done += self._services.on_loop(act(job.job_id)) is not None
             cursor = page.next_us
@@ -173,8 +181,7 @@ class ManagementView:
         if status and status not in list(JobStatus):
             raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")
         wanted = JobStatus(status) if status else None
-        page = self._services.jobs.service.page(model, wanted, cursor, count)
-        return self._services.on_loop(page)
+        return self._services.on_loop(self._services.jobs.page(model, wanted, cursor, count))
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.
@@ -193,42 +200,6 @@ class ManagementView:
             )
             for spec in specs
         ]
-
-    def _ask_handler(self, spec: ModelSpec, asked_version: str | None) -> Reply:
-        try:
-            return self._services.on_loop(self._services.predictor.describe(spec))
-        except NoWorker as error:
-            raise NoWorker(
-                f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
-                f"scale workers API to add workers. {how_to_get_a_worker(spec, asked_version)}"
-            ) from error
-
-
-def _read_limit(parameters: Mapping[str, str]) -> int:
-    """Returns `limit` for lists that TorchServe does not have, and so never ignores a bad one.
-
-    Raises:
-        BadRequest: not a whole number, or less than 1.
-    """
-    limit = parameters.get("limit", "")
-    if not limit:
-        return _USUAL_JOBS
-    match = _LIMIT.fullmatch(limit)
-    if match is None:
-        raise BadRequest(
-            f"limit must be a whole number, 1 or more; a page has {_USUAL_JOBS} entries without "
-            f"it, and {_MOST_JOBS:,} at most."
-        )
-    return min(int(match[1][:9]), _MOST_JOBS)  # Python reads no number of 5,000 digits
-
-
-def _metadata(reply: Reply) -> dict[str, Any]:
-    # As in TorchServe, anything but an object becomes an empty one.
-    try:
-        document = json.loads(bytes(reply.body))
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _registration_parameters() -> Mapping[str, Any]:

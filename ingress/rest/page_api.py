@@ -20,7 +20,6 @@ from flask import request
 from batching.errors import StoreUnavailable
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerStatus
-from batching.store.registry.registry import Registry
 from ingress.http1.exchange import HttpAnswer
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, not_found, typed_answer
@@ -35,9 +34,6 @@ _POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'{}; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-
-
-_KEPT_S = 1.0  # for all browsers together
 
 _JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
 _FORM = "multipart/form-data"
@@ -120,44 +116,21 @@ class ServedModel(NamedTuple):
         has_example = interface.example is not msgspec.UNSET
         example = {"example": interface.example} if has_example else {}
         types = _BODIES.get(wanted.kind, (_JSON, _TEXT, _BYTES))
-        content = {kind: {"schema": _schema(kind, wanted), **example} for kind in types}
         kind = _ANSWERS.get(given.type, _JSON)
-        answer, error = _schema(kind, given), {"$ref": "#/components/schemas/Error"}
+        answer = {kind: {"schema": _schema(kind, given)}}
+        error = {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
         return {
             "tags": ["models"],
             "operationId": f"predict_{self.spec.model_name}",
             "summary": interface.summary,
-            "requestBody": {"content": content},
+            "requestBody": {
+                "content": {it: {"schema": _schema(it, wanted), **example} for it in types}
+            },
             "responses": {
-                "200": _response("The model's answer", kind, answer),
-                "default": _response("Refused or failed", _JSON, error),
+                "200": {"description": "The model's answer", "content": answer},
+                "default": {"description": "Refused or failed", "content": error},
             },
         }
-
-
-class ServedModels:
-    """Reads the models from the registry, at most once a second."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._models: list[ServedModel] = []
-        self._good_until_s = 0.0
-
-    def all(self) -> list[ServedModel]:
-        """Returns the models, sorted by name.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
-        if time.monotonic() > self._good_until_s:
-            alive = self._registry.alive_nodes()
-            self._models = [
-                ServedModel(spec, sorted(entry.versions), self._registry.workers(spec.key, alive))
-                for _, entry in sorted(self._registry.snapshot().items())
-                for spec in [entry.versions[entry.default_version]]
-            ]
-            self._good_until_s = time.monotonic() + _KEPT_S
-        return self._models
 
 
 class PageView:
@@ -165,7 +138,7 @@ class PageView:
 
     def __init__(self, services: Services, document: Mapping[str, Any]) -> None:
         self._document = document
-        self._models = ServedModels(services.probe_registry)
+        self._registry = services.probe_registry
         self._batches = services.metrics.recent_batches
         self._processes = services.siblings.count
 
@@ -175,13 +148,13 @@ class PageView:
             return json_answer({"name": "torchferry", "version": VERSION, "links": _LINKS})
         names: list[str] = []
         with suppress(StoreUnavailable):  # the page says it itself
-            names = [html.escape(model.spec.model_name) for model in self._models.all()]
+            names = [html.escape(model.spec.model_name) for model in self._models()]
         rows = "".join(f"<li><code>/predictions/{name}</code></li>" for name in names)
         page = (_FILES / "index.html").read_bytes()
         return _for_browsers(page.replace(b"<!--models-->", rows.encode()), _HTML)
 
     def models(self) -> HttpAnswer:
-        return json_answer([model.to_document() for model in self._models.all()])
+        return json_answer([model.to_document() for model in self._models()])
 
     def batches(self) -> HttpAnswer:
         # The clock is the machine's: processes that share the port may answer in turns.
@@ -207,7 +180,7 @@ class PageView:
         document = self._document
         paths = {
             f"/predictions/{model.spec.model_name}": {"post": model.to_operation()}
-            for model in self._models.all()
+            for model in self._models()
         }
         paths |= document["paths"]
         info = document["info"] | {"title": "torchferry"}
@@ -229,16 +202,22 @@ class PageView:
             raise not_found()
         return _for_browsers((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
 
+    def _models(self) -> list[ServedModel]:
+        """Returns the models, sorted by name; raises StoreUnavailable while Redis is away."""
+        registry = self._registry
+        alive = registry.alive_nodes()
+        return [
+            ServedModel(spec, sorted(entry.versions), registry.workers(spec.key, alive))
+            for _, entry in sorted(registry.snapshot().items())
+            for spec in [entry.versions[entry.default_version]]
+        ]
+
 
 def _for_browsers(body: bytes, content_type: str, more_styles: str = "") -> HttpAnswer:
     answer = typed_answer(body, content_type)
     answer.headers.append(("Content-Security-Policy", _POLICY.format(more_styles)))
     answer.headers.append(("Referrer-Policy", "no-referrer"))
     return answer
-
-
-def _response(description: str, content_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {content_type: {"schema": schema}}}
 
 
 def _schema(content_type: str, side: Side) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import contextlib
 import io
 import sys
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from wsgiref.types import WSGIApplication
@@ -15,10 +16,12 @@ from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.tokens import Authorizer
-from ingress.http1.exchange import Body, Exchange, Header, HttpAnswer
+from ingress.http1.exchange import Body, Content, Exchange, Header, HttpAnswer
 from ingress.predictions.prediction import StreamedAnswer
 from ingress.torchserve.answers import error_answer
 
+# Per listener: registrations that wait for workers must not keep a probe from its thread.
+_THREADS = 32
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
 
@@ -67,40 +70,38 @@ def flask_exchange() -> AwaitedExchange:
 
 
 class WsgiBridge:
-    """Runs a WSGI application in threads, at most `max_threads` requests at once."""
+    """Runs a WSGI application in threads, at most `_THREADS` requests at once."""
 
-    def __init__(
-        self,
-        app: WSGIApplication,
-        *,
-        settings: Settings,
-        max_threads: int,
-        authorizer: Authorizer,
-    ) -> None:
+    def __init__(self, app: WSGIApplication, settings: Settings, authorizer: Authorizer) -> None:
         self._app = app
         self._limits = settings.max_request_size_bytes, settings.body_timeout_s
-        self._slots = asyncio.Semaphore(max_threads)
+        self._slots = asyncio.Semaphore(_THREADS)
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
-        headers = exchange.fields
+        authorization = exchange.fields.get("authorization", "")
         try:
             # The application checks again; this check spares reading the body without a key.
-            self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
-            body = await exchange.read_body(*self._limits)
-            environ = make_environ(exchange, body)
+            self._authorizer.admit(exchange.method, exchange.path, authorization)
+            environ = _environ(exchange, await exchange.read_body(*self._limits))
             async with self._slots:
-                answer = await in_daemon_thread(lambda: _answer(self._app, environ))
+                answer = await in_daemon_thread(partial(self._answer, environ))
         except ServeError as error:
             answer = error_answer(error)
         exchange.respond(*answer)
 
+    def _answer(self, environ: dict[str, Any]) -> HttpAnswer:
+        """Returns the application's whole answer, header names in lower case."""
+        response = PlainResponse.from_app(self._app, environ, buffered=True)
+        headers = [(name.lower(), value) for name, value in response.headers]
+        kept = [header for header in headers if header[0] not in _SERVER_OWNED]
+        return HttpAnswer(response.status_code, kept, response.get_data())
 
-def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
+
+def _environ(exchange: Exchange, body: Content) -> dict[str, Any]:
     """Returns the request's environ, with bytes read as Latin-1: PEP 3333."""
     connection = exchange.connection
     server_host, _, server_port = connection.server.rpartition(":")
-    client_host, _, client_port = connection.client.rpartition(":")
     environ: dict[str, Any] = {
         "REQUEST_METHOD": exchange.method,
         "SCRIPT_NAME": "",
@@ -109,8 +110,7 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
         "SERVER_NAME": server_host,
         "SERVER_PORT": server_port,
         "SERVER_PROTOCOL": f"HTTP/{exchange.http_version}",
-        "REMOTE_ADDR": client_host.strip("[]"),
-        "REMOTE_PORT": client_port,
+        "REMOTE_ADDR": connection.client.rpartition(":")[0].strip("[]"),
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": connection.scheme,
         "wsgi.input": io.BytesIO(body),
@@ -128,14 +128,6 @@ def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
             before = f"{environ[key]}," if key in environ else ""
             environ[key] = before + _as_latin1(value)
     return environ
-
-
-def _answer(app: WSGIApplication, environ: dict[str, Any]) -> HttpAnswer:
-    """Returns the application's whole answer, header names in lower case."""
-    response = PlainResponse.from_app(app, environ, buffered=True)
-    headers = [(name.lower(), value) for name, value in response.headers]
-    kept = [header for header in headers if header[0] not in _SERVER_OWNED]
-    return HttpAnswer(response.status_code, kept, response.get_data())
 
 
 def _as_latin1(text: str) -> str:

@@ -33,20 +33,22 @@ def api_document(roles: Collection[Role]) -> dict[str, Any]:
 def model_management_document(model_name: str) -> dict[str, Any]:
     """Returns the document of one model on the management port."""
     # TorchServe does not fill the names into these paths.
-    paths = _paths({route.operation for route in ROUTES if route.port_on([Role.MANAGEMENT])})
+    paths = api_document([Role.MANAGEMENT])["paths"]
     paths = {path: methods for path, methods in paths.items() if "{model_name}" in path}
     return _document(f"RESTful Management API for: {model_name}", VERSION, paths)
 
 
 def model_prediction_document(model_name: str) -> dict[str, Any]:
     """Returns the document of one model on the inference port."""
-    paths = {
-        path.replace("{model_name}", model_name): {"post": _without(methods["post"], "path")}
-        for path, methods in _paths({"predictions", "kserveV1Predict", "kserveV2Infer"}).items()
-    }
-    native = _without(paths.pop(f"/predictions/{model_name}")["post"], "header")
     # `/prediction` is TorchServe's spelling; its document of a model has no parameters.
-    paths = {f"/prediction/{model_name}": {"post": {**native, "operationId": "predict"}}, **paths}
+    paths: dict[str, Any] = {f"/prediction/{model_name}": {}}
+    for path, methods in _paths({"predictions", "kserveV1Predict", "kserveV2Infer"}).items():
+        own, operation = path.replace("{model_name}", model_name), dict(methods["post"])
+        kept = {"header"}
+        if operation["operationId"] == "predictions":
+            own, operation["operationId"], kept = f"/prediction/{model_name}", "predict", set()
+        operation["parameters"] = [it for it in operation["parameters"] if it["in"] in kept]
+        paths[own] = {"post": operation}
     return _document(f"RESTful API for: {model_name}", "1.0.0", paths)
 
 
@@ -55,11 +57,6 @@ def operations_of(paths: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
     for path, methods in paths.items():
         for method, operation in methods.items():
             yield path, method, operation
-
-
-def _without(operation: dict[str, Any], location: str) -> dict[str, Any]:
-    kept = [parameter for parameter in operation["parameters"] if parameter["in"] != location]
-    return {**operation, "parameters": kept}
 
 
 def _paths(operations: Collection[str]) -> dict[str, Any]:

@@ -61,40 +61,24 @@ def read_request(
         BadRequest: a form cannot be parsed or has too many parts, or a tensors' length is wrong.
     """
     content_type = headers.get("content-type", "")
-    if is_tensors:
-        parts = [_tensor_part(headers, body)]
-    elif decodes_itself:
+    if decodes_itself and not is_tensors:
         headers[URL_QUERY] = query
-        kind = _mime(content_type)
-        # `curl -d` calls any body a form.
-        is_whole = kind == _URLENCODED
-        parts = (
-            [Part("body", kind, body)] if is_whole else read_parts(content_type, body, max_parts)
-        )
+    if is_tensors:
+        json_bytes = headers.get(TENSOR_HEADER, str(len(body)))
+        if not _WHOLE_NUMBER.fullmatch(json_bytes) or int(json_bytes) > len(body):
+            raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
+        parts = [Part("body", f"{OPEN_INFERENCE_TYPE};json={int(json_bytes)}", body)]
+    elif decodes_itself and (kind := _mime(content_type)) == _URLENCODED:
+        parts = [Part("body", kind, body)]  # `curl -d` calls any body a form
     else:
         parts = read_parts(content_type, body, max_parts)
-        if query and target.takes_query:
+        if query and target.takes_query and not decodes_itself:
             parts = _last_of_each_name(chain(_urlencoded_parts(query.encode(), max_parts), parts))
     if target.explain is not None:
         headers["explain"] = target.explain
     if target.url_path is not None:
         headers["url_path"] = target.url_path
     return Request(headers, parts)
-
-
-def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
-    """Returns whether a request uses Triton's binary extension, if only to ask for JSON.
-
-    TorchServe gives the JSON of other requests to the handler unchanged.
-    """
-    return TENSOR_HEADER in headers or b'"binary_data' in body
-
-
-def _tensor_part(headers: Mapping[str, str], body: Content) -> Part:
-    json_bytes = headers.get(TENSOR_HEADER, str(len(body)))
-    if not _WHOLE_NUMBER.fullmatch(json_bytes) or int(json_bytes) > len(body):
-        raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
-    return Part("body", f"{OPEN_INFERENCE_TYPE};json={int(json_bytes)}", body)
 
 
 def first_in_query(query: str, name: str, max_parts: int) -> str:
@@ -154,13 +138,11 @@ def _urlencoded_parts(body: Content, max_parts: int) -> Iterator[Part]:
     # urllib's parse_qsl refuses bytes beyond ASCII, and curl -d sends whole files this way.
     for field in body.split(b"&"):
         if field:
-            name, _, value = field.partition(b"=")
-            yield Part(_unquoted(name).decode("utf-8", "replace"), "", _unquoted(value))
-
-
-def _unquoted(quoted: Content) -> bytes:
-    # unquote_to_bytes takes no bytearray, which a body may be.
-    return unquote_to_bytes(bytes(quoted.replace(b"+", b" ")))
+            # It takes no bytearray, which a body may be.
+            name, _, value = bytes(field.replace(b"+", b" ")).partition(b"=")
+            yield Part(
+                unquote_to_bytes(name).decode("utf-8", "replace"), "", unquote_to_bytes(value)
+            )
 
 
 def _multipart_parts(content_type: str, body: Content, max_parts: int) -> Iterator[Part]:
@@ -194,7 +176,11 @@ def _multipart_part(section: Content) -> Part:
         name, file, kind_line = usual.groups(b"")
         kind = (_mime(kind_line.decode()) or _BINARY) if file else ""
         return Part(name.decode(), kind, content)
-    headers = _part_headers(head)
+    lines = head.decode("utf-8", "replace").split("\r\n")
+    if any(map(_CONTROLS.search, lines)):
+        raise BadRequest("A part of the multipart body has control characters in its header.")
+    pairs = (line.partition(":") for line in lines)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     disposition = parse_options_header(headers.get("content-disposition"))[1]
     if "name" not in disposition:
         raise BadRequest("A part of the multipart body has no name.")
@@ -203,11 +189,3 @@ def _multipart_part(section: Content) -> Part:
         # Without a file name the handler gets bytes, whatever type the part claims.
         kind = _mime(headers.get("content-type", "")) or _BINARY
     return Part(disposition["name"], kind, content)
-
-
-def _part_headers(head: Content) -> dict[str, str]:
-    lines = head.decode("utf-8", "replace").split("\r\n")
-    if any(map(_CONTROLS.search, lines)):
-        raise BadRequest("A part of the multipart body has control characters in its header.")
-    pairs = (line.partition(":") for line in lines)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/slots/deadline.py",
+        "workers/slots/assignment.py",
         "self._is_running = True\n        self._times[0] = time.monotonic() + self._run_s",
         "self._is_running = True\n        self._times[0] = math.inf",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",

@@ -4,12 +4,15 @@ It is not needed to work on torchferry; without it the tests that render are ski
 """
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from benchmarks.servers.prometheus import PROMETHEUS
 
 try:
     import helm_python
@@ -20,6 +23,10 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/torchferry"
 RELEASE, NAMESPACE = "ferry", "ml"
 NAME = "ferry-torchferry"
+PROMTOOL = shutil.which("promtool")
+needs_prometheus = pytest.mark.skipif(
+    not (PROMETHEUS and PROMTOOL), reason="no prometheus here: apt-get install prometheus"
+)
 needs_helm = pytest.mark.skipif(
     helm_python is None, reason="no Helm here: `pip install helm-python-sdk`"
 )

@@ -1,10 +1,8 @@
 """A server with traffic of every kind, and what it exports."""
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, ferry_server
 
 BATCH_SIZE = 4
 
@@ -35,18 +33,6 @@ class Exported:
         return cls(dict(found))
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *words: str) -> Iterator[FerryServer]:
-    """Runs `ferry up` with these arguments, and stops it."""
-    running = FerryServer(folder, *words)
-    running.wait_started()
-    try:
-        yield running
-        running.process.stop_cleanly()
-    finally:
-        running.process.kill()
-
-
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(find_server()) as redis:
@@ -56,7 +42,7 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
     """A server with a model of which one worker runs batches of four."""
-    with serving(tmp_path_factory.mktemp("deploy")) as running:
+    with ferry_server(tmp_path_factory.mktemp("deploy")) as running:
         archive, _ = make_scripted(running.store, "watched")
         running.register(archive, batch_size=BATCH_SIZE, max_batch_delay=20)
         yield running

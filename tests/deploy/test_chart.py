@@ -28,7 +28,6 @@ from tests.deploy.chart import (
     validate,
 )
 
-NAMES = {it.name for it in SETTINGS}
 PARTS = ("ingress", "worker")
 VALUES = {"defaults": {}, "one-node": ONE_NODE, "everything": EVERYTHING}
 TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
@@ -51,14 +50,6 @@ def pod(manifests, part):
 # --- without Helm
 
 
-def test_chart_sets_only_settings_that_exist():
-    # Given every variable that a template writes down
-    written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
-    # Then
-    assert written
-    assert {name.lower() for name in written} <= NAMES
-
-
 def test_chart_refuses_settings_that_it_sets_by_itself():
     # Given
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -66,16 +57,9 @@ def test_chart_refuses_settings_that_it_sets_by_itself():
     written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
     # Then, by either name: in `config` they would be set twice
     fields = {name.lower() for name in written} | {"redis_url"}
+    assert fields <= {it.name for it in SETTINGS}
     keys = {it.key for it in SETTINGS if it.name in fields}
     assert fields | keys == refused
-
-
-def test_chart_has_the_version_of_the_package():
-    # Given
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    pyproject = (ROOT / "pyproject.toml").read_text()
-    # Then
-    assert f'version = "{chart["appVersion"]}"' in pyproject
 
 
 # --- with Helm
@@ -135,17 +119,6 @@ def test_chart_writes_values_as_they_were_given(part, value, text):
 
 @needs_helm
 @pytest.mark.parametrize("part", PARTS)
-def test_chart_gives_a_drain_the_time_it_takes(part):
-    # When
-    manifests = render({part: {"drainTimeoutSeconds": 100}})
-    # Then
-    settings, _ = load_settings(environment=environment(manifests, part))
-    assert settings.drain_timeout_s == 100
-    assert pod(manifests, part)["terminationGracePeriodSeconds"] >= settings.drain_delay_s + 105
-
-
-@needs_helm
-@pytest.mark.parametrize("part", PARTS)
 def test_chart_runs_without_rights(manifests, part):
     # Given
     spec, context = pod(manifests, part), container(manifests, part)["securityContext"]
@@ -158,6 +131,10 @@ def test_chart_runs_without_rights(manifests, part):
     assert context["readOnlyRootFilesystem"] is True
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert container(manifests, part)["resources"]["limits"]["memory"]
+    # And secrets are others' objects
+    [url] = [v for v in container(manifests, part)["env"] if v["name"] == "REDIS_URL"]
+    assert url["valueFrom"]["secretKeyRef"] == {"name": "torchferry-redis", "key": "redis-url"}
+    assert not [m for m in manifests if m["kind"] == "Secret"]
     # And what is written has a place outside of the root
     writable = {m["mountPath"] for m in container(manifests, part)["volumeMounts"]}
     assert "/tmp" in writable
@@ -191,18 +168,12 @@ def test_chart_selects_its_pods_by_labels_that_they_have(manifests, part):
 
 
 @needs_helm
-def test_chart_keeps_management_to_the_pod_where_no_tokens_are_asked_for():
-    # Given
-    manifests = render()
-    # Then
-    assert environment(manifests, "ingress")["FERRY_MANAGEMENT_ADDRESS"] == "http://127.0.0.1:8081"
-    services = [m["metadata"]["name"] for m in manifests if m["kind"] == "Service"]
-    assert sorted(services) == [NAME, f"{NAME}-metrics"]
-    assert "management" not in {p["name"] for p in container(manifests, "ingress")["ports"]}
-
-
-@needs_helm
 def test_chart_opens_management_with_tokens_and_inside_of_the_cluster_only(everything):
+    # Given, where no tokens are asked for
+    closed = render()
+    assert environment(closed, "ingress")["FERRY_MANAGEMENT_ADDRESS"] == "http://127.0.0.1:8081"
+    services = [m["metadata"]["name"] for m in closed if m["kind"] == "Service"]
+    assert sorted(services) == [NAME, f"{NAME}-metrics"]
     # Then
     variables = environment(everything, "ingress")
     assert variables["FERRY_MANAGEMENT_ADDRESS"] == "http://0.0.0.0:8081"
@@ -215,88 +186,12 @@ def test_chart_opens_management_with_tokens_and_inside_of_the_cluster_only(every
 
 
 @needs_helm
-@pytest.mark.parametrize("part", PARTS)
-def test_chart_takes_secrets_from_secrets(everything, part):
-    # Given
-    [url] = [v for v in container(everything, part)["env"] if v["name"] == "REDIS_URL"]
-    # Then
-    assert url["valueFrom"]["secretKeyRef"] == {"name": "torchferry-redis", "key": "redis-url"}
-    assert not [m for m in everything if m["kind"] == "Secret"]
-
-
-@needs_helm
-@pytest.mark.parametrize("part", PARTS)
-def test_chart_signs_webhooks_with_what_a_secret_has(everything, part):
-    # Then: ingresses accept receivers, and nodes tell them
-    [secrets] = [v for v in container(everything, part)["env"] if "WEBHOOK_SECRETS" in v["name"]]
-    assert secrets["valueFrom"]["secretKeyRef"] == {"name": "ferry-hooks", "key": "webhook-secrets"}
-    assert "WEBHOOK" not in str(container(render(), part))
-
-
-@needs_helm
-def test_chart_lets_nodes_reach_receivers_and_know_their_authority(everything):
-    # Given
-    mounts = {m["mountPath"]: m["name"] for m in container(everything, "worker")["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in pod(everything, "worker")["volumes"]}
-    # Then
-    folder, _, name = environment(everything, "worker")["FERRY_WEBHOOK_CA_FILE"].rpartition("/")
-    secret = volumes[mounts[folder]]["secret"]
-    assert secret["secretName"] == "ferry-hooks"
-    assert [item["path"] for item in secret["items"]] == [name]
-    # And what it signs with is in no file
-    assert [item["key"] for item in secret["items"]] == ["ca.crt"]
-    # And public addresses are reached without downloads of archives, the others by name
-    quiet = {**EVERYTHING["networkPolicy"], "archiveDownloads": False}
-    rules = egress(render({**EVERYTHING, "networkPolicy": quiet}))
-    assert rules[-1]["ports"] == [{"port": 443, "protocol": "TCP"}]
-    [public, *named] = rules[-1]["to"]
-    assert public["ipBlock"]["cidr"] == "0.0.0.0/0"
-    assert "10.0.0.0/8" in public["ipBlock"]["except"]
-    assert named == EVERYTHING["networkPolicy"]["webhooks"]["to"]
-    # And without webhooks there is no such way
-    assert egress(render({"networkPolicy": quiet})) == rules[:-1]
-
-
-def egress(manifests):
-    return find(manifests, "NetworkPolicy", f"{NAME}-worker")["spec"]["egress"]
-
-
-@needs_helm
-def test_chart_probes_ports_that_the_ingress_has(manifests):
-    # Given
+def test_chart_probes_that_the_ingress_lives_and_no_model(manifests):
+    # A model that has no worker yet, or none any more, must not take the others with it.
     found = container(manifests, "ingress")
-    ports = {port["name"] for port in found["ports"]}
-    # Then
-    for kind in ("startup", "liveness", "readiness"):
-        get = found[f"{kind}Probe"]["httpGet"]
-        # A model that has no worker yet, or none any more, must not take the others with it.
-        assert get["path"] == "/livez"
-        assert get["port"] in ports
-
-
-@needs_helm
-def test_chart_leaves_the_number_of_pods_to_the_autoscaler(everything):
-    # Given
-    plain = render({"ingress": {"autoscaling": {"enabled": False}}})
-    # Then: each part has a number, or an autoscaler, and not both
-    for part in PARTS:
-        assert "replicas" not in find(everything, "Deployment", f"{NAME}-{part}")["spec"]
-        assert find(plain, "Deployment", f"{NAME}-{part}")["spec"]["replicas"] >= 1
-    kinds = {manifest["kind"] for manifest in everything}
-    assert {"HorizontalPodAutoscaler", "ScaledObject"} <= kinds
-    assert not {"HorizontalPodAutoscaler", "ScaledObject"} & {m["kind"] for m in plain}
-
-
-@needs_helm
-def test_chart_asks_for_gpus_when_told_to(everything):
-    assert "nvidia.com/gpu" not in str(container(render(), "worker")["resources"])
-    resources = container(everything, "worker")["resources"]
-    assert {
-        "name": "NVIDIA_DRIVER_CAPABILITIES",
-        "value": "compute,utility,video",
-    } in container(everything, "worker")["env"]
-    assert resources["limits"]["nvidia.com/gpu"] == 2
-    assert resources["limits"]["memory"] == "8Gi"
+    probes = [found[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert {probe["path"] for probe in probes} == {"/livez"}
+    assert {probe["port"] for probe in probes} <= {port["name"] for port in found["ports"]}
 
 
 @needs_helm

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART
-from tests.deploy.conftest import serving
 from tests.e2e.archives import make_scripted
-from tests.e2e.ferry_process import FerryProcess
+from tests.e2e.ferry_process import FerryProcess, ferry_server
 from tests.support import eventually
 
 LOAD_S = 1.0
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture
 def loaded_server(redis_server, tmp_path):
     """One node that serves a model which takes a second to load."""
-    with serving(tmp_path, "--redis-url", redis_server.url) as server:
+    with ferry_server(tmp_path, "--redis-url", redis_server.url) as server:
         archive, _ = make_scripted(server.store, "slow", load_delay=str(LOAD_S))
         server.register(archive)
         yield server

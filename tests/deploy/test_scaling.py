@@ -8,20 +8,21 @@ import pytest
 from batching.models.spec import VersionKey
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
+from benchmarks.servers.prometheus import PROMETHEUS, Prometheus
 from tests.deploy.chart import (
     EVERYTHING,
     NAME,
     NAMESPACE,
     find,
     needs_helm,
+    needs_prometheus,
     render,
     scaling_query,
 )
-from tests.deploy.conftest import serving
 from tests.deploy.expressions import selectors
-from tests.deploy.prometheus import PROMETHEUS, needs_prometheus, running_prometheus
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import ferry_server
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def busy_server(redis_server, tmp_path_factory):
     """One worker of batches of eight, on a Redis that the test can look into."""
-    with serving(tmp_path_factory.mktemp("busy"), "--redis-url", redis_server.url) as server:
+    with ferry_server(tmp_path_factory.mktemp("busy"), "--redis-url", redis_server.url) as server:
         archive, _ = make_scripted(server.store, "busy")
         server.register(archive, batch_size=BATCH_SIZE, max_batch_delay=1000)
         yield server
@@ -83,7 +84,7 @@ def test_query_follows_the_work_and_has_no_value_without_a_server(
     client = connect(redis_server.url)
     query = scaling_query()
     target = busy_server.metrics.removeprefix("http://")
-    with running_prometheus(tmp_path, target, LABELS) as prometheus:
+    with Prometheus(tmp_path, target, LABELS) as prometheus:
         # Given an idle worker: a number, and it is 0
         eventually(lambda: prometheus.value(query) == 0, 10)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.chart import ROOT
-from tests.deploy.prometheus import needs_prometheus, running_prometheus
+from benchmarks.servers.prometheus import Prometheus
+from tests.deploy.chart import ROOT, needs_prometheus
 from tests.support import eventually
 
 DASHBOARD = Path(__file__).with_name("torchserve_dashboard.json")
@@ -90,7 +90,7 @@ def test_old_query_finds_what_it_asks_for(expression, shown):
 def test_old_dashboard_draws(server, shown, tmp_path):
     assert shown
     target = server.metrics.removeprefix("http://")
-    with running_prometheus(tmp_path, target, {"job": "torchserve"}) as prometheus:
+    with Prometheus(tmp_path, target, {"job": "torchserve"}) as prometheus:
         # Given a Prometheus that has seen the traffic
         eventually(lambda: prometheus.query("ts_inference_requests_total"), 10)
         for expression in expressions():

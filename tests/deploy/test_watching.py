@@ -9,11 +9,11 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
-from benchmarks import dashboard_picture
-from benchmarks.dashboard_picture import PANELS, UNITS
+from benchmarks.pictures import PANELS
+from benchmarks.servers.prometheus import Prometheus
 from ingress.metrics.ingress_metrics import FULL, LATE
 from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
-from tests.deploy.chart import ROOT
+from tests.deploy.chart import PROMTOOL, ROOT, needs_prometheus
 from tests.deploy.expressions import (
     DASHBOARD,
     RULES,
@@ -24,12 +24,6 @@ from tests.deploy.expressions import (
     panel_expressions,
     panels,
     selectors,
-)
-from tests.deploy.prometheus import (
-    PROMTOOL,
-    needs_prometheus,
-    needs_promtool,
-    running_prometheus,
 )
 from tests.support import eventually
 
@@ -93,7 +87,7 @@ def test_metrics_of_redis_are_not_summed_over_ingresses():
 def test_everything_that_is_asked_for_is_promql(server, exported, tmp_path):
     assert exported.labels
     target = server.metrics.removeprefix("http://")
-    with running_prometheus(tmp_path, target, {"namespace": "ml", "job": "ferry"}) as prometheus:
+    with Prometheus(tmp_path, target, {"namespace": "ml", "job": "ferry"}) as prometheus:
         # Given a Prometheus that has seen the traffic
         eventually(lambda: prometheus.query("ferry_redis_up"), 10)
         for name, expression in all_expressions():
@@ -117,6 +111,7 @@ def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
     assert variables["datasource"]["type"] == "datasource"
     assert variables["model"]["includeAll"]
     assert document["schemaVersion"] >= 41
+    assert set(PANELS) <= TITLES  # of docs/images/dashboard.png
     for panel in panels():
         assert panel["datasource"]["uid"] == "${datasource}"
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
@@ -126,12 +121,6 @@ def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
             is_shared = selector.metric.startswith(("ferry_redis_", "ferry_nodes"))
             expected = {"job"} if is_shared else {"job", "model"}
             assert expected <= set(selector.values), f"{title}: {selector.metric}"
-
-
-def test_panels_of_the_picture_are_those_of_the_dashboard():
-    # docs/images/dashboard.png, which `make screenshots` draws
-    units = [dashboard_picture.panel(title)["fieldConfig"]["defaults"]["unit"] for title in PANELS]
-    assert set(units) <= UNITS.keys()
 
 
 # --- alerts
@@ -163,7 +152,7 @@ def test_every_alert_is_explained_and_seen_to_fire():
     assert sorted(set(fired)) == names
 
 
-@needs_promtool
+@needs_prometheus
 @pytest.mark.parametrize("words", [("check", "rules", RULES), ("test", "rules", RULES_TEST)])
 def test_rules_are_valid_and_fire_only_when_they_should(words):
     done = subprocess.run(
@@ -195,15 +184,6 @@ def codes_and_words(row):
         status = number or status
         if word:
             yield status, word
-
-
-def test_guide_names_panels_and_sections_that_there_are():
-    # Given what the alerts' texts quote
-    alerts_text = OPERATIONS.partition("## Alerts, and what to do")[2].partition("\n## ")[0]
-    quoted = {" ".join(words.split()) for words in re.findall(r'"([A-Z][\w\s]+)"', alerts_text)}
-    # Then
-    assert "Busy workers" in quoted
-    assert quoted <= TITLES | set(re.findall(r"^#+ (.+)$", OPERATIONS, re.MULTILINE))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 
 from tests import nets
 from tests.e2e.ferry_process import ferry_server
-from workers.doctor.examination import examine
+from workers.examination import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 EXPORTS = ("onnx", "pt2", "pt")

@@ -7,14 +7,13 @@ import threading
 
 import pytest
 import requests
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
-from tests.browser import CHROMIUM, FLAGS
+from benchmarks.pictures import CHROMIUM, FLAGS
 from tests.e2e.python_archives import make_python_model
 from tests.support import eventually
-
-axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-playwright = pytest.importorskip("playwright.sync_api")
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
@@ -95,7 +94,7 @@ def models(server, innocent):
 
 @pytest.fixture(scope="module")
 def chromium():
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
@@ -287,7 +286,7 @@ def test_page_is_as_wide_as_the_window_and_axe_finds_nothing_serious(open_page, 
     assert page.tab.evaluate("document.documentElement.scrollWidth") == width
     page.tab.get_by_text("The last ten as a table").click()
     # When
-    violations = axe.Axe().run(page.tab).response["violations"]
+    violations = Axe().run(page.tab).response["violations"]
     # Then
     assert [one["id"] for one in violations if one["impact"] in ("serious", "critical")] == []
 

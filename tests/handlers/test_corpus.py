@@ -12,7 +12,7 @@ from tests.handlers.driving import Answers, Server, drive
 from tests.handlers.record import RECORDING
 from tests.support import came_true
 from tests.unit.workers.archives.wheels import offline, write_wheel
-from workers.doctor.examination import examine
+from workers.examination import examine
 
 # One model of the corpus needs it, and the newest Python has none yet.
 pytest.importorskip("onnxruntime")

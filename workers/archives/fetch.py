@@ -15,9 +15,8 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -75,7 +74,7 @@ def locate_archive(
         raise _not_found("Model store has not been configured.", _NO_STORE)
     match = _SCHEME.match(url)
     if match is None:
-        return _startup_folder(url, settings.load_models) or _in_store(url, store)
+        return _named_at_start(url, settings.load_models) or _in_store(url, store)
     if match[1].lower() == "file":
         return _file_in_store(url, store)
     if is_registered and _is_archive(known := _store_path(url, store)):
@@ -99,8 +98,8 @@ def _file_in_store(url: str, store: Path) -> Path:
     raise DownloadFailed(f"Failed to download archive from: {url}{why}")
 
 
-def _startup_folder(url: str, startup_models: str) -> Path | None:
-    named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
+def _named_at_start(url: str, load_models: str) -> Path | None:
+    named = {entry.strip().rpartition("=")[2] for entry in load_models.split(",")}
     with contextlib.suppress(OSError):  # below a folder that this user may not enter, say
         if url in named and "/" in url and Path(url).is_dir():
             return Path(url).absolute()
@@ -114,7 +113,7 @@ def _in_store(name: str, store: Path) -> Path:
     if (archive := _find(PurePosixPath(name).name, store)) and archive.is_file():
         return archive
     message = f"Model not found at: {name}{_why_not_found(name, store)}"
-    raise _not_found(message, f"{_did_you_mean(name, store)}It was looked for in {store}")
+    raise _not_found(message, f"It was looked for in {store}")
 
 
 def _find(name: str, store: Path) -> Path | None:
@@ -140,28 +139,17 @@ def _not_found(message: str, operators_text: str) -> ModelNotFound:
     return error
 
 
-def _did_you_mean(name: str, store: Path) -> str:
-    with contextlib.suppress(OSError):
-        names = [path.name for path in store.iterdir()]
-        for alike in get_close_matches(name, names, n=1, cutoff=0.7):
-            return f"Did you mean {alike}? "
-    return ""
-
-
 def _why_not_found(name: str, store: Path) -> str:
+    """Returns what the system says of a path in the store, besides that nothing is there."""
     path = store.absolute() / name
-    if store.absolute() not in path.parents:
-        return ""
     try:
-        path.stat()
-    except FileNotFoundError:
-        is_link = path.is_symlink()
-        return ": a link is there, but not the file or folder that it leads to" if is_link else ""
+        if store.absolute() in path.parents:
+            path.stat()
+    except (FileNotFoundError, ValueError):  # ValueError: a NUL
+        return ""
     except OSError as error:
         return f": {error.strerror}"
-    except ValueError:  # a NUL
-        return ""
-    return ": that is neither a file nor a folder"
+    return ""
 
 
 # --- downloads in the store
@@ -196,10 +184,8 @@ def note_of(target: Path) -> Path:
 def name_of_download(url: str) -> str:
     """Returns the file name that this URL's archive gets in the store; empty if it is local."""
     match = _SCHEME.match(url)
-    if match is None or match[1].lower() == "file":
-        return ""
     with contextlib.suppress(ValueError):  # as `locate_archive` will say
-        return _file_name(url)
+        return "" if match is None or match[1].lower() == "file" else _file_name(url)
     return ""
 
 
@@ -267,35 +253,31 @@ class Downloader:
         return target
 
     def _download(self, url: str, file: Path) -> None:
+        """Writes what the URL leads to into a new file; follows MAX_REDIRECTS at most."""
         give_up_s = time.monotonic() + MAX_DOWNLOAD_S
+        hop = url
+        # No proxy from the environment: it would resolve the name once more.
+        client = httpx.Client(transport=self.transport, timeout=_TIMEOUT, trust_env=False)
         try:
-            with self._open(url) as response, file.open("xb") as stream:
-                for chunk in response.iter_raw():
-                    if stream.tell() + len(chunk) > self.max_bytes:
-                        raise httpx.TransportError("too large")
-                    if time.monotonic() > give_up_s:
-                        raise httpx.TransportError("too slow")
-                    stream.write(chunk)
+            with client, file.open("xb") as stream:
+                for _ in range(MAX_REDIRECTS + 1):
+                    with contextlib.closing(self._send(client, hop, url)) as response:
+                        if response.status_code == httpx.codes.OK:
+                            for chunk in response.iter_raw():
+                                if stream.tell() + len(chunk) > self.max_bytes:
+                                    raise httpx.TransportError("too large")
+                                if time.monotonic() > give_up_s:
+                                    raise httpx.TransportError("too slow")
+                                stream.write(chunk)
+                            return
+                        if not response.has_redirect_location:
+                            raise httpx.TransportError(f"status {response.status_code}")
+                        hop = urljoin(hop, response.headers["location"])
+            raise httpx.TransportError("too many redirects")
         except (httpx.HTTPError, httpx.InvalidURL, socket.gaierror, ValueError) as error:
             # The cause is in the log only.
             log.error("not downloaded url=%s: %s: %s", url, type(error).__name__, error)
             raise DownloadFailed(f"Failed to download archive from: {url}") from error
-
-    @contextlib.contextmanager
-    def _open(self, url: str) -> Iterator[httpx.Response]:
-        """Yields the response with status 200, its body unread; follows MAX_REDIRECTS at most."""
-        hop = url
-        # No proxy from the environment: it would resolve the name once more.
-        with httpx.Client(transport=self.transport, timeout=_TIMEOUT, trust_env=False) as client:
-            for _ in range(MAX_REDIRECTS + 1):
-                with contextlib.closing(self._send(client, hop, url)) as response:
-                    if response.status_code == httpx.codes.OK:
-                        yield response
-                        return
-                    if not response.has_redirect_location:
-                        raise httpx.TransportError(f"status {response.status_code}")
-                    hop = urljoin(hop, response.headers["location"])
-        raise httpx.TransportError("too many redirects")
 
     def _send(self, client: httpx.Client, hop: str, url: str) -> httpx.Response:
         """Asks the hop's host at its first address that takes connections; all were checked."""

@@ -22,7 +22,7 @@ from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.handling.handler_call import HandlerCall, encode_output, header_texts
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 
 log = logging.getLogger(__name__)
 

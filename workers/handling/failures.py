@@ -8,6 +8,7 @@ import linecache
 import logging
 import math
 import os
+import re
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
@@ -23,14 +24,12 @@ QUIET_S = 10.0
 MAX_RAISED = 64
 MAX_IDS = 8
 
-MAX_TEXT_CHARS = 4000
-MAX_LINE_CHARS = 300
+MAX_TEXT_CHARS = 8000
+MAX_LINE_CHARS = 1000
 LOOKED_AT = 1000  # the innermost calls
-# Calls shown of the last exception, and of its causes, the innermost ones.
-MOST_CALLS, CAUSE_CALLS, MAX_CAUSES = 7, 2, 2
+MOST_CALLS = 7  # shown of the exception, the innermost ones
+CAUSE_CALLS = (2, 2)  # shown of its causes
 
-_DIRECT = "The above exception was the direct cause of the following exception:"
-_DURING = "During handling of the above exception, another exception occurred:"
 _LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _PACKAGES = Path(__file__).resolve().parents[2]
 _OWN = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("batching", "ferry", "ingress", "workers"))
@@ -91,69 +90,48 @@ def user_traceback(error: BaseException, root: Path) -> str:
     Leaves out calls of installed packages and of this server; if no other call is left, the
     innermost one of a library stays. Causes of the exception come first, as in Python.
     """
-    files = _Files(root)
-    shown = TracebackException(
+    # Handlers are imported from the folder as it was named, or with its links resolved.
+    roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
+
+    def shown_name(path: str) -> str:
+        """Returns a name without folders of this machine."""
+        return _own_name(path, roots) or "/".join(Path(path).parts[-2:])
+
+    part = shown = TracebackException(
         type(error), error, error.__traceback__, limit=-LOOKED_AT, lookup_lines=False, compact=True
     )
-    calls = files.own_calls(shown.stack) or _library_calls(shown.stack)
-    traceback = _formatted(shown, calls[-MOST_CALLS:], files)
-    for _ in range(MAX_CAUSES):
-        cause = shown.__cause__ or shown.__context__
+    for most_calls in (MOST_CALLS, *CAUSE_CALLS):
+        calls = [call for call in part.stack if _own_name(call.filename, roots)][-most_calls:]
+        if part is shown and not calls:
+            calls = [call for call in part.stack if _is_of_library(call.filename)][-1:]
+        part.stack = StackSummary.from_list(
+            FrameSummary(
+                shown_name(call.filename),
+                call.lineno,
+                call.name,
+                line=linecache.getline(call.filename, call.lineno or 0),
+            )
+            for call in calls
+        )
+        if getattr(part, "filename", None):  # of a syntax error
+            part.filename = shown_name(str(part.filename))
+        part.exceptions = None  # of a group, whose tracebacks have other frames, too
+        last, cause = part, part.__cause__ or part.__context__
         if cause is None:
             break
-        link = _DIRECT if shown.__cause__ else _DURING
-        calls = files.own_calls(cause.stack)[-CAUSE_CALLS:]
-        traceback = f"{_formatted(cause, calls, files)}\n\n{link}\n\n{traceback}"
-        shown = cause
-    return traceback
+        part = cause
+    last.__cause__ = last.__context__ = None
+    text = "".join(shown.format()).rstrip("\n")
+    for folder in roots:
+        text = text.replace(folder, "")
+    return re.sub(rf"(.{{{MAX_LINE_CHARS}}}).+", r"\1 …", text)[-MAX_TEXT_CHARS:]
 
 
-class _Files:
-    """Knows which files are the model's, and what to call a file."""
-
-    def __init__(self, root: Path) -> None:
-        # Handlers are imported from the folder as it was named, or with its links resolved.
-        self._roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
-
-    def own_calls(self, stack: StackSummary) -> list[FrameSummary]:
-        return [call for call in stack if self._own_name(call.filename)]
-
-    def name(self, path: str) -> str:
-        """Returns a name without folders of this machine."""
-        return self._own_name(path) or "/".join(Path(path).parts[-2:])
-
-    def with_names(self, text: str) -> str:
-        for root in self._roots:
-            text = text.replace(root, "")
-        return text
-
-    def _own_name(self, path: str) -> str:
-        root = next(filter(path.startswith, self._roots), "")
-        name = path[len(root) :]
-        is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
-        if not root or is_other or _LIBRARY_FOLDERS.intersection(Path(name).parts):
-            return ""
-        return name
+def _own_name(path: str, roots: tuple[str, ...]) -> str:
+    name = path.removeprefix(next(filter(path.startswith, roots), path))
+    is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
+    return "" if is_other or _LIBRARY_FOLDERS.intersection(Path(name).parts) else name
 
 
-def _library_calls(stack: StackSummary) -> list[FrameSummary]:
-    for call in reversed(stack):
-        if call.filename.startswith(_COMPATIBLE) or not call.filename.startswith(("<", *_OWN)):
-            return [call]
-    return []
-
-
-def _formatted(error: TracebackException, calls: Sequence[FrameSummary], files: _Files) -> str:
-    named = []
-    for call in calls:
-        source = _cut(linecache.getline(call.filename, call.lineno or 0), MAX_LINE_CHARS)
-        named.append(FrameSummary(files.name(call.filename), call.lineno, call.name, line=source))
-    head = ["Traceback (most recent call last):\n"] if calls else []
-    if getattr(error, "filename", None):  # of a syntax error
-        error.filename = files.name(error.filename)
-    text = files.with_names("".join(error.format_exception_only()).rstrip("\n"))
-    return "".join([*head, *StackSummary.from_list(named).format(), _cut(text, MAX_TEXT_CHARS)])
-
-
-def _cut(text: str, most_chars: int) -> str:
-    return text if len(text) <= most_chars else f"{text[:most_chars]} …"
+def _is_of_library(path: str) -> bool:
+    return path.startswith(_COMPATIBLE) or not path.startswith(("<", *_OWN))

@@ -6,16 +6,21 @@ Source: TorchServe 0.12 docs/custom_service.md, module and class level entry poi
 import contextlib
 import importlib
 import inspect
+import json
+import logging
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
+import msgspec
 from ts import __version__ as ts_version
 from ts.context import Context
 from ts.metrics.metric_type_enum import MetricTypes
@@ -23,6 +28,7 @@ from ts.utils.util import list_classes_from_module
 
 from batching.metrics import read_metrics_config
 from batching.models.spec import ModelSpec
+from batching.settings.files import write_atomically
 from batching.settings.settings import Settings
 from workers.archives.model_archive import (
     BUILT_IN_PACKAGE,
@@ -30,9 +36,15 @@ from workers.archives.model_archive import (
     read_model_config,
     split_handler,
 )
-from workers.handling.findings import Findings
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
+
+log = logging.getLogger(__name__)
+
+FINDINGS_FILE = "findings.json"
+MOST_FINDINGS = 256
+MOST_FINDINGS_BYTES = 2**20
+_PROCESSORS = Path("/proc/cpuinfo")
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -69,7 +81,11 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     model_dir = model_dir.absolute()
     if not spec.decodes_itself:
         _enter_folder(model_dir, spec.handler)
-    _limit_images(settings.max_image_pixels)
+    with contextlib.suppress(ImportError):  # a worker for handlers that read no images
+        image: Any = importlib.import_module("PIL.Image")
+        image.MAX_IMAGE_PIXELS = settings.max_image_pixels or None
+        # Pillow refuses images over twice the limit, and only warns of those over the limit.
+        warnings.simplefilter("error", image.DecompressionBombWarning)
     context = Context(
         model_name=spec.model_name,
         model_dir=str(model_dir),
@@ -81,7 +97,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
     if settings.work_dir is not None:
-        context.recall = Findings(settings.work_dir, spec.archive_sha256).recall
+        file = settings.work_dir / FINDINGS_FILE
+        context.recall = partial(recall_finding, file, spec.archive_sha256)
     for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
@@ -100,13 +117,19 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         # Such a handler initialises itself on the first call, without data.
         _require_plain(entry)
         entry(None, context)
-    else:
-        service = _class_of(module)()
-        service.initialize(context)
-        # Looked up only now: `initialize` may have replaced it (MicroBatching).
-        entry = service.handle
-        _require_plain(entry)
-    return LoadedModel(entry, context, code_dir=model_dir)
+        return LoadedModel(entry, context, code_dir=model_dir)
+    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
+    if len(classes) != 1:
+        names = ", ".join(kind.__name__ for kind in classes) or "none"
+        raise ValueError(
+            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
+            f"or exactly one class; its classes: {names}."
+        )
+    service = classes[0]()
+    service.initialize(context)
+    # Looked up only now: `initialize` may have replaced it (MicroBatching).
+    _require_plain(service.handle)
+    return LoadedModel(service.handle, context, code_dir=model_dir)
 
 
 def code_dir_of(spec: ModelSpec, model_dir: Path) -> Path:
@@ -135,14 +158,47 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
                 del sys.modules[name]
 
 
-def _limit_images(max_image_pixels: int) -> None:
-    try:
-        image: Any = importlib.import_module("PIL.Image")
-    except ImportError:  # a worker for handlers that read no images
-        return
-    image.MAX_IMAGE_PIXELS = max_image_pixels or None
-    # Pillow refuses images over twice the limit, and only warns of those over the limit.
-    warnings.simplefilter("error", image.DecompressionBombWarning)
+def recall_finding(
+    file: Path, archive_sha256: str, question: str, measure: Callable[[], bool | None]
+) -> bool | None:
+    """Returns what an earlier load on this machine measured, or else measures (ADR 0022).
+
+    If the file cannot be read or written, or holds anything else, things are measured again. When
+    two workers write at the same moment, one finding may be lost.
+
+    Args:
+        file: has findings of all models, as JSON.
+        archive_sha256: of the model's archive.
+        question: names all that the answer depends on, besides archive and processors.
+        measure: returns the answer, or None if it could not find one, which is not kept.
+    """
+
+    def read() -> dict[str, bool]:
+        try:
+            with file.open("rb") as stream:
+                return msgspec.json.decode(stream.read(MOST_FINDINGS_BYTES), type=dict[str, bool])
+        except (OSError, ValueError, msgspec.DecodeError):
+            return {}
+
+    # Nodes of several machines may share a folder. ARM has numbers for names.
+    lines = []
+    with contextlib.suppress(OSError):  # not Linux
+        lines = _PROCESSORS.read_text(encoding="utf-8").splitlines()
+    is_name = ("model name", "CPU part")
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith(is_name)}
+    machine = f"{os.cpu_count()} x {', '.join(sorted(names)) or platform.processor()}"
+    key = f"{archive_sha256} {question} on={machine}"
+    if (answer := read().get(key)) is not None:
+        log.info("measured at an earlier load answer=%s file=%s", answer, file)
+        return answer
+    if (answer := measure()) is not None:
+        # Read once more: measuring takes long, and other workers write meanwhile.
+        kept = dict([*read().items(), (key, answer)][-MOST_FINDINGS:])
+        try:
+            write_atomically(file, json.dumps(kept, indent=0))
+        except OSError as error:
+            log.warning("measured again at the next load, as it was not kept: %s", error)
+    return answer
 
 
 def _choose_gpu(device: Device) -> None:
@@ -193,18 +249,6 @@ def _require_plain(entry: Any) -> None:
         )
 
 
-def _class_of(module: ModuleType) -> type[Any]:
-    classes = [kind for kind in list_classes_from_module(module) if not inspect.isabstract(kind)]
-    if len(classes) != 1:
-        names = ", ".join(kind.__name__ for kind in classes) or "none"
-        raise ValueError(
-            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
-            f"or exactly one class; its classes: {names}."
-        )
-    only: type[Any] = classes[0]
-    return only
-
-
 # --- torch's compiler. One module of torchvision takes one function from it, and calls that only on
 # GPUs that must be deterministic. Dynamo and sympy come with it: they take as long to import as
 # torch itself, and some 100 MB in each worker.
@@ -213,19 +257,15 @@ _IMPORTER = "torchvision.ops.roi_align"
 _COMPILER = "torch._dynamo.utils"
 
 
-class CompilerDeferred:
-    """Makes torchvision import the compiler only when it is first used."""
+class CompilerDeferred(SourceFileLoader):
+    """Runs that module while the compiler's name stands for a module that loads it when used."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _IMPORTER else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = cls(spec.loader.name, spec.loader.path)
         return spec
-
-
-class _Loader(SourceFileLoader):
-    """Runs the module while the compiler's name stands for a module that loads it when used."""
 
     def exec_module(self, module: ModuleType) -> None:
         late = _LateCompiler(_COMPILER)

@@ -31,8 +31,7 @@ from ferry.modeling import Answer, BadInput
 from workers.handling.batch_stream import BROKEN, BatchStream, StreamAbandoned
 from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
 from workers.handling.handler_call import HandlerCall, header_texts, line_text
-from workers.handling.spare_memory import free_gpu_memory
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +220,12 @@ class Runner:
 def _is_special(item: Claimed) -> bool:
     headers = item.request.headers
     return headers.get("explain") == "True" or headers.get("describe") == "True"
+
+
+def free_gpu_memory() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _as_answer(error: Exception) -> ServeError:

@@ -7,10 +7,12 @@ The process never beats by itself: a handler that is busy in C++ would keep it f
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -40,10 +43,16 @@ from workers.handling.failures import sentence, user_traceback
 from workers.handling.handler_call import ForkGuard, HandlerCall
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
-from workers.handling.runner import DeviceBroken, Runner
-from workers.handling.spare_memory import SpareMemory
-from workers.slots.assignment import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED, Assignment
-from workers.slots.deadline import SIGNAL_OF_LATE, WAIT_S, Deadline
+from workers.handling.runner import DeviceBroken, Runner, free_gpu_memory
+from workers.slots.assignment import (
+    EXIT_DEVICE_BROKEN,
+    EXIT_DRAINED,
+    EXIT_LOAD_FAILED,
+    SIGNAL_OF_LATE,
+    WAIT_S,
+    Assignment,
+    Deadline,
+)
 
 log = logging.getLogger("workers.handling.worker")
 
@@ -60,10 +69,56 @@ UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0
 # Always, if seldom: a server that took over may lease us requests that were answered long ago.
 LOOK_S = 10.0
+MEMORY_LOOK_S = 60.0
 
 
 def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
     return contextlib.nullcontext(())
+
+
+def taken_bytes() -> int:
+    """Returns this process's own memory, without mapped files, and what torch holds of GPUs."""
+    taken = 0
+    with contextlib.suppress(OSError):  # no Linux
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        taken = (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        taken += sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
+    return taken
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back: glibc's, and torch's on GPUs."""
+    free_gpu_memory()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class SpareMemory:
+    """Gives back what batches have taken, at `look_at_s` (monotonic), once a minute.
+
+    Not more often: to fetch an ordinary batch's memory again costs up to a tenth of its run.
+    """
+
+    def __init__(
+        self,
+        spare_bytes: int,
+        taken: Callable[[], int] = taken_bytes,
+        give_back: Callable[[], None] = give_back_memory,
+    ) -> None:
+        """Lets the worker keep `spare_bytes` beyond what it had the last time; with 0, all."""
+        self.look_at_s = 0.0 if spare_bytes else math.inf
+        self._spare_bytes = spare_bytes
+        self._taken = taken
+        self._give_back = give_back
+        self._least_bytes = 0
+
+    def look(self, now_s: float) -> None:
+        self.look_at_s = now_s + MEMORY_LOOK_S
+        if self._taken() > self._least_bytes + self._spare_bytes:
+            self._give_back()
+            self._least_bytes = self._taken()
 
 
 @dataclass
@@ -99,7 +154,14 @@ class Worker:
                 batch = self._gather()
                 self.outage.over("claim")
                 if batch is not None:
-                    self._serve_batch(batch)
+                    self.deadline.run()
+                    started_s = time.monotonic()
+                    replies = self.run(batch)
+                    run_ms = (time.monotonic() - started_s) * 1000
+                    self._reply([item.owned for item in batch.items], replies)
+                    now_s = time.monotonic()
+                    self.batcher.observe(batch, now_s - started_s, now_s)
+                    log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
                 if (now_s := time.monotonic()) >= self.memory.look_at_s:
                     self.memory.look(now_s)
             except AWAY as error:
@@ -131,17 +193,6 @@ class Worker:
             if measured:
                 self.queue.record(measured)
 
-    def _serve_batch(self, batch: Batch) -> None:
-        self.deadline.run()
-        started_s = time.monotonic()
-        replies = self.run(batch)
-        run_ms = (time.monotonic() - started_s) * 1000
-        self.memory.has_run = True
-        self._reply([item.owned for item in batch.items], replies)
-        now_s = time.monotonic()
-        self.batcher.observe(batch, now_s - started_s, now_s)
-        log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
-
     def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
         """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
         end = time.monotonic() + self.reply_patience_s
@@ -163,20 +214,14 @@ class Worker:
                 time.sleep(RETRY_S)
         with contextlib.suppress(*AWAY):  # while Redis takes nothing, nothing changes
             for item, reply in zip(items, replies, strict=True):
-                self._reply_singly(item, reply)
-
-    def _reply_singly(self, item: Owned, reply: Reply) -> None:
-        """Publishes the reply if Redis takes it, or an error for one that may be too large.
-
-        To run that request again would bring the same.
-        """
-        self.deadline.wait()
-        try:
-            self.queue.reply([item], [reply])
-        except AWAY:
-            if len(reply.body) <= INLINE_LIMIT_BYTES:
-                raise
-            self.queue.reply([item], [error_reply(NOT_TAKEN)])
+                self.deadline.wait()
+                try:
+                    self.queue.reply([item], [reply])
+                except AWAY:
+                    # To run a request again whose answer is too large would bring the same.
+                    if len(reply.body) <= INLINE_LIMIT_BYTES:
+                        raise
+                    self.queue.reply([item], [error_reply(NOT_TAKEN)])
 
 
 def main(assignment: Assignment, deadline: Deadline) -> int:

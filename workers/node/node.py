@@ -49,8 +49,7 @@ from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
 from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.node.webhook_sender import send_webhooks
-from workers.slots.slot import SlotContext, SlotRecord
-from workers.slots.slots import Slots
+from workers.slots.slot import SlotContext, SlotRecord, Slots
 
 log = logging.getLogger(__name__)
 

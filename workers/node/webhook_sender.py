@@ -7,14 +7,14 @@ connection goes to one of them.
 
 import asyncio
 import base64
-import contextlib
 import datetime
 import logging
 import random
 import socket
 import ssl
-import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -36,15 +36,10 @@ from batching.webhooks import DEFAULT_PORTS, ReceiverRules, read_secrets
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-END_S = 1.0  # for the thread, when its node stops
 TRY_S = 15.0
 # Longer than a try with its calls to Redis.
 LEASE_S = 4 * TRY_S
-MOST_AT_ONCE = 50
-# A fast receiver may have most of them; a slow one leaves room for others.
-MOST_PER_HOST, MOST_PER_SLOW_HOST = 40, 4
-SLOW_S = 1.0
-MOST_HOSTS = 1000  # that are remembered as slow
+MOST_AT_ONCE, MOST_PER_HOST = 50, 20  # a receiver that hangs leaves room for others
 MOST_RESULT_BYTES = 16_384
 # Waits after the tries: 5 s, 5 and 30 min, 2, 5, 10, 14, 20 and 24 h. The job may be forgotten
 # before the last one, and then nobody is told.
@@ -57,24 +52,11 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def send_webhooks(settings: Settings) -> None:
-    """Sends until cancelled, in a thread: neither TLS nor a slow receiver costs the node a beat."""
-    cancel: list[Callable[[], object]] = []
+    """Sends in a thread: neither TLS nor a slow receiver costs the node a beat.
 
-    async def in_thread() -> None:
-        sending = asyncio.create_task(_send(settings))
-        loop = asyncio.get_running_loop()
-        cancel.append(partial(loop.call_soon_threadsafe, sending.cancel))
-        with contextlib.suppress(asyncio.CancelledError):
-            await sending
-
-    ended = asyncio.ensure_future(in_daemon_thread(lambda: asyncio.run(in_thread())))
-    try:
-        await asyncio.shield(ended)
-    finally:
-        if cancel and not ended.done():
-            with contextlib.suppress(RuntimeError):  # the loop was closed just now
-                cancel[0]()
-            await asyncio.wait({ended}, timeout=END_S)
+    The thread outlives a cancelled call, and ends with the process: what it was at is told again.
+    """
+    await in_daemon_thread(lambda: asyncio.run(_send(settings)))
 
 
 async def _send(settings: Settings) -> None:
@@ -83,19 +65,14 @@ async def _send(settings: Settings) -> None:
     rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
     assert rules is not None
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    client, delivery = connect_async(store_url(settings)), Delivery(rules, context)
-    sender = WebhookSender(
+    client = connect_async(store_url(settings))
+    await WebhookSender(
         WebhookStore(client),
         JobStore(client, settings.job_backlog),
-        delivery,
+        Delivery(rules, context),
         read_secrets(settings.webhook_secrets),
         OutageLog(log, settings.redis_url),
-    )
-    try:
-        await sender.run()
-    finally:
-        await delivery.close()
-        await client.aclose()
+    ).run()
 
 
 class ReceiverAnswer(NamedTuple):
@@ -104,13 +81,6 @@ class ReceiverAnswer(NamedTuple):
     status: int
     retry_after: str = ""
     error: str = ""
-
-    @property
-    def complaint(self) -> str:
-        """Returns what went wrong; "" after a success."""
-        if self.error or not self.status:
-            return self.error or "no answer"
-        return "" if self.status < 300 else f"status {self.status}"  # noqa: PLR2004 - 2xx is good
 
     def outcome(self, tries: int) -> tuple[WebhookOutcome, float]:
         """Returns how this try ended and the seconds until the next, after `tries` earlier ones."""
@@ -126,111 +96,76 @@ class ReceiverAnswer(NamedTuple):
         return WebhookOutcome.PENDING, max(wait_s, min(asked_s, WAITS_S[-1]))
 
 
+@dataclass
 class WebhookSender:
     """Claims events that are due, and tells their receivers.
 
     Runs until it is cancelled; events that were under way are due again after LEASE_S.
     """
 
-    def __init__(
-        self,
-        webhooks: WebhookStore,
-        jobs: JobStore,
-        delivery: "Delivery",
-        keys: Sequence[bytes],
-        outage: OutageLog,
-        *,
-        poll_s: float = POLL_S,
-    ) -> None:
-        self._webhooks = webhooks
-        self._jobs = jobs
-        self._delivery = delivery
-        self._keys = keys
-        self._outage = outage
-        self._poll_s = poll_s
-        self._hosts: dict[str, _Host] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+    webhooks: WebhookStore
+    jobs: JobStore
+    delivery: "Delivery"
+    keys: Sequence[bytes]
+    outage: OutageLog
+    poll_s: float = POLL_S
+    _tries: Counter[str] = field(default_factory=Counter, init=False)  # under way, by host
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
         """Claims due events, once a second while there are none."""
         try:
             while True:
-                count = await self._claim_due()
+                events: list[Event] = []
+                try:
+                    room = MOST_AT_ONCE - len(self._tasks)
+                    events = await self.webhooks.claim(room, int(LEASE_S * 1000))
+                    self.outage.over("webhooks")
+                except AWAY as error:
+                    self.outage.note("webhooks", error)
+                for event in events:
+                    task = asyncio.create_task(self._tell_safely(event))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 if len(self._tasks) >= MOST_AT_ONCE:
                     await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-                elif not count:
-                    await asyncio.sleep(self._poll_s)
+                elif not events:
+                    await asyncio.sleep(self.poll_s)
         finally:
             await end_tasks(self._tasks)
-
-    async def _claim_due(self) -> int:
-        try:
-            count = MOST_AT_ONCE - len(self._tasks)
-            events = await self._webhooks.claim(count, int(LEASE_S * 1000))
-        except AWAY as error:
-            self._outage.note("webhooks", error)
-            return 0
-        self._outage.over("webhooks")
-        for event in events:
-            task = asyncio.create_task(self._tell_safely(event))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return len(events)
 
     async def _tell_safely(self, event: Event) -> None:
         try:
             await self._tell(event)
         except AWAY as error:
-            self._outage.note("webhooks", error)
+            self.outage.note("webhooks", error)
         except Exception:
             # One event must not stop the others; after its lease it is tried again.
             log.exception("webhook not sent job=%s event=%s", event.job_id, event.name)
 
     async def _tell(self, event: Event) -> None:
-        job = await self._jobs.find(event.job_id)
+        job = await self.jobs.find(event.job_id)
         if job is None or job.webhook is None:
-            await self._webhooks.end(event, WebhookOutcome.FAILED)
+            await self.webhooks.end(event, WebhookOutcome.FAILED)
             return
         url = job.webhook.receiver.url
-        name = urlsplit(url).hostname or ""
-        host = self._hosts.setdefault(name, _Host())
-        if not host.has_room:
-            wait_ms = int(max(POLL_S, host.oldest_s) * 1000)  # the slower the host, the longer
-            await self._webhooks.end(event, WebhookOutcome.BUSY, wait_ms)
+        host = urlsplit(url).hostname or ""
+        if self._tries[host] >= MOST_PER_HOST:
+            await self.webhooks.end(event, WebhookOutcome.BUSY, int(POLL_S * 1000))
             return
-        began_s = time.monotonic()
-        host.began_s.append(began_s)
+        self._tries[host] += 1
         try:
-            answer = await self._delivery.post(url, *_message(event, job, self._keys))
+            answer = await self.delivery.post(url, *_message(event, job, self.keys))
         finally:
-            host.began_s.remove(began_s)
-            host.took_s = time.monotonic() - began_s
-        is_idle_and_fast = not host.began_s and host.took_s <= SLOW_S
-        if is_idle_and_fast or len(self._hosts) > MOST_HOSTS:
-            self._hosts.pop(name, None)  # a new one would be the same
+            self._tries[host] -= 1
+            self._tries += Counter()  # forgets hosts without tries
         outcome, again_s = answer.outcome(event.tries)
-        if answer.complaint:
-            told = (event.job_id, event.name, name, answer.complaint, outcome)
+        complaint = ""
+        if outcome is not WebhookOutcome.DELIVERED:
+            complaint = answer.error or f"status {answer.status}"
+            told = (event.job_id, event.name, host, complaint, outcome)
             log.warning("webhook job=%s event=%s host=%s: %s, %s", *told)
-        await self._webhooks.end(event, outcome, int(again_s * 1000), answer.complaint)
-
-
-class _Host:
-    """Counts the tries that are under way to one host, and knows how slow it is."""
-
-    def __init__(self) -> None:
-        self.began_s: list[float] = []
-        self.took_s = 0.0
-
-    @property
-    def oldest_s(self) -> float:
-        return time.monotonic() - self.began_s[0] if self.began_s else 0.0
-
-    @property
-    def has_room(self) -> bool:
-        """Returns whether one more try may begin."""
-        is_slow = max(self.took_s, self.oldest_s) > SLOW_S
-        return len(self.began_s) < (MOST_PER_SLOW_HOST if is_slow else MOST_PER_HOST)
+        await self.webhooks.end(event, outcome, int(again_s * 1000), complaint)
 
 
 def _message(event: Event, job: Job, keys: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
@@ -309,11 +244,12 @@ class Delivery:
             async with asyncio.timeout(TRY_S):
                 return await self._post(url, headers, body)
         except TimeoutError:
-            return ReceiverAnswer(0, error=f"no answer within {TRY_S:.0f} s")
-        except ValueError as error:  # UnicodeError too: a name longer than names may be
-            return ReceiverAnswer(0, error=str(error))
-        except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-            return ReceiverAnswer(0, error=f"{type(error).__name__}: {error}".rstrip(": "))
+            error = f"no answer within {TRY_S:.0f} s"
+        except ValueError as refusal:  # UnicodeError too: a name longer than names may be
+            error = str(refusal)
+        except (OSError, httpx.HTTPError, httpx.InvalidURL) as failure:
+            error = f"{type(failure).__name__}: {failure}".rstrip(": ")
+        return ReceiverAnswer(0, error=error)
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         parts = self._rules.check_url(url)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from batching.errors import DependenciesFailed, ServeError
 from batching.metrics import log_load_time
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
+from batching.process.cores import usable_cores
 from batching.process.retries import Backoff
 from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.1
 MOST_UNPUBLISHED = 16  # reports of one worker, which has three; model code may write any number
 PROVEN_AFTER_S = 2.0  # a worker that was READY for this time has not died of its start
+KILL_MARGIN_S = 1.2
+FAREWELL_S = 0.4  # to give back what was held
 _NO_FAILURE = {"error": "", "traceback": "", "reason": "", "is_out_of_memory": False}
 
 
@@ -88,21 +91,18 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                await self._mark_failed()
+                way_out = "register it again, or scale it to 0 and back"
+                log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
+                await self.record.set_state(WorkerState.FAILED)
+                # Unless another worker of the version lives, no request waits for one any more.
+                refuse = self._context.queue.refuse_waiting
+                if count := await self.record.retry(refuse, self.spec.key, "no_worker"):
+                    log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         await self.record.end()
-
-    async def _mark_failed(self) -> None:
-        way_out = "register it again, or scale it to 0 and back"
-        log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
-        await self.record.set_state(WorkerState.FAILED)
-        # Unless another worker of the version lives, no request waits for one any more.
-        refuse = self._context.queue.refuse_waiting
-        if count := await self.record.retry(refuse, self.spec.key, "no_worker"):
-            log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
 
     def _new_id(self) -> str:
         """Returns a worker's id, from which ingresses see whose memory it can read."""
@@ -116,8 +116,23 @@ class Slot:
         is_exact = self._ready_at is None
         self._ready_at = None
         self._why_not_loaded = {}
+        last = self.record.status
         # Before the archive is unpacked: requests may queue for a worker that has yet to load.
-        await self.record.begin(self._first_status(worker_id))
+        await self.record.begin(
+            WorkerStatus(
+                worker_id=worker_id,
+                node_id=self._context.node_id,
+                slot=self._number,
+                state=WorkerState.STARTING,
+                pid=0,
+                device=str(self._device),
+                started_at=utc_now(),
+                failures=self._backoff.failures,
+                error=last.error if last else "",
+                traceback=last.traceback if last else "",
+                is_out_of_memory=last is not None and last.is_out_of_memory,
+            )
+        )
         try:
             prepared = await self._prepared(is_exact=is_exact)
         except Exception as error:
@@ -132,26 +147,15 @@ class Slot:
             # No descriptor, process or memory is left: a start that failed as any other.
             log.error("model=%s version=%s cannot run a worker: %s", *self.spec.key, error)
             ended = ExitStatus(EXIT_NOT_STARTED, error.strerror or str(error))
-        await self._announce_successor()
+        # The next worker is listed before the dead one is forgotten, so that no request is refused.
+        # Not after a second start in a row that failed: the next one may not serve either. A worker
+        # that was READY may have died of a request; if not, its next state hides the successor.
+        has_started = self._ready_at is not None or self._backoff.failures == 0
+        if has_started and not self._should_stop.is_set():
+            await self.record.expect(self._new_id())
         count = await self._take_back(worker_id, ended)
         if not self._should_stop.is_set():
             await self._judge(ended, was_at_work=count > 0)
-
-    def _first_status(self, worker_id: str) -> WorkerStatus:
-        last = self.record.status
-        return WorkerStatus(
-            worker_id=worker_id,
-            node_id=self._context.node_id,
-            slot=self._number,
-            state=WorkerState.STARTING,
-            pid=0,
-            device=str(self._device),
-            started_at=utc_now(),
-            failures=self._backoff.failures,
-            error=last.error if last else "",
-            traceback=last.traceback if last else "",
-            is_out_of_memory=last is not None and last.is_out_of_memory,
-        )
 
     async def _prepared(self, *, is_exact: bool) -> Prepared | None:
         """Returns what a process needs; None if the slot is to stop meanwhile.
@@ -230,37 +234,26 @@ class Slot:
         await self.record.set_state(WorkerState.STARTING, pid=process.pid)
         while True:
             report = await self._unpublished.get()
-            if report.state is WorkerState.READY:
-                await self._note_success(process, report)
-            elif report.state is not WorkerState.FAILED:  # what that means, `_judge` decides
+            if report.state is WorkerState.FAILED:  # what that means, `_judge` decides
+                continue
+            if report.state is not WorkerState.READY:
                 await self.record.set_state(report.state)
-
-    async def _note_success(self, process: WorkerProcess, report: WorkerReport) -> None:
-        assert self._ready_at is not None
-        worker_id = str(self.record.worker_id)
-        load_ms = int((self._ready_at - process.started_at) * 1000)
-        if self._context.settings.is_logging_metrics:
-            log_load_time(worker_id, self.spec.key, load_ms)
-        log.info("ready model=%s version=%s worker=%s", *self.spec.key, worker_id)
-        await self.record.set_state(
-            WorkerState.READY,
-            **_NO_FAILURE,
-            failures=0,
-            memory_bytes=process.resident_bytes,
-            load_ms=load_ms,
-            interface=report.interface,
-        )
-        await self.record.beat(worker_id)
-
-    async def _announce_successor(self) -> None:
-        """Lists the next worker before the dead one is forgotten, so that no request is refused.
-
-        Not after a second start in a row that failed: the next one may not serve either. A worker
-        that was READY may have died of a request; if not, its next state hides the successor.
-        """
-        has_started = self._ready_at is not None or self._backoff.failures == 0
-        if has_started and not self._should_stop.is_set():
-            await self.record.expect(self._new_id())
+                continue
+            assert self._ready_at is not None
+            worker_id = str(self.record.worker_id)
+            load_ms = int((self._ready_at - process.started_at) * 1000)
+            if self._context.settings.is_logging_metrics:
+                log_load_time(worker_id, self.spec.key, load_ms)
+            log.info("ready model=%s version=%s worker=%s", *self.spec.key, worker_id)
+            await self.record.set_state(
+                WorkerState.READY,
+                **_NO_FAILURE,
+                failures=0,
+                memory_bytes=process.resident_bytes,
+                load_ms=load_ms,
+                interface=report.interface,
+            )
+            await self.record.beat(worker_id)
 
     async def _take_back(self, worker_id: str, ended: ExitStatus) -> int:
         # With any exit status: a worker that ended between batches holds nothing, and a handler may
@@ -288,12 +281,9 @@ class Slot:
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
             *(*self.spec.key, self.record.worker_id, ended, was_ready_s),
         )
-        if self._ready_at is not None:
-            await self._note_failure(error="")
-            return
-        error = ended.cause or f"exit status {ended}"
-        seen = {"error": error, "is_out_of_memory": ended.is_out_of_memory}
-        await self._note_failure(**(seen | self._why_not_loaded))
+        error, is_out_of_memory = ended.cause or f"exit status {ended}", ended.is_out_of_memory
+        why = {"error": error, "is_out_of_memory": is_out_of_memory} | self._why_not_loaded
+        await self._note_failure(**({"error": ""} if self._ready_at is not None else why))
 
     async def _note_failure(self, **why: Any) -> None:
         self._backoff.fail(time.monotonic())
@@ -395,3 +385,82 @@ class SlotRecord:
 
     def _worker_ids(self) -> list[str]:
         return [worker_id for worker_id in (self.worker_id, self.successor_id) if worker_id]
+
+
+class Slots:
+    """Opens and stops the slots of one node as the registry wants; drains them in the end."""
+
+    def __init__(
+        self, context: SlotContext, gpus: Sequence[int], on_ended: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._gpus = gpus
+        self._gpu_turn = itertools.count()
+        self._on_ended = on_ended
+        self._slots: dict[tuple[VersionKey, int], Slot] = {}
+        self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
+        self._is_draining = False
+
+    def all(self) -> list[Slot]:
+        return list(self._slots.values())
+
+    def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:
+        """Opens and stops slots as these versions want; does nothing in a drain."""
+        if self._is_draining:
+            return
+        for (key, number), slot in self._slots.items():
+            spec = specs.get(key)
+            if not (spec and number < spec.min_worker and spec.is_same_registration(slot.spec)):
+                slot.stop()
+        workers = sum(spec.min_worker for spec in specs.values())
+        threads = max(1, usable_cores() // max(1, workers))
+        for spec in specs.values():
+            for number in range(spec.min_worker):
+                if (spec.key, number) not in self._slots:
+                    self._open(spec, number, threads)
+
+    async def drain(self, must_exit_now: asyncio.Event) -> None:
+        """Ends all workers within the drain time and releases the requests that they leave."""
+        self._is_draining = True
+        for slot in self.all():
+            slot.stop()
+        if not self._tasks:
+            return
+        log.info("node=%s draining workers=%d", self._context.node_id, len(self._tasks))
+        ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        margin_s = max(0.0, self._context.settings.drain_timeout_s - KILL_MARGIN_S)
+        forced = asyncio.ensure_future(must_exit_now.wait())
+        outcomes: set[asyncio.Future[Any]] = {ended, forced}
+        await asyncio.wait(outcomes, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        for slot in self.all():
+            slot.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended, timeout=FAREWELL_S)
+
+    def _open(self, spec: ModelSpec, number: int, threads: int) -> None:
+        slot = Slot(self._context, spec, number, self._pick_device(spec, number), threads)
+        slot_key = (spec.key, number)
+        self._slots[slot_key] = slot
+        task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
+        self._tasks[slot_key] = task
+        task.add_done_callback(lambda done: self._note_end(slot_key, done))
+
+    def _note_end(self, slot_key: tuple[VersionKey, int], task: "asyncio.Task[None]") -> None:
+        del self._slots[slot_key], self._tasks[slot_key]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("slot %s ended: %r", slot_key, error, exc_info=error)
+        else:
+            # After an error, which may come again at once, the regular look is soon enough.
+            self._on_ended()
+
+    def _pick_device(self, spec: ModelSpec, number: int) -> Device:
+        """Picks GPUs in turn over all models, or over the version's own list.
+
+        Source: TorchServe 0.12 ModelManager / WorkLoadManager "assignedGpuIds".
+        """
+        gpus = [gpu for gpu in spec.device_ids if gpu in self._gpus] or self._gpus
+        if spec.device_type == "cpu" or not gpus:
+            return Device("cpu", None)
+        turn = number if spec.device_ids else next(self._gpu_turn)
+        return Device("cuda", gpus[turn % len(gpus)])

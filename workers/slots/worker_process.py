@@ -24,8 +24,7 @@ from batching.settings.settings import Settings
 from workers.archives.installer import allowed_environment
 from workers.archives.staging import home_cache, is_writable
 from workers.machine import ts_folder
-from workers.slots.assignment import Assignment, ExitStatus
-from workers.slots.deadline import SIGNAL_OF_LATE, Deadline, shared_memory
+from workers.slots.assignment import SIGNAL_OF_LATE, Assignment, Deadline, ExitStatus, shared_memory
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from playwright.sync_api import sync_playwright
 
-from tests.browser import CHROMIUM, FLAGS
+from benchmarks.pictures import CHROMIUM, FLAGS
 
 ROOT = Path(__file__).parents[3]
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="?([^\s">]+)""")
@@ -68,10 +69,9 @@ def test_links_to_files_that_are_no_pages_keep_their_text_or_lead_to_the_reposit
 @pytest.fixture
 def tab():
     """A tab of Chromium's; what it asks for is in `asked`, by the protocol."""
-    playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         tab = browser.new_page()
         tab.asked = set()

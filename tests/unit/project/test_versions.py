@@ -1,19 +1,14 @@
-"""All distributions have one version, and `ferry --version` says it with the commit."""
+"""Whatever names a version, of ours or of Python, names the same one."""
 
 import re
 import runpy
 import shutil
 import subprocess
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from packaging.requirements import Requirement
-
-from ferry.main import main
-from ferry.version import commit
 
 ROOT = Path(__file__).parents[3]
 SIDES = sorted(ROOT.glob("packages/*/pyproject.toml"))
@@ -23,7 +18,9 @@ def table_of(path):
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-VERSION = table_of(ROOT / "pyproject.toml")["project"]["version"]
+PROJECT = table_of(ROOT / "pyproject.toml")["project"]
+VERSION = PROJECT["version"]
+OLDEST = PROJECT["requires-python"].removeprefix(">=")
 
 
 @pytest.mark.parametrize("path", SIDES, ids=lambda path: path.parent.name)
@@ -44,9 +41,11 @@ def test_distributions_work_with_others_of_their_version_alone(path):
     assert not any(it.contains(f"{major}.{int(minor) + 1}.0") for it in ours)
 
 
-def test_changelog_begins_with_the_version():
+def test_changelog_and_chart_have_the_version():
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == VERSION
+    chart = (ROOT / "deploy/helm/torchferry/Chart.yaml").read_text()
+    assert re.findall(r'^(?:version: |appVersion: ")([\d.]+)', chart, re.MULTILINE) == [VERSION] * 2
 
 
 @pytest.mark.parametrize("path", SIDES, ids=lambda path: path.parent.name)
@@ -54,10 +53,26 @@ def test_side_package_brings_the_licence(path):
     assert (path.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_ferry_says_version_and_commit():
-    done = CliRunner().invoke(main, ["--version"])
-    known = f" (commit {commit()})" if commit() else ""
-    assert (done.exit_code, done.output) == (0, f"ferry, version {version('torchferry')}{known}\n")
+def test_classifiers_are_the_pythons_from_the_oldest_on():
+    prefix = "Programming Language :: Python :: 3."
+    named = [line for line in PROJECT["classifiers"] if line.startswith(prefix)]
+    minors = [int(line.removeprefix(prefix)) for line in named]
+    assert minors == [int(OLDEST.removeprefix("3.")) + number for number in range(len(minors))]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("README.md", r"Python (3\.\d+) or later"),
+        ("docs/operations.md", r"Python (3\.\d+) or later"),
+        ("CHANGELOG.md", r"Python (3\.\d+), .* or later"),
+        ("Makefile", r"Python (3\.\d+) or later"),
+        ("deploy/docker/Dockerfile", r"^FROM python:(3\.\d+)-"),
+    ],
+)
+def test_file_names_the_oldest_python(name, words):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert set(re.findall(words, text, re.MULTILINE)) == {OLDEST}
 
 
 def test_commit_is_that_of_the_checkout_or_of_the_build_or_unknown(tmp_path):

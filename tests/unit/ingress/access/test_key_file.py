@@ -52,7 +52,7 @@ def test_key_file_is_shared_and_renewals_are_noticed(keys, path):
     old = key_of(path, "inference")
     assert keys.accepts(KeyScope.INFERENCE, old)
     # When
-    other.renew(KeyScope.INFERENCE)
+    other.renew("inference", f"Bearer {key_of(path, KeyScope.API)}")
     # Then the new key works at once, and the old one no more
     assert keys.accepts(KeyScope.INFERENCE, key_of(path, "inference"))
     assert not keys.accepts(KeyScope.INFERENCE, old)

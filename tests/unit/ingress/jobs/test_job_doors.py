@@ -108,7 +108,7 @@ def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
         raise requests.ConnectionError  # an OSError, as a broken connection's
 
     for verb in ("find", "submit", "cancel", "newest", "retry"):
-        monkeypatch.setattr(echo.services.jobs.service._store, verb, refuse)
+        monkeypatch.setattr(echo.services.jobs._store, verb, refuse)
 
     # When / Then
     asked = [

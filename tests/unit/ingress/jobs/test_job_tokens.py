@@ -21,12 +21,12 @@ def submit(echo, keys, path):
     return send
 
 
-def test_key_outlives_the_token_that_it_was_sent_with(submit, keys):
+def test_key_outlives_the_token_that_it_was_sent_with(submit, keys, path):
     # Given
     first = submit()
 
     # When
-    keys.renew(KeyScope.INFERENCE)
+    keys.renew("inference", f"Bearer {key_of(path, KeyScope.API)}")
     second = submit()
 
     # Then

@@ -6,6 +6,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from ingress.metrics.ingress_metrics import LAST_VALUES, LEGACY, Metrics
 from ingress.rest.metrics_api import write_text
+from ingress.role import Role
 
 KEY = VersionKey("m", "1.0")
 
@@ -89,7 +90,7 @@ def test_batch_that_was_run_one_by_one_without_a_fault_is_counted_once():
     assert sample(metrics, "ferry_unbatched_batches_total") == 1
 
 
-def test_forgotten_version_has_no_series_and_begins_anew():
+def test_version_that_is_not_registered_any_more_has_no_series_and_begins_anew():
     # Given two versions that were asked in each way, and answered well and badly
     metrics = Metrics()
     kept = VersionKey("m", "2.0")
@@ -99,21 +100,33 @@ def test_forgotten_version_has_no_series_and_begins_anew():
         measured.count_answer(200, 0.01, BatchTiming(1, 100, 900, is_first=True))
         measured.count_answer(503, 0.01, None, reason="no_worker")
     metrics.count_unknown(404, "model_not_found")
-    before = lines(metrics)
-    assert metrics.versions() == {KEY, kept}
+    left = [line for line in lines(metrics) if 'version="1.0"' not in line]
     # When
-    metrics.forget(KEY)
+    metrics.keep_only({kept})
     # Then
-    left = [line for line in before if 'version="1.0"' not in line]
-    assert [line for line in lines(metrics) if "_created" not in line] == [
-        line for line in left if "_created" not in line
-    ]
+    assert lines(metrics) == left
     assert 'ts_inference_requests_total{model_name="m",model_version="default"' in str(left)
-    assert metrics.versions() == {kept}
     # And the last version of a model takes along what its name alone was asked for
-    metrics.forget(kept)
+    metrics.keep_only(set())
     assert not [line for line in lines(metrics) if '="m"' in line]
     # And what is registered again is counted again
     metrics.version(KEY, None).count_answer(200, 0.01, None)
     assert sample(metrics, 'ferry_requests_total{model="m",version="1.0",code="200"') == 1
     assert sample(metrics, "ferry_request_seconds_count") == 1
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_unregistered_version_is_shown_once_more(ingress, is_emptied):
+    # Given
+    key = ingress.register("echo", min_worker=0).key
+    ingress.services.metrics.version(key, None).count_answer(200, 0.01, None)
+    ingress.registry.remove(key)
+    if is_emptied:  # until its nodes bring it back
+        ingress.services.client.flushall()
+    client = ingress.apps[Role.METRICS].test_client()
+    # When
+    shown = ['model="echo"' in client.get("/metrics").text for _ in range(3)]
+    # Then
+    assert shown[0]
+    assert shown[-1] is is_emptied

@@ -13,9 +13,7 @@ from batching.store.clients import connect
 from batching.store.registry.registry import Registry
 from ingress.rest import page_api
 from ingress.rest.app import create_app
-from ingress.rest.page_api import ServedModels
 from ingress.role import Role
-from tests.support import eventually
 from tests.unit.ingress.sockets import changed
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -165,17 +163,6 @@ def test_interface_of_another_shape_says_nothing(ingress, node, interface):
 def test_metadata_names_the_tensors(typed):
     document = typed.predict("/v2/models/house", "GET").json()
     assert (document["inputs"], document["outputs"]) == (INTERFACE["inputs"], INTERFACE["outputs"])
-
-
-def test_registry_is_read_at_most_once_a_second(typed):
-    # Given
-    models = ServedModels(typed.registry)
-    names = [model.spec.model_name for model in models.all()]
-    # When
-    typed.register("other", min_worker=0)
-    # Then
-    assert names == [model.spec.model_name for model in models.all()] == ["house"]
-    eventually(lambda: len(models.all()) == 2)
 
 
 def test_batches_that_left_are_told_once(typed):

@@ -13,7 +13,7 @@ from batching.store.jobs.job_records import (
     job_document,
 )
 from batching.store.jobs.webhook_store import WebhookOutcome
-from ingress.jobs.job_service import KEEP_RANGE_S, read_keep_s, read_urgency
+from ingress.jobs.job_headers import KEEP_RANGE_S, read_keep_s, read_urgency
 from ingress.role import Role
 from ingress.torchserve import payload
 from ingress.torchserve.openapi import api_document

@@ -62,16 +62,15 @@ def test_folder_that_the_operator_names_may_be_outside_of_the_store(store, tmp_p
             locate(str(folder), store, load_models=load_models)
 
 
-def test_operators_hear_where_an_archive_was_looked_for_and_of_one_that_is_alike(store):
+def test_operators_hear_where_an_archive_was_looked_for(store):
     # When
     with pytest.raises(ModelNotFound) as raised:
         locate("locla.mar", store)
     # Then
     assert raised.value.message == "Model not found at: locla.mar"
-    assert raised.value.operators_text == f"Did you mean local.mar? It was looked for in {store}"
+    assert raised.value.operators_text == f"It was looked for in {store}"
 
 
-NOT_BEHIND_THE_LINK = ": a link is there, but not the file or folder that it leads to"
 REFUSED = {
     "empty": ("", "empty url"),
     "relative": ("../secret.mar", "Relative path is not allowed in url: ../secret.mar"),
@@ -82,7 +81,7 @@ REFUSED = {
         "loop.mar",
         "Model not found at: loop.mar: Too many levels of symbolic links",
     ),
-    "link to nothing": ("away.mar", f"Model not found at: away.mar{NOT_BEHIND_THE_LINK}"),
+    "link to nothing": ("away.mar", "Model not found at: away.mar"),
     "below a file": ("local.mar/x", "Model not found at: local.mar/x: Not a directory"),
     "hidden by Kubernetes": ("..data/x", "Relative path is not allowed in url: ..data/x"),
     "up in the middle": ("model/../x", "Relative path is not allowed in url: model/../x"),
@@ -125,10 +124,9 @@ def test_named_pipe_in_the_store_is_no_archive(store):
     os.mkfifo(store / "pipe.mar")
 
     # When / Then
-    words = r"pipe\.mar: that is neither a file nor a folder"
-    with pytest.raises(ModelNotFound, match=words):
+    with pytest.raises(ModelNotFound):
         locate("pipe.mar", store)
-    with pytest.raises(DownloadFailed, match=words):
+    with pytest.raises(DownloadFailed):
         locate(f"file://{store}/pipe.mar", store)
     url = "https://models.example/pipe.mar"
     with pytest.raises(InternalError, match="Model file already exists"):

@@ -10,7 +10,7 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 
 # What the queue would have of the requests of the last batch, by id.
 WIRES = {}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.timing import assert_within
-from workers.handling.failures import MAX_TEXT_CHARS, user_traceback
+from workers.handling.failures import MAX_LINE_CHARS, user_traceback
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_place_and_text_of_the_exception_are_shown(source, folder, parts, tmp_pa
 
 def test_long_text_is_cut(tmp_path, written):
     text = user_traceback(written("def run():\n    raise ValueError('x' * 10**7)\n"), tmp_path)
-    assert len(text) < MAX_TEXT_CHARS + 200
+    assert len(text) < MAX_LINE_CHARS + 200
     assert text.endswith("x …")
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput
 from tests import nets
-from tests.unit.workers.doctor.test_doctor import diagnose, notes, problems
+from tests.unit.workers.test_examination import diagnose, notes, problems
 from workers.python_models.decoding import Row
 from workers.python_models.files_without_code import Pipeline, TensorModel
 from workers.python_models.python_model import PythonModel, no_requests

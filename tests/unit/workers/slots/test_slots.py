@@ -8,8 +8,7 @@ import fakeredis.aioredis
 from batching.settings.settings import Settings
 from batching.store.node_queue import NodeQueue
 from tests.support import KEY, eventually_async, make_outage, make_spec
-from workers.slots.slot import SlotContext
-from workers.slots.slots import Slots
+from workers.slots.slot import SlotContext, Slots
 
 
 async def test_drained_slots_are_not_opened_again():

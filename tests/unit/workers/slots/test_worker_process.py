@@ -16,7 +16,7 @@ from batching.process.child_process import kill_group
 from tests.support import eventually, eventually_async
 from tests.timing import assert_within
 from workers.slots import worker_process
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 from workers.slots.worker_process import LATE, LOOK_S, STILL_S, WorkerProcess
 
 ROOT = Path(__file__).parents[4]
@@ -135,7 +135,7 @@ def test_node_without_a_descriptor_does_not_know_the_memory_of_its_worker(tmp_pa
 # What is run for a worker: it has its deadline, and does what its handler does.
 AT_WORK = """
 import ctypes, os, signal, threading, time
-from workers.slots.deadline import Deadline
+from workers.slots.assignment import Deadline
 
 def hang():
     while True:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -123,7 +122,13 @@ class _Examination:
         self._files = {
             file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.is_file()
         }
+        names = sorted(name for name in self._files if name.endswith(".py"))
+        self._trees = {name: _parsed(name, self._files[name]) for name in names}
         self._handler, self._function = split_handler(info.handler)
+        handler_dir = PurePosixPath(info.handler.partition(":")[0]).parent
+        candidates = (f"{handler_dir / self._handler}.py", f"{self._handler}.py")
+        # The file of the archive that Python imports as the handler.
+        self._own_handler = next((name for name in candidates if name in self._files), None)
 
     def run(self) -> Iterator[Finding]:
         size_bytes = sum(file.stat().st_size for file in self._files.values())
@@ -136,8 +141,9 @@ class _Examination:
             yield problem("torch", str(error))
         unreadable = [tree for tree in self._trees.values() if isinstance(tree, Finding)]
         if self._info.handler in DECODING_HANDLERS:
-            target = _examine_target(self._model, self._folder)
-            yield from dict.fromkeys([target, *unreadable, *self._examine_imports()])
+            yield from dict.fromkeys(
+                [self._examine_target(), *unreadable, *self._missing_imports()]
+            )
         else:
             yield from unreadable
             yield from self._examine_handler()
@@ -145,7 +151,7 @@ class _Examination:
         for name in self._files:
             if name.endswith(_PICKLES):
                 yield note("weights", f"{name} is a pickle: loading it runs what is in it")
-        yield from self._examine_config()
+        yield from _examine_config(self._info.config)
 
     def _examine_manifest(self) -> Iterator[Finding]:
         if self._info.manifest is None:
@@ -177,48 +183,34 @@ class _Examination:
             where = "is installed only where install_py_dep_per_model=true"
             yield note("requirements", f"{name} ({listed}) {where}")
 
-    @cached_property
-    def _trees(self) -> Mapping[str, ast.Module | Finding]:
-        names = sorted(name for name in self._files if name.endswith(".py"))
-        return {name: _parsed(name, self._files[name]) for name in names}
-
-    @cached_property
-    def _own_handler(self) -> str | None:
-        """Returns the file of the archive that Python imports as the handler."""
-        folder = PurePosixPath(self._info.handler.partition(":")[0]).parent
-        names = (f"{folder / self._handler}.py", f"{self._handler}.py")
-        return next((name for name in names if name in self._files), None)
-
     def _examine_handler(self) -> Iterator[Finding]:
+        name, file = self._handler, self._own_handler
         if not self._info.handler:
             yield problem("handler", "the manifest names none: register with handler=...")
-        elif self._own_handler is None:
-            yield self._examine_built_in(self._handler)
-        elif isinstance(tree := self._trees[self._own_handler], ast.Module):
-            findings = list(self._examine_imports())
+        elif file is None:
+            module = f"{BUILT_IN_PACKAGE}.{name}"
+            reason = _why_missing(module)
+            if f"No module named '{module}'" in reason:
+                yield problem("handler", f"{name} is neither a file of the archive nor built in")
+            elif reason:
+                yield problem("handler", f"the built-in handler {name}: {reason}")
+            elif name == "base_handler" and self._envelope in ("", "body"):
+                text = "does not decode requests: name tensor_model, or your own handler"
+                yield problem("handler", f"base_handler {text}")
+            else:
+                yield ok("handler", f"{name} (built in)")
+        elif isinstance(tree := self._trees[file], ast.Module):
+            findings = list(self._missing_imports())
             classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
             if self._function not in _names_of(tree.body) and len(classes) != 1:
                 text = (
-                    f"{self._own_handler} needs a function {self._function}(data, context), not "
-                    f"async, or exactly one class; its classes: {', '.join(classes) or 'none'}"
+                    f"{file} needs a function {self._function}(data, context), not async, or "
+                    f"exactly one class; its classes: {', '.join(classes) or 'none'}"
                 )
                 findings.insert(0, problem("handler", text))
-            yield from findings or [ok("handler", f"{self._own_handler} and its imports")]
+            yield from findings or [ok("handler", f"{file} and its imports")]
 
-    def _examine_built_in(self, name: str) -> Finding:
-        module = f"{BUILT_IN_PACKAGE}.{name}"
-        reason = _why_missing(module)
-        if not reason and name == "base_handler" and self._envelope in ("", "body"):
-            text = "base_handler does not decode requests: name tensor_model, or your own handler"
-            return problem("handler", text)
-        if not reason:
-            return ok("handler", f"{name} (built in)")
-        if f"No module named '{module}'" in reason:
-            return problem("handler", f"{name} is neither a file of the archive nor built in")
-        return problem("handler", f"the built-in handler {name}: {reason}")
-
-    def _examine_imports(self) -> Iterator[Finding]:
-        """Yields the imports that will fail."""
+    def _missing_imports(self) -> Iterator[Finding]:
         paths = [PurePosixPath(name) for name in self._files]
         own = {name.removesuffix(".py") for path in paths for name in (path.parts[0], path.name)}
         for file, tree in self._trees.items():
@@ -231,8 +223,8 @@ class _Examination:
                 elif top not in own and not _is_installed(top):
                     brings = self._is_installing and self._model.get("requirementsFile")
                     advice = "perhaps requirements.txt brings it" if brings else _NOT_INSTALLED
-                    missing = f"{top}, which is not installed here; {advice}"
                     judge = note if is_optional or brings else problem
+                    missing = f"{top}, which is not installed here; {advice}"
                     yield judge("handler", f"{imports} {missing}")
 
     def _examine_weights(self) -> Iterator[Finding]:
@@ -267,23 +259,55 @@ class _Examination:
         loads_itself = is_function or any(map(_OWN_LOADING.search, sources.values()))
         return "ts.torch_handler" in source and not loads_itself
 
-    def _examine_config(self) -> Iterator[Finding]:
-        """Yields a finding for each key of model-config.yaml that has no effect, or another one."""
-        part, config = "model-config", self._info.config
-        findings = []
-        for key, value in config.items():
-            if reason := why_not_here(key, value):
-                findings.append(problem(part, reason))
-            elif key in WITHOUT_EFFECT:
-                findings.append(note(part, f"{key} has no effect: {WITHOUT_EFFECT[key]}"))
-            elif key not in NOT_HERE and key not in _COUNTS:
-                known = [*_COUNTS, *WITHOUT_EFFECT, *NOT_HERE]
-                close = difflib.get_close_matches(key, known, 1, cutoff=0.75)
-                suggestion = f"; did you mean {close[0]}?" if close else ""
-                text = f"{key} is unknown and only reaches the handler{suggestion}"
-                findings.append(note(part, text))
-        findings += [note(part, text) for text in ignored_values(config, _COUNTS)]
-        yield from findings or ([ok(part, "all keys are known")] if config else [])
+    def _examine_target(self) -> Finding:
+        """Judges what a worker loads without a handler."""
+        named = self._model.get("target") or self._model.get("serializedFile")
+        if not isinstance(named, str) or not named:
+            return problem("target", "the manifest names no target, and no serializedFile")
+        try:
+            return _judge(Target.of(named, self._folder))
+        except (_Unusable, ValueError) as error:
+            return problem("target", f"{named}: {error}")
+
+
+def _judge(target: Target) -> Finding:
+    if (path := target.path) is None:
+        if not _is_installed("transformers"):
+            raise _Unusable("transformers is not installed here")
+        return note("target", f"{target.text} was not looked into")
+    if not path.is_file():
+        raise _Unusable("it is not in the archive")
+    if path.suffix == ".py":
+        tree, name = _parsed(path.name, path), target.name or "predict"
+        if isinstance(tree, Finding):
+            return tree
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        if name not in _names_of(tree.body) | classes:
+            raise _Unusable(f"the file has no class {name}, and no such function but async")
+    elif is_one_by_one(path, _inputs_of(path)):
+        text = "its first axis is fixed to 1, so rows are run one by one: "
+        return note("target", f"{path.name}: {text}{how_to_export(path)}")
+    return ok("target", target.text.rpartition("/")[2])
+
+
+def _examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields a finding for each key of model-config.yaml that has no effect, or another one."""
+    part = "model-config"
+    findings = []
+    for key, value in config.items():
+        if reason := why_not_here(key, value):
+            findings.append(problem(part, reason))
+        elif key in WITHOUT_EFFECT:
+            findings.append(note(part, f"{key} has no effect: {WITHOUT_EFFECT[key]}"))
+        elif key not in NOT_HERE and key not in _COUNTS:
+            known = [*_COUNTS, *WITHOUT_EFFECT, *NOT_HERE]
+            close = difflib.get_close_matches(key, known, 1, cutoff=0.75)
+            suggestion = f"; did you mean {close[0]}?" if close else ""
+            findings.append(
+                note(part, f"{key} is unknown and only reaches the handler{suggestion}")
+            )
+    findings += [note(part, text) for text in ignored_values(config, _COUNTS)]
+    yield from findings or ([ok(part, "all keys are known")] if config else [])
 
 
 def _parsed(name: str, path: Path) -> ast.Module | Finding:
@@ -343,40 +367,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-# --- targets and weights
-
-
-def _examine_target(model: Mapping[str, Any], folder: Path) -> Finding:
-    """Judges the target that a worker loads without a handler."""
-    named = model.get("target") or model.get("serializedFile")
-    if not isinstance(named, str) or not named:
-        return problem("target", "the manifest names no target, and no serializedFile")
-    try:
-        return _examined(Target.of(named, folder))
-    except (_Unusable, ValueError) as error:
-        return problem("target", f"{named}: {error}")
-
-
-def _examined(target: Target) -> Finding:
-    if (path := target.path) is None:
-        if importlib.util.find_spec("transformers") is None:
-            raise _Unusable("transformers is not installed here")
-        return note("target", f"{target.text} was not looked into")
-    if not path.is_file():
-        raise _Unusable("it is not in the archive")
-    if path.suffix == ".py":
-        tree, name = _parsed(path.name, path), target.name or "predict"
-        if isinstance(tree, Finding):
-            return tree
-        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        if name not in _names_of(tree.body) | classes:
-            raise _Unusable(f"the file has no class {name}, and no such function but async")
-    elif is_one_by_one(path, _inputs_of(path)):
-        text = "its first axis is fixed to 1, so rows are run one by one: "
-        return note("target", f"{path.name}: {text}{how_to_export(path)}")
-    return ok("target", target.text.rpartition("/")[2])
-
-
 def _inputs_of(path: Path) -> list[Port]:
     """Returns the inputs of a file without code; [] where only a worker can find them.
 
@@ -387,7 +377,7 @@ def _inputs_of(path: Path) -> list[Port]:
         if path.suffix in TENSOR_SUFFIXES and _is_without_code(path):
             return []
         raise _Unusable(f"{path.name} is not TorchScript: export the model with torch.export")
-    if importlib.util.find_spec("onnxruntime") is None:
+    if not _is_installed("onnxruntime"):
         raise _Unusable(f"{path.name} needs onnxruntime, which is not installed here")
     try:  # a graph is no code
         return list(load_net(path, "cpu").inputs)

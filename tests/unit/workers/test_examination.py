@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ferry.commands.doctor import doctor
 from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved
 from tests.unit.workers.archives.archives import write_zip
-from workers.doctor.examination import examine
+from workers.examination import examine
 
 CLASS = """
 from ts.torch_handler.base_handler import BaseHandler
