@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ts.left_out import LEFT_OUT
+from ts.module_finder import LEFT_OUT
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
