@@ -10,8 +10,7 @@ from dataclasses import replace
 import uvloop
 
 from ingress.http1.listener import Address, Listener
-from ingress.predictions.prediction import HttpPredictions
-from ingress.rest.inference_api import AwaitedPrediction
+from ingress.predictions.prediction import HttpPredictions, Prediction
 from ingress.rest.wsgi_bridge import AwaitedExchange
 from ingress.role import Role
 from ingress.server import application
@@ -92,7 +91,7 @@ def with_settings(services, settings):
 def awaited(services, target, headers, body):
     """The answer to a prediction at Flask's door."""
     exchange = AwaitedExchange(headers)
-    prediction = AwaitedPrediction(services.http_predictions, target, exchange)
+    prediction = Prediction(services.http_predictions, target, exchange)
     services.loop.call_soon_threadsafe(prediction.submit, body)
     return exchange.answered.result(20)
 
