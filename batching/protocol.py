@@ -130,25 +130,6 @@ class Request(_Message, frozen=True):
         return Wire(head[: -len(_EMPTY)] + _bytes_header(len(last.content)), last.content)
 
     @classmethod
-    def received(cls, wire: bytearray) -> Self:
-        """Parses what `encode` wrote; the bytearray becomes the content of the last part, uncopied.
-
-        Raises:
-            ProtocolError: the bytes have another version or shape.
-        """
-        views = _ReceivedRequest.decode(wire)
-        if not views.parts:
-            return cls(views.headers, [])
-        *others, last = views.parts
-        parts = [Part(one.name, one.content_type, bytearray(one.content)) for one in others]
-        last_bytes = len(last.content)
-        for one in views.parts:
-            one.content.release()
-        # Nothing is moved: a bytearray's start may lie within its memory.
-        del wire[: len(wire) - last_bytes]
-        return cls(views.headers, [*parts, Part(last.name, last.content_type, wire)])
-
-    @classmethod
     def with_body(cls, wire: bytes, body: bytearray) -> Self:
         """Parses what `Wire.without_body` wrote; the last part's content becomes this bytearray.
 
@@ -156,25 +137,12 @@ class Request(_Message, frozen=True):
             ProtocolError: the bytes have another version or shape.
         """
         if not wire:
-            return cls.received(body)
+            return cls.decode(body)
         request = cls.decode(wire)
         if not request.parts:
             raise ProtocolError("a body without a part")
         *others, last = request.parts
         return cls(request.headers, [*others, Part(last.name, last.content_type, body)])
-
-
-class _View(_Array, frozen=True):
-    """A part whose content is still within the bytes that were received."""
-
-    name: str
-    content_type: str
-    content: memoryview
-
-
-class _ReceivedRequest(_Message, frozen=True):
-    headers: Mapping[str, str]
-    parts: Sequence[_View]
 
 
 class ClosedBy(StrEnum):

@@ -24,10 +24,10 @@ from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import connect, for_rq, store_url
 from batching.store.held_connections import Client
+from batching.store.keys import CONTROL_QUEUE
 from batching.store.redis_errors import AWAY, RedisError
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, wrap_error
 from batching.store.registry.registry import Registry
-from batching.store.rq_names import QUEUE_NAME
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.fetch import may_share_a_file, was_downloaded
@@ -133,7 +133,7 @@ def make_worker(client: Client) -> ControlWorker:
         "serializer": JSONSerializer,
         "job_class": ControlJob,
     }
-    return ControlWorker([Queue(QUEUE_NAME, **shared)], **shared)
+    return ControlWorker([Queue(CONTROL_QUEUE, **shared)], **shared)
 
 
 def main() -> int:

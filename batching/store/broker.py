@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import Counter
 
 from batching import errors
 from batching.models.spec import ModelSpec, VersionKey
@@ -10,9 +11,8 @@ from batching.store import keys
 from batching.store.arena import NO_MEMORY, IngressMemory
 from batching.store.background_tasks import end_tasks
 from batching.store.channel import Channel
-from batching.store.clients import at, close_unused, connect_async
+from batching.store.clients import connect_async
 from batching.store.ingress_queue import USUAL_PATIENCE, IngressQueue, Patience
-from batching.store.keys import VersionKeys
 from batching.store.pending_request import AwaitedRequest, PendingRequest, ReplyStream
 from batching.store.redis_errors import AWAY, OutageLog, queue_lost, store_unavailable
 
@@ -21,8 +21,7 @@ class Broker:
     """Owns a channel per model version that has traffic. Lives on one event loop.
 
     A channel has two connections of its own, and a third once a reply was large. Whenever one is
-    opened, those that were not used for a minute are closed, and those of versions that have been
-    unregistered.
+    opened, those that were not used for a minute are closed.
     """
 
     def __init__(
@@ -39,21 +38,16 @@ class Broker:
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex + memory.arena.mark
         self.memory = memory
+        # How many requests Redis had lost and got again; also by channels that were closed.
+        self.resubmitted: Counter[VersionKey] = Counter()
         self.client = connect_async(redis_url)
         self._channels: dict[VersionKey, Channel] = {}
-        self._resubmitted: dict[VersionKey, int] = {}  # by channels that were closed; most: none
         self._closing: asyncio.Task[None] | None = None
         self._is_draining = False
 
     @property
     def waiting(self) -> int:
         return sum(channel.waiting for channel in self._channels.values())
-
-    def resubmitted(self) -> dict[VersionKey, int]:
-        """Returns how many requests Redis had lost and got again; from any thread."""
-        # In this order: a channel that is closed meanwhile is in one of the two.
-        open_channels = list(self._channels.items())
-        return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_channels}}
 
     async def close(self) -> None:
         """Closes all channels and connections; refuses the requests that still wait."""
@@ -108,33 +102,20 @@ class Broker:
         queue = IngressQueue(
             self.client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
         )
-        channel = self._channels[key] = Channel(key, queue, self._outage, patience, self.memory)
-        channel.resubmitted = self._resubmitted.get(key, 0)
+        self.resubmitted[key] += 0
+        channel = self._channels[key] = Channel(
+            key, queue, self._outage, patience, memory=self.memory, resubmitted=self.resubmitted
+        )
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())
         return channel
 
     async def _close_unused(self) -> None:
         for key, channel in list(self._channels.items()):
-            # Asked again after each wait: a request that came meanwhile keeps its channel, and one
-            # that comes later finds none and opens another.
-            if await self._is_unused(key, channel) and channel.is_idle:
-                if channel.resubmitted:
-                    self._resubmitted[key] = channel.resubmitted
+            # A request that comes later finds none and opens another.
+            if channel.is_idle and channel.unused_s > self._patience.unused_s:
                 del self._channels[key]
                 await channel.close()
-        await close_unused(self.client, [VersionKeys.of(key).tag for key in self._channels])
-
-    async def _is_unused(self, key: VersionKey, channel: Channel) -> bool:
-        if not channel.is_idle:
-            return False
-        if channel.unused_s > self._patience.unused_s:
-            return True
-        version_keys = VersionKeys.of(key)
-        try:
-            return not await at(self.client, version_keys.tag).exists(version_keys.config)
-        except AWAY:
-            return False
 
 
 def default_timeout_s(spec: ModelSpec) -> float:

@@ -1,31 +1,29 @@
 """One ingress's traffic with one model version: submits coalesced, replies matched by id.
 
-A channel has three small loops that run only while requests wait: `_flush` submits those that have
-gathered since its last round trip in one script call; `_read` blocks on this ingress's replies
-list; `_audit` beats and asks, twice a second, where the requests are: an entry of the list or the
-whole queue may be lost. A channel without waiting requests costs nothing.
-
-The ingress that waits is what makes a request durable: it holds the body, and submits again what
-Redis lost.
+Three loops run while requests wait: `_flush` submits those that have gathered since its last round
+trip in one script call; `_read` blocks on this ingress's replies list; `_audit` beats and asks,
+twice a second, where the requests are: an entry of the list or the whole queue may be lost. The
+ingress that waits makes a request durable: it holds the body, and submits again what Redis lost.
 """
 
 import asyncio
 import contextlib
 import logging
 import math
+from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 from redis.exceptions import OutOfMemoryError
 
 from batching import errors
 from batching.models.spec import VersionKey
 from batching.policy import DrainRate
-from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire, fresh_request_id
-from batching.store.arena import NO_MEMORY, IngressMemory
+from batching.protocol import ProtocolError, Wire, fresh_request_id
+from batching.store.arena import IngressMemory
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_queue import (
-    USUAL_PATIENCE,
     AuditCode,
     CancelCode,
     IngressQueue,
@@ -35,22 +33,8 @@ from batching.store.ingress_queue import (
     refusal,
 )
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
-from batching.store.records import (
-    AnswerGone,
-    BodyElsewhere,
-    LargeReply,
-    decode_reply,
-    error_reply,
-    queue_error,
-)
-from batching.store.redis_errors import (
-    AWAY,
-    REFUSED,
-    OutageLog,
-    memory_full,
-    queue_lost,
-    store_unavailable,
-)
+from batching.store.records import AnswerGone, BodyElsewhere, LargeReply, decode_reply, queue_error
+from batching.store.redis_errors import AWAY, REFUSED, OutageLog, queue_lost, store_unavailable
 
 log = logging.getLogger(__name__)
 
@@ -64,20 +48,15 @@ LOOK_AGAIN_S = 0.01
 LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 _Body = Callable[[], Coroutine[None, None, None]]
-_Leaving = tuple[str, float, PendingRequest | None, Exception | None]
 
 
 def take_some(pending: list[PendingRequest], most_bytes: int) -> list[PendingRequest]:
     """Takes as many from the front as one submit may bring; returns those that still wait."""
-    count = size_bytes = 0
-    for request in pending[:SUBMIT_AT_ONCE]:
-        size_bytes += len(request.wire.head) + len(request.wire.body)
-        if count and size_bytes > most_bytes:
-            break
-        count += 1
-    taken = pending[:count]
+    first = pending[:SUBMIT_AT_ONCE]
+    sums_bytes = accumulate(len(request.wire.head) + len(request.wire.body) for request in first)
+    count = max(1, bisect(list(sums_bytes), most_bytes))
     del pending[:count]
-    return [request for request in taken if not request.is_over]
+    return [request for request in first[:count] if not request.is_over]
 
 
 class Channel:
@@ -88,11 +67,14 @@ class Channel:
         key: VersionKey,
         queue: IngressQueue,
         outage: OutageLog,
-        patience: Patience = USUAL_PATIENCE,
-        memory: IngressMemory = NO_MEMORY,
+        patience: Patience,
+        *,
+        memory: IngressMemory,
+        resubmitted: Counter[VersionKey],
     ) -> None:
-        self.resubmitted = 0
+        self._resubmitted = resubmitted
         self._key = key
+        self._name = f"model={key.model_name} version={key.model_version}"
         self._patience = patience
         self._queue = queue
         self._memory = memory
@@ -102,7 +84,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingRequest] = {}
         self._pending: list[PendingRequest] = []
-        self._leaving: list[_Leaving] = []
+        self._cancelled: dict[str, float] = {}  # request id -> deadline; Redis is to hear of it
+        self._failing: dict[str, tuple[PendingRequest, Exception]] = {}  # soon
         self._large: dict[str, str] = {}  # request id -> attempt
         self._drain_rate = DrainRate()
         # When a client last left, a submit succeeded, one queued a request, Redis was away.
@@ -111,11 +94,9 @@ class Channel:
         self._was_away_at = self._queued_at = -patience.back_s
         self._looks_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._background = BackgroundTasks()
-        self._is_cancelling = self._is_fetching = False
-        self._loops: dict[_Body, asyncio.Task[None] | None]
-        self._loops = dict.fromkeys((self._flush, self._read, self._audit))
-        self._leave = self.leave
+        self._looks = BackgroundTasks()
+        self._tasks: dict[_Body, asyncio.Task[None]] = {}
+        self._always = (self._flush, self._read, self._audit)  # while requests wait
 
     @property
     def waiting(self) -> int:
@@ -124,8 +105,8 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Returns whether no client waits and no call is under way."""
-        is_busy = any(task is not None and not task.done() for task in self._loops.values())
-        return not (self._waiting or is_busy or self._background.is_busy)
+        is_busy = any(not task.done() for task in self._tasks.values())
+        return not (self._waiting or is_busy or self._looks.is_busy)
 
     @property
     def unused_s(self) -> float:
@@ -148,26 +129,33 @@ class Channel:
             self._fail(request, errors.Draining("The server is shutting down.", retry_after_s=1.0))
         if self._timer is not None:
             self._timer.cancel()
-        await end_tasks(filter(None, self._loops.values()))
-        await self._background.close()
+        await end_tasks(self._tasks.values())
+        await self._looks.close()
         await self._queue.close()
 
     def _submit_soon(self, request: PendingRequest) -> None:
-        """Submits the request, for the first time or once more."""
+        """Submits the request, for the first time or once more, unless it is over."""
+        if request.is_over:
+            return
         # A loop goes on while it has something to do, so that most requests find all of them going.
         are_all_going = bool(self._waiting and self._pending)
         self._waiting[request.request_id] = request
         self._pending.append(request)
         if not are_all_going:
-            for body, task in self._loops.items():
-                if task is None or task.done():
-                    self._loops[body] = self._loop.create_task(self._run(body))
+            for body in self._always:
+                self._start(body)
+
+    def _start(self, body: _Body) -> None:
+        """Runs the body, unless it is running."""
+        task = self._tasks.get(body)
+        if task is None or task.done():
+            self._tasks[body] = self._loop.create_task(self._run(body))
 
     async def _run(self, body: _Body) -> None:
         try:
             await body()
         except Exception as error:
-            await keep_going(body, "model={} version={}".format(*self._key), failure=error)
+            await keep_going(body, self._name, failure=error)
 
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
@@ -187,18 +175,20 @@ class Channel:
                 continue
             try:
                 codes = await self._submit(requests)
-            except Exception as error:
+            except errors.ServeError as error:
                 self._give_up(requests, error)
-                if not isinstance(error, errors.ServeError):
-                    raise
                 continue
+            except Exception:
+                self._give_up(requests, errors.InternalError("The request was not passed on."))
+                raise
             self._outage.over("submit")
             self._moved_at = self._loop.time()
-            for request, code in zip(requests, codes, strict=True):
-                self._admit(request, code)
+            for request in requests:
+                # Others were answered meanwhile, or have left: an earlier try has queued them.
+                self._admit(request, codes.get(request.request_id, SubmitCode.KNOWN))
 
-    async def _submit(self, requests: Sequence[PendingRequest]) -> list[SubmitCode]:
-        """Returns what became of each request; repeats the call under the same ids.
+    async def _submit(self, requests: Sequence[PendingRequest]) -> dict[str, SubmitCode]:
+        """Returns what became of the requests, by id; repeats the call under the same ids.
 
         A request's patience counts from the last submit that succeeded if it came before that: a
         queue of slow bodies is no outage.
@@ -207,10 +197,10 @@ class Channel:
             QueueMemoryFull, StoreUnavailable: it was given up. Redis may have heard some of it, or
                 may hear it late; that is to be taken back.
         """
-        patience, now = self._patience, self._loop.time
+        patience = self._patience
         cause: Exception | None = None
         begin = max(self._moved_at, min([request.entered_at for request in requests]))
-        end = max(now() + 2 * patience.retry_s, begin + patience.submit_s)
+        end = max(self._loop.time() + 2 * patience.retry_s, begin + patience.submit_s)
         bodies_s = sum([len(request.wire.body) for request in requests]) / patience.bytes_per_s
         try:
             async with asyncio.timeout_at(end + bodies_s) as limit:
@@ -218,12 +208,12 @@ class Channel:
                     try:
                         return await self._submit_waiting(requests)
                     except OutOfMemoryError as error:
-                        raise memory_full() from error
+                        raise refusal(SubmitCode.NO_MEMORY, self._key, 1.0) from error
                     except AWAY as error:
                         cause = error
+                        # An error that comes at the same moment may win over the cancellation
+                        # (asyncio.wait_for before Python 3.12).
                         if limit.expired():
-                            # An error that came at the same moment may win over the cancellation
-                            # (asyncio.wait_for before Python 3.12).
                             raise TimeoutError from error
                         limit.reschedule(end)  # a body whose submit failed is not on its way
                         await asyncio.sleep(patience.retry_s)
@@ -232,8 +222,7 @@ class Channel:
         finally:
             cause = None  # it leads back here, and only the collector would free the bodies
 
-    async def _submit_waiting(self, requests: Sequence[PendingRequest]) -> list[SubmitCode]:
-        # Others were answered meanwhile, or have left: an earlier try has queued them.
+    async def _submit_waiting(self, requests: Sequence[PendingRequest]) -> dict[str, SubmitCode]:
         now = self._loop.time()
         submissions = [
             Submission(
@@ -246,10 +235,7 @@ class Channel:
             if not request.is_over
         ]
         codes = await self._queue.submit(submissions) if submissions else []
-        if len(codes) == len(requests):
-            return codes
-        code_of = {item.request_id: code for item, code in zip(submissions, codes, strict=True)}
-        return [code_of.get(request.request_id, SubmitCode.KNOWN) for request in requests]
+        return {item.request_id: code for item, code in zip(submissions, codes, strict=True)}
 
     def _carried(self, request: PendingRequest) -> Wire:
         """Returns what Redis gets of the request: all, or where on this host its body is."""
@@ -263,16 +249,13 @@ class Channel:
         self._memory.requests["redis"] += 1
         return wire
 
-    def _give_up(self, requests: Sequence[PendingRequest], error: Exception) -> None:
+    def _give_up(self, requests: Sequence[PendingRequest], error: errors.ServeError) -> None:
         """Tells the clients at once; no request is run later, and none leaves a body behind."""
         if isinstance(error, errors.StoreUnavailable):  # a Redis that is full is not away
             self._outage.note("submit", error)
             self._was_away_at = self._loop.time()
-        if not isinstance(error, errors.ServeError):
-            error = errors.InternalError("The request was not passed on.")
         for request in requests:
             self._fail(request, error)
-            request.wire = NO_WIRE
             self._cancel(request, error)
 
     def _admit(self, request: PendingRequest, code: SubmitCode) -> None:
@@ -289,7 +272,7 @@ class Channel:
             # the registry need not be one that has workers.
             self._was_away_at = now
         if now - request.entered_at < self._patience_s(request, code):
-            self._loop.call_later(2 * self._patience.retry_s, self._submit_again, request)
+            self._loop.call_later(2 * self._patience.retry_s, self._submit_soon, request)
         else:
             # A full queue will have emptied when those that wait now have been answered.
             retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now)
@@ -305,8 +288,7 @@ class Channel:
             return self._patience.version_s
         if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
             return 0.0
-        now_s = self._loop.time()
-        back_s = self._patience.back_s
+        now_s, back_s = self._loop.time(), self._patience.back_s
         # A model that had to be looked up has no channel yet, but other calls noticed the outage.
         is_back = now_s - self._was_away_at < back_s or self._outage.was_within(back_s)
         if request.is_resubmitted or is_back:
@@ -315,22 +297,18 @@ class Channel:
         has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < back_s
         return self._patience.beat_s if has_stepped else 0.0
 
-    def _submit_again(self, request: PendingRequest) -> None:
-        if not request.is_over:
-            self._submit_soon(request)
-
     # --- receive
 
     async def _read(self) -> None:
         delivered: list[str] = []
         # A request may come while the last replies are being discarded.
         while self._waiting or delivered:
+            discarded, delivered = delivered, []
             try:
                 if self._waiting:
-                    delivered = self._deliver(await self._queue.receive(delivered))
+                    delivered = self._deliver(await self._queue.receive(discarded))
                     self._outage.over("receive")
                 else:
-                    discarded, delivered = delivered, []
                     await self._queue.discard(discarded)
             except AWAY as error:
                 # Entries may have been popped into the broken connection; the audit finds out.
@@ -338,7 +316,6 @@ class Channel:
                     # Replies come late then, by the audit, and no other call would say why.
                     self._outage.note("receive", error)
                 self._was_away_at = self._loop.time()
-                delivered = []
                 await asyncio.sleep(self._patience.retry_s)
 
     def _deliver(self, values: Mapping[str, bytes | memoryview | None]) -> list[str]:
@@ -353,7 +330,10 @@ class Channel:
                 self._look_for_chunks(request)
                 continue
             try:
-                self._resolve(request, decode_reply(request_id, value, self._memory))
+                reply = decode_reply(request_id, value, self._memory)
+                receiver = self._open_stream(request) if reply.chunks else request
+                self._waiting.pop(request_id, None)
+                receiver.resolve(reply)
                 delivered.append(request_id)
             except (BodyElsewhere, AnswerGone) as error:
                 self._run_again(request, error)
@@ -361,29 +341,18 @@ class Channel:
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
                 self._large.setdefault(request_id, reply_elsewhere.attempt)
-                if not self._is_fetching:
-                    self._is_fetching = True
-                    self._background.start(self._fetch_large())
+                self._start(self._fetch_large)
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
-                unreadable = errors.InternalError("The worker's answer cannot be read.")
-                del self._waiting[request_id]
-                request.resolve(error_reply(unreadable))
+                self._fail(request, errors.InternalError("The worker's answer cannot be read."))
         self._used_at = self._loop.time()
         self._drain_rate.count(self._used_at, len(delivered))
         return delivered
 
-    def _resolve(self, request: PendingRequest, reply: Reply) -> None:
-        if reply.chunks and not request.is_stream:
-            request = self._open_stream(request)
-        self._waiting.pop(request.request_id, None)
-        request.resolve(reply)
-
     def _run_again(self, request: PendingRequest, error: BodyElsewhere | AnswerGone) -> None:
         """Submits again what was not run, and once what was run but whose answer has gone."""
         self._shares_memory = False  # until the next look: that worker is new, or has died
-        is_again = isinstance(error, AnswerGone) and request.is_resubmitted
-        if is_again or request.is_stream:
+        if isinstance(error, AnswerGone) and request.is_resubmitted:
             self._fail(request, queue_lost())
         else:
             self._resubmit(request)
@@ -416,7 +385,6 @@ class Channel:
                 read = due
         finally:
             self._large.clear()
-            self._is_fetching = False
 
     def _look_for_chunks(self, request: PendingRequest) -> None:
         async def look() -> None:
@@ -427,11 +395,11 @@ class Channel:
         if isinstance(request, ReplyStream):
             request.poke()
         elif not request.is_over:
-            self._background.start(look())
+            self._looks.start(look())
 
     def _open_stream(self, request: PendingRequest) -> PendingRequest:
         """Gives the client a stream; returns the pending request for the rest of the answer."""
-        if request.is_over:
+        if request.is_over or request.is_stream:
             return self._waiting.get(request.request_id, request)
         stream = ReplyStream(request, self._queue, self._patience)
         self._watch(stream)
@@ -443,7 +411,7 @@ class Channel:
 
     def _watch(self, request: PendingRequest) -> None:
         """Sets the request's deadline, and one timer for the earliest deadline of all."""
-        request.leave_channel = self._leave
+        request.leave_channel = self.leave
         request.entered_at = now = self._loop.time()
         request.deadline = deadline = now + request.timeout_s
         if deadline < self._looks_at:
@@ -456,28 +424,24 @@ class Channel:
         self._timer = self._loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        now = self._loop.time()
-        earliest, late = math.inf, []
-        for request in self._waiting.values():
-            if request.deadline > now:
-                earliest = min(earliest, request.deadline)
-            elif not request.is_late:
-                request.is_late = True
-                late.append(request)
-        self._looks_at = math.inf
-        if earliest < math.inf:
-            self._look_at(max(earliest, now + LOOK_AGAIN_S))
+        now, self._looks_at = self._loop.time(), math.inf
         text = "The request's deadline passed before its answer was there."
-        for request in late:
-            self._cancel(request, errors.DeadlineExceeded(text))
+        for request in [one for one in self._waiting.values() if one.deadline <= now]:
+            if request.request_id not in self._failing:
+                self._cancel(request, errors.DeadlineExceeded(text))
+        if ahead := [one.deadline for one in self._waiting.values() if one.deadline > now]:
+            self._look_at(max(min(ahead), now + LOOK_AGAIN_S))
 
     def _cancel(self, request: PendingRequest, error: Exception) -> None:
         """Cancels the request and fails it, soon, unless a reply comes first and is delivered."""
-        self._leaving.append((request.request_id, request.deadline, request, error))
-        self._loop.call_later(self._patience.cancel_s, self._fail, request, error)
-        if not self._is_cancelling:
-            self._is_cancelling = True
-            self._background.start(self._cancel_all())
+        self._cancelled[request.request_id] = request.deadline
+        self._failing[request.request_id] = request, error
+        self._loop.call_later(self._patience.cancel_s, self._fail_cancelled, request.request_id)
+        self._start(self._cancel_all)
+
+    def _fail_cancelled(self, request_id: str) -> None:
+        if (failing := self._failing.pop(request_id, None)) is not None:
+            self._fail(*failing)
 
     async def _cancel_all(self) -> None:
         """Makes one call at a time: when hundreds of clients leave, a call for each is too slow.
@@ -485,49 +449,34 @@ class Channel:
         It goes on after the clients have been told, as the next call would be as late. What Redis
         did not hear is said again until the request's deadline: once it is back, what waits is run.
         """
-        try:
-            while self._leaving:
-                await asyncio.sleep(0)  # those that leave in the same turn of the loop go along
-                leaving = self._leaving[:CANCEL_AT_ONCE]
-                del self._leaving[:CANCEL_AT_ONCE]
-                is_heard = await self._try_to_cancel([request_id for request_id, *_ in leaving])
-                # An outage may be long, and an error's traceback holds the request's body.
-                unheard: list[_Leaving] = []
-                for request_id, deadline, request, error in leaving:
-                    unheard.append((request_id, deadline, None, None))
-                    if request is not None and error is not None:
-                        self._fail(request, error)
-                if not is_heard:
-                    now = self._loop.time()
-                    self._leaving += [told for told in unheard if told[1] > now]
-                    leaving.clear()
-                    request = error = None
-                    await asyncio.sleep(CANCEL_AGAIN_S)
-        finally:
-            self._is_cancelling = False
+        while self._cancelled:
+            await asyncio.sleep(0)  # those that leave in the same turn of the loop go along
+            deadlines = dict(islice(self._cancelled.items(), CANCEL_AT_ONCE))
+            for request_id in deadlines:
+                del self._cancelled[request_id]
+            try:
+                codes = await self._queue.cancel([*deadlines])
+                await self._fetch_replied(dict(zip(deadlines, codes, strict=True)))
+                is_heard = True
+            except AWAY:
+                now, is_heard = self._loop.time(), False
+                self._cancelled |= {name: end for name, end in deadlines.items() if end > now}
+            for request_id in deadlines:
+                self._fail_cancelled(request_id)
+            if not is_heard:
+                await asyncio.sleep(CANCEL_AGAIN_S)
 
-    async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
-        """Returns whether Redis was heard."""
-        try:
-            codes = zip(request_ids, await self._queue.cancel(request_ids), strict=True)
-            replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
-            if replied:
-                self._deliver(await self._queue.fetch(replied))
-        except AWAY:
-            return False
-        return True
+    async def _fetch_replied(self, codes: Mapping[str, CancelCode | AuditCode]) -> None:
+        replied = (CancelCode.REPLIED, AuditCode.REPLIED)
+        if request_ids := [name for name, code in codes.items() if code in replied]:
+            self._deliver(await self._queue.fetch(request_ids))
 
     # --- audit
 
     async def _audit(self) -> None:
         while self._waiting:
-            asked = {name: request for name, request in self._waiting.items() if request.is_queued}
             await asyncio.sleep(self._patience.audit_s)
-            due = [
-                request_id
-                for request_id, request in asked.items()
-                if not request.is_over and request.request_id == request_id
-            ]
+            due = [name for name, request in self._waiting.items() if request.is_queued]
             with contextlib.suppress(*AWAY):
                 codes = await self._queue.audit(due)
                 if self._has_large_bodies:
@@ -536,46 +485,38 @@ class Channel:
                     self._shares_memory = self._memory.arena.is_shared_by(workers)
                 await self._heal(dict(zip(due, codes, strict=True)))
 
-    async def _heal(self, codes: dict[str, AuditCode]) -> None:
-        replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
-        if replied:
-            self._deliver(await self._queue.fetch(replied))
-        lost: list[PendingRequest] = []
+    async def _heal(self, codes: Mapping[str, AuditCode]) -> None:
+        await self._fetch_replied(codes)
+        pairs: list[str] = []
         for request_id, code in codes.items():
-            request = self._waiting.get(request_id)
-            if request is None or request.is_over:
+            if (request := self._waiting.get(request_id)) is None:
                 continue
             if code is AuditCode.LOST:
-                lost.append(request)
+                if self._resubmit(request, self._patience.resubmit_share):
+                    pairs.append(f"{request_id}:{request.request_id}")
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(request)
             elif code is AuditCode.ABANDONED:
                 self._cancel(request, queue_error("unregistered"))
-        self._resubmit_lost(lost)
-
-    def _resubmit_lost(self, lost: Sequence[PendingRequest]) -> None:
-        now, pairs = self._loop.time(), []
-        for request in lost:
-            is_late = request.deadline - now < self._patience.resubmit_share * request.timeout_s
-            # The client has the first pieces of a stream: another run would send them again.
-            if is_late or request.is_stream:
-                self._fail(request, queue_lost())
-                continue
-            old_id = request.request_id
-            self._resubmit(request)
-            pairs.append(f"{old_id}:{request.request_id}")
         if pairs:
-            self.resubmitted += len(pairs)
-            log.warning(
-                "resubmitted model=%s version=%s requests=%d old:new=%s",
-                *(*self._key, len(pairs), ",".join(pairs[:MOST_IN_LOG])),
-            )
+            self._resubmitted[self._key] += len(pairs)
+            shown = ",".join(pairs[:MOST_IN_LOG])
+            log.warning("resubmitted %s requests=%d old:new=%s", self._name, len(pairs), shown)
 
-    def _resubmit(self, request: PendingRequest) -> None:
-        """Submits the request again, under a new id to which no old reply can come."""
+    def _resubmit(self, request: PendingRequest, least_share: float = 0.0) -> bool:
+        """Submits the request again, under a new id to which no old reply can come.
+
+        Fails it and returns false if less than this share of its time is left, or if its client
+        has the first pieces of a stream, which another run would send again.
+        """
+        now = self._loop.time()
+        if request.is_stream or request.deadline - now < least_share * request.timeout_s:
+            self._fail(request, queue_lost())
+            return False
         del self._waiting[request.request_id]
         request.request_id = fresh_request_id()
-        request.entered_at = self._loop.time()
+        request.entered_at = now
         request.is_queued = False
         request.is_resubmitted = True
         self._submit_soon(request)
+        return True

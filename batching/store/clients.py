@@ -12,7 +12,6 @@ behind sentinels or in a cluster are in `cluster`. In a cluster a client reaches
 hash tag only: `at` gives the client of another.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -108,17 +107,6 @@ def for_rq(client: Client) -> Client:
     """Returns the client for RQ: in a cluster another one, which keeps RQ's keys in one slot."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(is_for_rq=True)
-
-
-async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
-    """Closes a cluster's unused connections for other hash tags than these.
-
-    For processes whose versions come and go. Clients that `at` gave for those tags before must not
-    be used any more.
-    """
-    if (deployment := _deployment(client)) is not None:
-        for unused in deployment.take_unused(tags):
-            await unused.connection_pool.disconnect()
 
 
 def is_cluster(client: Client | AsyncClient) -> bool:

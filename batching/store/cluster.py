@@ -12,7 +12,6 @@ out, and is made again at the right server.
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.cluster import parse_cluster_slots
+from redis.connection import HiredisRespSerializer
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -40,7 +40,6 @@ from batching.store.held_connections import (
 )
 from batching.store.keys import HOME
 from batching.store.redis_errors import AWAY, NotHere
-from batching.store.rq_names import RqPacker, received
 
 # A frozen server is given up sooner than a single one, as there is another to go to.
 COMMAND_TIMEOUT_S = 3.0
@@ -127,6 +126,7 @@ class Finder:
                 return self.address
         raise redis.ConnectionError(f"no server answers for {self._name}")
 
+    @property
     def is_time_to_look(self) -> bool:
         """Returns whether `look_again` is to be called: the server may have changed unheard."""
         return not self._is_cluster and time.monotonic() >= self._look_at
@@ -161,6 +161,35 @@ def _addresses(nodes: Mapping[str, Any]) -> list[Address]:
     return [(str(host), int(port)) for host, port in (nodes["primary"], *nodes["replicas"])]
 
 
+# RQ changes several keys in one transaction and names them itself (`rq:queues`, `rq:job:ID`, ...).
+# In a cluster the names are completed on the wire: `rq:x` is sent as `{ferry}:rq:x` and comes back
+# as `rq:x`, so RQ sees what it knows and the server sees keys that are on one node.
+_RQ_PREFIX = f"{HOME}:".encode()
+
+
+class RqPacker(HiredisRespSerializer):
+    """Packs commands with the names that the server knows."""
+
+    def pack(self, *arguments: Any) -> Any:
+        octets: list[Any] = [one.encode() if isinstance(one, str) else one for one in arguments]
+        for n, one in enumerate(octets):
+            if isinstance(one, bytes) and one.startswith(b"rq:"):
+                octets[n] = _RQ_PREFIX + one
+        return super().pack(*octets)
+
+
+def received(answer: Any) -> Any:
+    """Returns the answer with the names that RQ knows, at any depth."""
+    if isinstance(answer, bytes):
+        is_of_rq = answer.startswith(_RQ_PREFIX + b"rq:")
+        return answer[len(_RQ_PREFIX) :] if is_of_rq else answer
+    if isinstance(answer, list | set):
+        return type(answer)(map(received, answer))
+    if isinstance(answer, dict):
+        return {received(name): received(value) for name, value in answer.items()}
+    return answer
+
+
 class FoundConnection(redis.Connection):
     """Connects to the server's present address; a frozen server has a second to greet."""
 
@@ -175,7 +204,7 @@ class FoundConnection(redis.Connection):
 
     def connect(self) -> None:
         if self.is_connected:
-            if self.finder.is_time_to_look():
+            if self.finder.is_time_to_look:
                 self.finder.look_again()
             if self._is_elsewhere():
                 self.disconnect()  # type: ignore[no-untyped-call]
@@ -230,7 +259,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
     async def connect(self) -> None:
         if self.is_connected:
-            if self.finder.is_time_to_look():
+            if self.finder.is_time_to_look:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._asking, self.finder.look_again)
             if self.is_elsewhere:
@@ -285,10 +314,6 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
     deployment: "Deployment"
     asked_for_at = 0.0
 
-    @property
-    def is_at_work(self) -> bool:
-        return bool(self._in_use_connections)
-
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
         for pool in self.deployment.others(self):
@@ -298,8 +323,8 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 class Deployment:
     """Keeps the servers behind one URL, and a client for each hash tag in use.
 
-    Only what was refused is sent again. When a client is made, blocking ones of other hash tags
-    that were not asked for within `kept_s` are dropped: versions come and go.
+    Only what was refused is sent again. When a client is made, those of other hash tags that no
+    call uses, and that were not asked for within `kept_s`, are dropped: versions come and go.
     """
 
     def __init__(
@@ -308,12 +333,13 @@ class Deployment:
         self.is_cluster = url.kind == CLUSTER
         self._url = url
         self._is_async = is_async
-        self._kept_s = math.inf if is_async else kept_s
+        self._kept_s = kept_s
         self._socket_timeout_s = socket_timeout_s
         self._seed_nodes = SeedNodes(url.addresses)
         self._asking = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="finder")
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, bool], Any] = {}
+        self._closing: set[asyncio.Future[None]] = set()
 
     def client(self, tag: str = HOME, *, is_for_rq: bool = False) -> Any:
         """Returns the client for the keys with this hash tag, the same one as long as it is in use.
@@ -325,26 +351,21 @@ class Deployment:
         with self._lock:
             client = self._clients.get(name)
             if client is None:
-                # A dropped one closes itself when no thread has it any more.
-                self._clients = {
-                    other: kept
-                    for other, kept in self._clients.items()
-                    if other[0] == HOME or kept.connection_pool.asked_for_at >= now_s - self._kept_s
-                }
+                self._drop_unused(now_s - self._kept_s)
                 client = self._clients[name] = self._make_client(tag, is_for_rq)
             client.connection_pool.asked_for_at = now_s
             return client
 
-    def take_unused(self, tags: Iterable[str]) -> list[Any]:
-        """Takes out the unused asyncio clients of other hash tags; the caller closes them."""
-        kept = {HOME, *tags}
-        with self._lock:
-            unused = [
-                name
-                for name, client in self._clients.items()
-                if name[0] not in kept and not client.connection_pool.is_at_work
-            ]
-            return [self._clients.pop(name) for name in unused]
+    def _drop_unused(self, since_s: float) -> None:
+        for name, client in list(self._clients.items()):
+            pool = client.connection_pool
+            if name[0] != HOME and pool.asked_for_at < since_s and not pool._in_use_connections:  # noqa: SLF001 - redis-py says it nowhere else
+                # A blocking one closes itself when no thread has it any more.
+                del self._clients[name]
+                if self._is_async:
+                    closing = asyncio.ensure_future(pool.disconnect())
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
 
     def others(self, pool: Any) -> list[Any]:
         """Returns the pools of other hash tags if this is the first pool, which closes all."""
@@ -353,24 +374,32 @@ class Deployment:
 
     def _make_client(self, tag: str, is_for_rq: bool) -> Any:
         name = tag if self.is_cluster else self._url.service
-        kinds: Any = (FoundPool, FoundConnection, FoundTlsConnection, Retry, redis.Redis)
-        own: dict[str, Any] = {"is_for_rq": is_for_rq}
-        if self._is_async:
-            kinds = (AsyncFoundPool, AsyncFoundConnection, AsyncFoundTlsConnection, AsyncRetry)
-            kinds = (*kinds, redis.asyncio.Redis)
-            own = {"asking": self._asking}
-        make_pool, plain, with_tls, retry, client = kinds
-        pool = make_pool(
-            connection_class=with_tls if self._url.is_tls else plain,
-            finder=Finder(
+        options = {
+            "finder": Finder(
                 name, self._seed_nodes, self._asking_options(), is_cluster=self.is_cluster
             ),
-            retry=retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=NOT_DONE),
-            **own,
             **self._options(),
-        )
+        }
+        again = (ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN)
+        pool: Any
+        if self._is_async:
+            pool = AsyncFoundPool(
+                connection_class=AsyncFoundTlsConnection
+                if self._url.is_tls
+                else AsyncFoundConnection,
+                retry=AsyncRetry(*again, supported_errors=NOT_DONE),
+                asking=self._asking,
+                **options,
+            )
+        else:
+            pool = FoundPool(
+                connection_class=FoundTlsConnection if self._url.is_tls else FoundConnection,
+                retry=Retry(*again, supported_errors=NOT_DONE),
+                is_for_rq=is_for_rq,
+                **options,
+            )
         pool.deployment = self
-        return client.from_pool(pool)
+        return (redis.asyncio.Redis if self._is_async else redis.Redis).from_pool(pool)
 
     def _options(self) -> dict[str, Any]:
         """Returns redis-py's options; those of the URL, its user and password included, win."""

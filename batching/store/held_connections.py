@@ -2,7 +2,7 @@
 
 redis-py makes the connection, greets, and decides whether a command is repeated: only if its
 connection says that it was not carried out. Commands that belong together leave in one write. Large
-strings go out and come in without a copy.
+strings go out without a copy.
 
 Of asyncio connections the transport is taken over. redis-py's `execute_command` takes a connection
 from the pool, packs in Python, guards each write and each read by a timer and a task, and keeps
@@ -20,7 +20,7 @@ import hiredis
 import redis
 import redis.asyncio
 import redis.asyncio.connection
-from redis.connection import DefaultParser
+import redis.connection
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, ResponseError, TryAgainError
 
 from batching.protocol import Wire
@@ -61,12 +61,6 @@ _FULL = "max number of clients reached"
 # command was not carried out, and the right server is found by connecting again.
 NOT_DONE = (NotHere, AskError, TryAgainError)
 
-# So much may be read beyond a line or a string, and is copied: a line is shorter.
-AHEAD_BYTES = 32
-# So much is read of an answer before its length is known, and of its value copied.
-LINE_BYTES = 512
-_LINE_END = b"\r\n"
-_MISSING = (b"$-1", b"_")  # the second one if the URL asks for RESP3
 _MORE_IS_DUE = object()
 
 
@@ -98,77 +92,13 @@ def packed_set(name: str, wire: Wire, ttl_ms: int) -> tuple[bytes, Buffer, bytes
     return head, wire.body, b"%b\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (wire.tail, len(ttl), ttl)
 
 
-class StringReader:
-    """Reads a list of strings from a socket, each straight into the bytearray that is returned."""
-
-    def __init__(self, sock: Any, ahead: bytes) -> None:
-        self._sock = sock
-        self._ahead = ahead  # what was read of what comes next
-
-    def read(self) -> list[bytearray | None]:
-        """Returns the strings; None for one that does not exist.
-
-        Raises:
-            RedisError, OSError: the connection cannot be used any more.
-        """
-        return [self._string() for _ in range(self._length(b"*"))]
-
-    def _length(self, kind: bytes) -> int:
-        while (end := self._ahead.find(_LINE_END)) < 0:
-            self._ahead += _not_closed(self._sock.recv(AHEAD_BYTES))
-        line, self._ahead = self._ahead[:end], self._ahead[end + len(_LINE_END) :]
-        if line in _MISSING:
-            return -1
-        digits = line.removeprefix(kind)
-        if digits == line or not digits.isdigit():
-            raise InvalidResponse(f"no length of a string: {line!r}")
-        return int(digits)
-
-    def _string(self) -> bytearray | None:
-        size = self._length(b"$")
-        if size < 0:
-            return None
-        end, filled = size + len(_LINE_END), len(self._ahead)
-        string = bytearray(max(end, filled) + AHEAD_BYTES)
-        string[:filled] = self._ahead
-        with memoryview(string) as room:
-            while filled < end:
-                filled += _not_closed(self._sock.recv_into(room[filled:]))
-        self._ahead = bytes(string[end:filled])
-        # Does not move what stays.
-        del string[size:]
-        return string
-
-
-def _not_closed(received: Any) -> Any:
-    if not received:
-        raise redis.ConnectionError("Connection closed by server.")
-    return received
-
-
-class StringParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """redis-py's parser, which hands undecoded strings out as `StringReader` reads them.
-
-    Our clients decode nothing, so `disable_decoding` means nothing else on their connections: the
-    next answer is a list of strings, or an error.
-    """
-
-    def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
-        if disable_decoding:
-            begin = _not_closed(self._sock.recv(AHEAD_BYTES))
-            if begin.startswith(b"*"):
-                return StringReader(self._sock, begin).read()
-            self._reader.feed(begin)
-        return super().read_response(**options)
-
-
 def _noticing_the_wrong_server(parser: Any) -> Any:
     classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
     classes["ERR"] = {**classes["ERR"], _FULL: NotHere}
     return type("Parser", (parser,), {"EXCEPTION_CLASSES": classes})
 
 
-PARSER = _noticing_the_wrong_server(StringParser)
+PARSER = _noticing_the_wrong_server(redis.connection.DefaultParser)
 ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
 
 
@@ -184,7 +114,7 @@ class HeldConnection:
         self._connection: Any = None
         self.is_interrupted = False
 
-    def exchange(self, buffers: Sequence[Buffer], count: int, **options: bool) -> list[Any]:
+    def exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
         """Returns the answers to this many packed commands, ResponseErrors among them.
 
         The buffers are sent as they are, without a copy.
@@ -201,7 +131,15 @@ class HeldConnection:
             if self.is_interrupted:
                 raise redis.ConnectionError("interrupted")
             connection.send_packed_command(buffers)
-            return [_answer_or_error(connection, options) for _ in range(count)]
+            answers: list[Any] = []
+            while len(answers) < count:
+                try:
+                    answers.append(connection.read_response())
+                except NOT_DONE:
+                    raise
+                except ResponseError as error:
+                    answers.append(error)
+            return answers
 
         answers: list[Any] = connection.retry.call_with_retry(
             exchange, lambda _: connection.disconnect()
@@ -210,8 +148,7 @@ class HeldConnection:
 
     def try_all(self, commands: Sequence[Command]) -> list[Any]:
         """Returns the answers, ResponseErrors among them; one round trip for all."""
-        buffers = [packed(command) for command in commands]
-        answers = self.exchange(buffers, len(buffers))
+        answers = self.exchange([packed(command) for command in commands], len(commands))
         for n, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):
                 self.call(scripts.loading(commands[n]))
@@ -220,32 +157,14 @@ class HeldConnection:
 
     def call(self, command: Command) -> Any:
         [answer] = self.try_all([command])
-        return _raised(answer)
-
-    def fetch(self, names: Sequence[str]) -> list[bytearray | None]:
-        """Returns the strings under these names, as they were received; None for a missing one."""
-        [strings] = self.exchange([packed(("MGET", *names))], 1, disable_decoding=True)
-        return _raised(strings)  # type: ignore[no-any-return]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def interrupt(self) -> None:
         """Ends the call that waits, and each later one, by an error; safe in a signal handler."""
         self.is_interrupted = True
         hang_up(self._connection)
-
-
-def _answer_or_error(connection: Any, options: dict[str, bool]) -> Any:
-    try:
-        return connection.read_response(**options)
-    except NOT_DONE:
-        raise
-    except ResponseError as error:
-        return error
-
-
-def _raised(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def drop_if_lost(connection: Any) -> None:
@@ -303,16 +222,21 @@ def noticing_its_loss(kind: type) -> type:
     return type(kind.__name__, (NoticesItsLoss, kind), {})
 
 
-class _Exchange:
+class _Exchange(asyncio.Protocol):
     """One call at a time over a transport: written at once, answered by one future.
 
-    Each call ends in time, or when the connection ends; the two kinds read the answers. After a
-    call that was broken off, or an answer that was not asked for, no later answer can be told from
-    a late one, so that the connection is given up at once. What had not been sent is dropped: a
-    request whose client was told that it failed must not reach Redis later.
+    Each call ends in time, or when the connection ends. After a call that was broken off, or an
+    answer that was not asked for, no later answer can be told from a late one, so that the
+    connection is given up at once. What had not been sent is dropped: a request whose client was
+    told that it failed must not reach Redis later.
     """
 
     def __init__(self, transport: Any) -> None:
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=ASYNC_PARSER.parse_error,
+            notEnoughData=_MORE_IS_DUE,
+        )
         self._transport = transport
         self._former = transport.get_protocol()  # which redis-py may wait for
         self._due = 0
@@ -357,11 +281,20 @@ class _Exchange:
     def give_up(self) -> None:
         self._transport.abort()
 
-    def pause_writing(self) -> None:
-        """Does nothing: what is held back is the one call that is under way."""
-
-    def resume_writing(self) -> None:
-        """Does nothing."""
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (answer := reader.gets()) is not _MORE_IS_DUE:
+                if self._answered is None or len(self._answers) == self._due:
+                    self.give_up()
+                    return
+                self._answers.append(answer)
+                if len(self._answers) == self._due and not self._answered.done():
+                    self._answered.set_result(self._answers)
+        except InvalidResponse as error:
+            self._fail(error)
+            self.give_up()
 
     def eof_received(self) -> None:
         self._fail(redis.ConnectionError("Connection closed by server."))
@@ -370,107 +303,18 @@ class _Exchange:
         self._fail(redis.ConnectionError(f"Connection lost: {error or 'closed by server'}."))
         self._former.connection_lost(error)
 
-    def _add(self, answer: Any) -> None:
-        answered = self._answered
-        if answered is None or len(self._answers) == self._due:
-            self.give_up()
-            return
-        self._answers.append(answer)
-        if len(self._answers) == self._due and not answered.done():
-            answered.set_result(self._answers)
-
     def _fail(self, error: Exception) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(error)
 
 
-class ParsedExchange(_Exchange, asyncio.Protocol):
-    """Exchanges whose answers are of any form, parsed by hiredis."""
-
-    def __init__(self, transport: Any) -> None:
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse,
-            replyError=ASYNC_PARSER.parse_error,
-            notEnoughData=_MORE_IS_DUE,
-        )
-        super().__init__(transport)
-
-    def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        reader.feed(data)
-        try:
-            while (answer := reader.gets()) is not _MORE_IS_DUE:
-                self._add(answer)
-        except InvalidResponse as error:
-            self._fail(error)
-            self.give_up()
-
-
-class StringExchange(_Exchange, asyncio.BufferedProtocol):
-    """Exchanges of GET and UNLINK: each large string is received in the buffer that it stays in."""
-
-    def __init__(self, transport: Any) -> None:
-        self._line = memoryview(bytearray(LINE_BYTES))
-        self._read = 0
-        self._string: memoryview | None = None  # that is coming in, its end included
-        super().__init__(transport)
-
-    def get_buffer(self, _: int) -> memoryview:
-        buffer = self._line if self._string is None else self._string
-        return buffer[self._read :]
-
-    def buffer_updated(self, count: int) -> None:
-        self._read += count
-        string = self._string
-        if string is None:
-            octets, self._read = bytes(self._line[: self._read]), 0
-            try:
-                self._take_lines(octets)
-            except ValueError as error:
-                self._fail(InvalidResponse(str(error)))
-                self.give_up()
-        elif self._read == len(string):
-            self._string, self._read = None, 0
-            self._add(string[: -len(_LINE_END)])
-
-    def _take_lines(self, octets: bytes) -> None:
-        """Takes in whole answers, then the beginning of a string, or of a line."""
-        while octets:
-            line, line_end, octets = octets.partition(_LINE_END)
-            if not line_end:
-                if len(line) == LINE_BYTES:
-                    raise ValueError("an answer begins with an endless line")
-                self._line[: len(line)] = line
-                self._read = len(line)
-            elif line[:1] == b"$" and line != b"$-1":
-                octets = self._begin_string(int(line[1:]) + len(_LINE_END), octets)
-            elif line[:1] == b"-":
-                self._add(ASYNC_PARSER.parse_error(line[1:].decode(errors="replace")))
-            elif line == b"$-1" or line[:1] == b":":
-                self._add(int(line[1:]) if line[:1] == b":" else None)
-            else:
-                raise ValueError(f"an answer begins with {line!r}")
-
-    def _begin_string(self, size: int, octets: bytes) -> bytes:
-        """Returns what follows the string in these bytes."""
-        string = memoryview(bytearray(size))
-        start = octets[:size]
-        string[: len(start)] = start
-        if len(start) == size:
-            self._add(string[: -len(_LINE_END)])
-        else:
-            self._string, self._read = string, len(start)
-        return octets[size:]
-
-
 class AsyncHeldConnection:
     """As `HeldConnection`, on an event loop. One on which an answer may come is not reused."""
 
-    def __init__(self, client: AsyncClient, *, is_for_strings: bool = False) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._pool: Any = client.connection_pool
-        self._kind = StringExchange if is_for_strings else ParsedExchange
         self._connection: Any = None
-        self._line: ParsedExchange | StringExchange | None = None
+        self._line: _Exchange | None = None
 
     async def exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
         """Returns the answers to this many packed commands, errors among them.
@@ -510,7 +354,7 @@ class AsyncHeldConnection:
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()
-            line = self._line = self._kind(connection.transport)
+            line = self._line = _Exchange(connection.transport)
         answers = await line.call(buffers, count, connection.socket_timeout)
         for answer in answers:
             if isinstance(answer, (redis.ConnectionError, *NOT_DONE)):

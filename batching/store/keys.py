@@ -26,6 +26,9 @@ CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry
 # zset   version as JSON -> when its last job with a webhook has gone, Redis ms; TTL of that job
 WEBHOOK_VERSIONS = f"{HOME}:webhook_versions"
 
+# RQ's name of the queue of control jobs
+CONTROL_QUEUE = "ferry-control"
+
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 
 LEASE_TTL_MS = 24 * 3600 * 1000

@@ -10,11 +10,10 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.clients import at, close_unused, is_cluster
+from batching.store.clients import at, is_cluster
 from batching.store.held_connections import AsyncClient
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
-from batching.store.rq_names import waiting_jobs
 from batching.store.scripts.loader import ordered_keys, script
 
 CALL_S = 1.0
@@ -76,17 +75,15 @@ class NodeQueue:
 
     async def count_control_jobs(self) -> int:
         """Returns how many control jobs wait for a node."""
-        return int(await self._client.llen(waiting_jobs(is_cluster=is_cluster(self._client))))
+        # In a cluster only clients for RQ know its own names.
+        prefix = f"{keys.HOME}:" if is_cluster(self._client) else ""
+        return int(await self._client.llen(f"{prefix}rq:queue:{keys.CONTROL_QUEUE}"))
 
     async def leave(self, node_id: str) -> None:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.zrem(keys.NODES, node_id)
             pipe.hdel(keys.NODE_INFO, node_id)
             await pipe.execute()
-
-    async def close_unused(self, versions: Iterable[VersionKey]) -> None:
-        """Closes a cluster's unused connections for other versions than these."""
-        await close_unused(self._client, [VersionKeys.of(key).tag for key in versions])
 
     async def together(self, calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
         """Makes all of these calls; raises the first error of one of them.

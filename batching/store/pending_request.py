@@ -33,7 +33,6 @@ class PendingRequest(ABC):
     timeout_s = entered_at = deadline = 0.0
     leave_channel: Callable[["PendingRequest"], None] | None = None
     is_queued = is_resubmitted = False
-    is_late = False  # its deadline has passed; it is being cancelled
     is_over = False  # has its outcome
     is_given_up = False  # has its outcome, which is no reply
     is_stream = False  # an answer in pieces is the pending request of its own rest

@@ -204,18 +204,16 @@ class WorkerQueue:
         """
         pairs = list(zip(ids, wires, strict=True))
         names = [self._keys.body_prefix + request_id for request_id, wire in pairs if wire == b""]
-        bodies = iter(self._connection.fetch(names) if names else ())
+        bodies = iter(self._connection.call(("MGET", *names)) if names else ())
         return [
             self._request(request_id, next(bodies) if wire == b"" else wire)
             for request_id, wire in pairs
         ]
 
-    def _request(self, request_id: str, wire: bytes | bytearray | None) -> Request | None:
+    def _request(self, request_id: str, wire: bytes | None) -> Request | None:
         try:
             if wire is None:
                 request = None
-            elif isinstance(wire, bytearray):
-                request = Request.received(wire)
             elif wire[:1] == b"@":
                 body, rest = self._arenas.copy(wire[1:], owner_has_to_live=True)
                 request = None if body is None else Request.with_body(rest, body)

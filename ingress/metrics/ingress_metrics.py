@@ -268,7 +268,7 @@ def broker_families(broker: Broker) -> Iterator[Metric]:
     yield GaugeMetricFamily("ferry_open_requests", meaning, value=broker.waiting)
     meaning = "Requests that Redis had lost and that this ingress submitted again."
     resubmitted = CounterMetricFamily("ferry_resubmitted_requests", meaning, labels=VERSION_LABELS)
-    for key, count in broker.resubmitted().items():
+    for key, count in broker.resubmitted.copy().items():
         resubmitted.add_metric(key, count)
     yield resubmitted
     for name, ways in (("request", broker.memory.requests), ("answer", broker.memory.answers)):

@@ -14,14 +14,13 @@ from batching import errors
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
 from batching.store.broker import Broker
-from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.clients import at, connect, connect_async, for_rq, store_url
 from batching.store.cluster import Deployment
 from batching.store.ingress_queue import Patience
+from batching.store.keys import CONTROL_QUEUE
 from batching.store.node_queue import NodeQueue
-from batching.store.registry.changes import changed_models
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, ControlQueue
-from batching.store.registry.registry import Registry
-from batching.store.rq_names import QUEUE_NAME
+from batching.store.registry.registry import Registry, changed_models
 from tests.ports import free_ports
 from tests.redis_users import PASSWORD, add_user
 from tests.support import (
@@ -84,31 +83,35 @@ async def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluste
 async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Cluster) -> None:
     async with connect_async(cluster.url) as client:
         # Given
-        kept, idle, busy = (at(client, tag) for tag in ("{kept}", "{idle}", "{busy}"))
-        await idle.exists("{idle}:x")
+        client.connection_pool.deployment._kept_s = 0.0
+        idle, busy = (at(client, tag) for tag in ("{idle}", "{busy}"))
         held = await busy.connection_pool.get_connection()
+        await at(client, "{idle}").exists("{idle}:x")
 
-        # When
-        await close_unused(client, ["{kept}"])
+        # When another one is needed
+        at(client, "{other}")
 
         # Then
         assert at(client, "{ferry}") is client
-        assert at(client, "{kept}") is kept
         assert at(client, "{busy}") is busy
         assert at(client, "{idle}") is not idle
-        assert not any(one.is_connected for one in idle.connection_pool._available_connections)
+        await eventually_async(
+            lambda: not any(one.is_connected for one in idle.connection_pool._available_connections)
+        )
         assert held.is_connected
         await busy.connection_pool.release(held)
 
         # And
-        await close_unused(client, ["{kept}"])
-        assert not held.is_connected
+        at(client, "{another}")
+        await eventually_async(lambda: not held.is_connected)
 
 
 async def test_ingress_keeps_no_client_of_unregistered_versions(cluster: Cluster) -> None:
     with contextlib.closing(connect(cluster.url)) as client:
         registry = Registry(client)
-        broker = Broker(cluster.url, make_outage(), patience=Patience(audit_s=0.01, block_s=0.01))
+        patience = Patience(audit_s=0.01, block_s=0.01, unused_s=0.0)
+        broker = Broker(cluster.url, make_outage(), patience=patience)
+        broker.client.connection_pool.deployment._kept_s = 0.0
         # When versions come and go
         for number in range(10):
             spec = make_spec(model_version=str(number))
@@ -400,7 +403,7 @@ def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster: Cluster) 
     # Then its result comes back, and all of RQ's keys are in one slot
     assert job.latest_result().return_value["error"] == "ModelNotFound"
     assert queue.count == 0
-    assert queue.name == QUEUE_NAME
+    assert queue.name == CONTROL_QUEUE
     with cluster.admin() as admin:
         names = list(admin.scan_iter(target_nodes=redis.RedisCluster.PRIMARIES))
     assert any(name.startswith(b"{ferry}:rq:") for name in names)

@@ -38,8 +38,7 @@ from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.node_queue import NodeQueue
 from batching.store.redis_errors import AWAY, OutageLog
-from batching.store.registry.changes import changed_models
-from batching.store.registry.registry import Registry
+from batching.store.registry.registry import Registry, changed_models
 from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles
 from workers.archives.staging import work_dir_of
@@ -239,8 +238,6 @@ class Node:
         # After the slots: a version that is wanted again has a worker by then, and its requests
         # wait for that.
         await self._unregistered_versions.look()
-        at_work = [slot.spec.key for slot in self._slots.all()]
-        await self._queue.close_unused([*self._versions(), *at_work])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """Returns what was registered when this node last looked, and what is registered now."""

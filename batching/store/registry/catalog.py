@@ -9,8 +9,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect_async
 from batching.store.redis_errors import AWAY, OutageLog, queue_lost, store_unavailable
-from batching.store.registry.changes import changed_models
-from batching.store.registry.registry import Registry
+from batching.store.registry.registry import Registry, changed_models
 
 RECONNECT_S = 0.2
 LOOK_UP_PATIENCE_S = 0.8  # the same as a submit's

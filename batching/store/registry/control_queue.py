@@ -19,7 +19,6 @@ from batching.store import keys
 from batching.store.clients import for_rq
 from batching.store.held_connections import Client
 from batching.store.redis_errors import AWAY, FORBIDDEN, store_unavailable
-from batching.store.rq_names import QUEUE_NAME
 
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
@@ -45,7 +44,9 @@ class ControlQueue:
     def __init__(self, client: Client, *, lost_after_s: float = LOST_AFTER_S) -> None:
         self._lost_after_s = lost_after_s
         self._client = client
-        self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
+        self._queue = Queue(
+            keys.CONTROL_QUEUE, connection=for_rq(client), serializer=JSONSerializer
+        )
 
     def inspect_archive(
         self, url: str, *, timeout_s: float, may_be_downloaded: bool = False
@@ -85,7 +86,7 @@ class ControlQueue:
                 result_ttl=RESULT_TTL_S,
                 failure_ttl=RESULT_TTL_S,
             )
-            self._client.publish(keys.CHANGES, QUEUE_NAME)
+            self._client.publish(keys.CHANGES, keys.CONTROL_QUEUE)
             result = self._result(job, timeout_s)
         except AWAY as error:
             raise store_unavailable(error) from error

@@ -7,9 +7,11 @@ its queue.
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
+
+import redis
 
 from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
 from batching.metrics import Series
@@ -18,13 +20,14 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
 from batching.store.clients import at
-from batching.store.held_connections import Client
+from batching.store.held_connections import AsyncClient, Client
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
 from batching.store.records import UNREADABLE, RecordReader, ids_of
-from batching.store.redis_errors import telling_unavailable
+from batching.store.redis_errors import REFUSED, telling_unavailable
 from batching.store.scripts.loader import ordered_keys, script
 
 CONFIRMATION_S = 5.0
+SILENCE_S = 2.0
 
 
 class Registry:
@@ -348,3 +351,37 @@ def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
         with contextlib.suppress(ValueError):  # Redis is a socket that others may write to
             values[Series.from_field(field)] = float(value)
     return values
+
+
+async def changed_models(
+    client: AsyncClient, silence_s: float = SILENCE_S
+) -> AsyncGenerator[str | None, None]:
+    """Yields None once it listens, then the name of each model that has changed.
+
+    After `silence_s` it asks the server for a sign of life: otherwise it would listen for ever to a
+    server that is frozen or cut off, while its successor announces changes to others.
+
+    Raises:
+        RedisError, OSError: the connection is broken; changes may have been missed.
+    """
+    async with client.pubsub() as channel:
+        await channel.subscribe(keys.CHANGES)
+        if await channel.get_message(timeout=silence_s) is None:
+            raise redis.TimeoutError("no answer on the channel of changes")
+        yield None
+        is_asked = False
+        while True:
+            try:
+                message: Any = await channel.get_message(timeout=silence_s)
+            except REFUSED:
+                # A server that cannot write to its disk refuses PINGs, but lives and announces.
+                message = {"type": "pong"}
+            if message is None:
+                if is_asked:
+                    raise redis.TimeoutError("no answer on the channel of changes")
+                await channel.ping()
+            elif message["type"] == "message":
+                yield message["data"].decode(errors="replace")
+            elif message["type"] == "subscribe":
+                raise redis.ConnectionError("the channel of changes was broken meanwhile")
+            is_asked = message is None

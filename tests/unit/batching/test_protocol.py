@@ -83,20 +83,12 @@ def test_wire_is_the_request_in_one_piece_or_two(size, kind, first):
     assert bool(wire.body) == (wire.size_bytes > INLINE_LIMIT_BYTES)
     assert wire.body is content or size <= INLINE_LIMIT_BYTES
 
-    # And the bytes that are received stay where they are, as the last content
-    received = bytearray(wire.head + wire.body)
-    taken = Request.received(received)
-    assert taken == request
-    assert taken.parts[-1].content is received
-    assert [type(part.content) for part in taken.parts] == [bytearray] * len(request.parts)
-
 
 @pytest.mark.parametrize(
     "parts", [[], [Part("a", "", b"x" * 2**17), Part("b", "", b"last")]], ids=["none", "first"]
 )
 def test_wire_is_in_one_piece_unless_the_last_part_is_large(parts):
     request = Request({}, parts)
-    assert Request.received(bytearray(request.encode())) == request
     head, body, tail = request.to_wire()
     assert request.encode() in (head, body)
     assert head + body + tail == request.encode()
@@ -125,10 +117,9 @@ def test_decode_refuses_every_truncation(message):
     # When
     accepted = []
     for length in range(len(wire)):
-        for read in (type(message).decode, Request.received):
-            with contextlib.suppress(ProtocolError):
-                read(bytearray(wire[:length]))
-                accepted.append(length)
+        with contextlib.suppress(ProtocolError):
+            type(message).decode(bytearray(wire[:length]))
+            accepted.append(length)
 
     # Then
     assert accepted == []

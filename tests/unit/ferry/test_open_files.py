@@ -40,7 +40,7 @@ print("supervised")
 
 ASKED = """
 import asyncio
-from batching.store.registry.changes import changed_models
+from batching.store.registry.registry import changed_models
 from batching.store.clients import connect, connect_async
 from batching.store.held_connections import HeldConnection
 from batching.store.scripts.loader import command

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 import redis.asyncio
@@ -27,7 +28,7 @@ async def open_channel(source, *, memory=NO_MEMORY, **times):
     queue = IngressQueue(
         client, KEY, "ingress-a" + memory.arena.mark, DEAD_AFTER_MS, block_s=patience.block_s
     )
-    channel = Channel(KEY, queue, make_outage(), patience, memory)
+    channel = Channel(KEY, queue, make_outage(), patience, memory=memory, resubmitted=Counter())
     try:
         yield channel
     finally:
@@ -168,7 +169,7 @@ class SteppedTransport:
     def data_received(self, data):
         with self._lost_by_error():
             self._client.after(self._commands)
-            feed(self._protocol, data)
+            self._protocol.data_received(data)
 
     def eof_received(self):
         return self._protocol.eof_received()
@@ -183,19 +184,6 @@ class SteppedTransport:
             yield
         except redis.ConnectionError:
             self._transport.abort()
-
-
-def feed(protocol, data):
-    """Gives these bytes to a protocol of either kind, in pieces if it has no room for more."""
-    if isinstance(protocol, asyncio.Protocol):
-        protocol.data_received(data)
-        return
-    while data:
-        room = protocol.get_buffer(-1)
-        some = data[: len(room)]
-        room[: len(some)] = some
-        protocol.buffer_updated(len(some))
-        data = data[len(some) :]
 
 
 class CutOff(ChaosProxy):

@@ -131,9 +131,10 @@ async def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_no_other_
         if is_waited_for:
             assert isinstance(outcome, errors.DeadlineExceeded)
         else:
-            assert outcome.status == 500
-            assert outcome.error_type == "InternalServerException"
-            assert b"garbage" not in outcome.body
+            is_error = isinstance(outcome, errors.InternalError)
+            kind = outcome.type if is_error else outcome.error_type
+            assert (outcome.status, kind) == (500, "InternalServerException")
+            assert "garbage" not in str(outcome)
         assert (await asyncio.wait_for(neighbour, 2.0)).body == b"B"
 
 
@@ -227,7 +228,6 @@ async def test_channel_takes_a_request_back_by_a_connection_that_was_made_too_la
             with pytest.raises(errors.DeadlineExceeded):
                 await one
         await client.has_arrived.wait()
-        assert channel._is_cancelling
         # And the next one's waits for it, as there is one call at a time
         assert real_harness.queued() == ["a", "b"]
         client.may_go.set()
@@ -260,7 +260,6 @@ async def test_channel_cancels_a_request_when_its_client_left(
         with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
             await asked
         if not is_submitted:
-            await eventually_async(lambda: not channel._is_cancelling)
             client.may_go.set()
 
         # Then

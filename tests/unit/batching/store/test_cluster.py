@@ -5,8 +5,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from batching.store.cluster import Finder, SeedNodes
-from batching.store.rq_names import RqPacker, received
+from batching.store.cluster import Finder, RqPacker, SeedNodes, received
 
 A, B, C, D = [(name, 1) for name in "abcd"]
 

@@ -23,10 +23,10 @@ from batching.models.statuses import HostSample, NodeStatus, WorkerState, Worker
 from batching.protocol import Batch
 from batching.store import keys
 from batching.store.clients import for_rq
+from batching.store.keys import CONTROL_QUEUE
 from batching.store.records import decode_reply
 from batching.store.registry.control_queue import INSPECT_ARCHIVE
 from batching.store.registry.registry import Registry
-from batching.store.rq_names import QUEUE_NAME
 from tests.support import KEY, ids_of, items_of, make_reply, make_spec
 from workers.control_jobs import make_worker
 
@@ -233,18 +233,18 @@ def test_b08_control_job_that_is_no_json_is_never_run(control, data):
     job = Job.create("os.getcwd", connection=client, serializer=JSONSerializer)
     job.save()
     client.hset(job.key, "data", data)
-    client.rpush(f"rq:queue:{QUEUE_NAME}", job.id)
+    client.rpush(f"rq:queue:{CONTROL_QUEUE}", job.id)
     # When
     work()
     # Then
-    assert client.llen(f"rq:queue:{QUEUE_NAME}") == 0
+    assert client.llen(f"rq:queue:{CONTROL_QUEUE}") == 0
     assert not [result for result in job.results() if result.return_value is not None]
 
 
 def test_b08_control_job_runs_our_function_and_no_other(control, tmp_path):
     # Given: well-formed jobs that name other functions, also as callbacks
     client, work = control
-    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+    queue = Queue(CONTROL_QUEUE, connection=client, serializer=JSONSerializer)
     folder = str(tmp_path / "made")
     queue.enqueue("os.mkdir", args=(folder,))
     ours = queue.enqueue(INSPECT_ARCHIVE, args=("../nothing.mar",))
@@ -261,7 +261,7 @@ def test_b08_control_job_runs_our_function_and_no_other(control, tmp_path):
 def test_b08_control_job_sends_no_request_to_whom_its_record_names(control):
     # Given: what RQ 2.12 and later would call when the job is done
     client, work = control
-    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+    queue = Queue(CONTROL_QUEUE, connection=client, serializer=JSONSerializer)
     done, failed = queue.enqueue(INSPECT_ARCHIVE, args=("x",)), queue.enqueue("os.getcwd")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)

@@ -1,4 +1,4 @@
-"""Held connections: calls get their own answers, strings come uncopied, lost ones are made again.
+"""Held connections: calls get their own answers, and those that were lost are made again.
 
 Whole hosts are cut in tests/network.
 """
@@ -7,30 +7,19 @@ import asyncio
 import contextlib
 import socket
 import struct
-import threading
 
 import pytest
 import redis
 import uvloop
 
 from batching.store.clients import connect, connect_async
-from batching.store.held_connections import (
-    AHEAD_BYTES,
-    LINE_BYTES,
-    AsyncHeldConnection,
-    HeldConnection,
-    ParsedExchange,
-    StringExchange,
-    StringReader,
-)
+from batching.store.held_connections import AsyncHeldConnection, HeldConnection
 from batching.store.scripts.loader import command
 from tests.support import eventually_async
-from tests.unit.batching.store.channels import feed
 
-BOTH_KINDS = pytest.mark.parametrize("is_for_strings", [False, True], ids=["parsed", "strings"])
 PING = [b"*1\r\n$4\r\nPING\r\n"]
 LARGE = bytes(range(256)) * 400
-NAMES = ["{ferry}:a", "{ferry}:b", "{ferry}:c"]
+GET_ALL = ("MGET", "{ferry}:a", "{ferry}:b", "{ferry}:c")
 BEATS = "{ferry}:beats"
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
@@ -63,23 +52,6 @@ def test_held_connection_brings_its_script_and_is_made_again(line, real_backend)
     assert beat(line, "a") == 0
 
 
-@pytest.mark.parametrize("size", [0, 1, AHEAD_BYTES - 5, AHEAD_BYTES, 1000, 3_000_000])
-def test_strings_of_any_size_come_in_buffers_of_their_own(size, line, real_backend):
-    # Given
-    first, last = bytes(range(256)) * (size // 256 + 1), b"\r\n$5\r\n" * (size // 7 + 1)
-    real_backend.client.set(NAMES[0], first[:size], ex=60)
-    real_backend.client.set(NAMES[2], last[:size], ex=60)
-
-    # When
-    found = line.fetch(NAMES)
-
-    # Then
-    assert found == [first[:size], None, last[:size]]
-    assert all(type(one) is bytearray for one in (found[0], found[2]))
-    # And nothing is left on the connection
-    assert line.call(("ECHO", "x")) == b"x"
-
-
 def test_refusal_is_raised_and_the_connection_goes_on(line, real_backend):
     # Given
     real_backend.client.execute_command("ACL", "SETUSER", "default", "-mget")
@@ -87,66 +59,24 @@ def test_refusal_is_raised_and_the_connection_goes_on(line, real_backend):
     # When / Then
     try:
         with pytest.raises(redis.exceptions.NoPermissionError):
-            line.fetch(NAMES)
+            line.call(GET_ALL)
     finally:
         real_backend.client.execute_command("ACL", "SETUSER", "default", "+mget")
-    assert line.fetch(NAMES) == [None] * 3
-
-
-def answering(pieces):
-    """A socket on which these bytes arrive, one after the other, and then the end."""
-    ours, theirs = socket.socketpair()
-
-    def send():
-        with theirs:
-            for piece in pieces:
-                theirs.sendall(piece)
-
-    threading.Thread(target=send).start()
-    return ours
-
-
-def read(*pieces):
-    with answering(pieces) as sock:
-        sock.settimeout(5.0)
-        return StringReader(sock, b"").read()
-
-
-def test_strings_may_come_byte_by_byte():
-    # Given
-    answer = b"*3\r\n$3\r\nabc\r\n$-1\r\n$40\r\n" + b"x" * 40 + b"\r\n"
-
-    # When / Then
-    assert read(*[answer[n : n + 1] for n in range(len(answer))]) == [b"abc", None, b"x" * 40]
-
-
-UNREADABLE = [b"*1\r\n:1\r\n", b"*x\r\n", b"*1\r\n$1x\r\nab\r\n", b"$1\r\na\r\n"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        *((b"*1\r\n$20\r\nxxxxxxxxx"[:end], redis.ConnectionError) for end in (0, 1, 5, 9, 18)),
-        *((answer, redis.InvalidResponse) for answer in UNREADABLE),
-    ],
-)
-def test_strings_that_are_none_or_end_early_are_an_error(answer, error):
-    with pytest.raises(error):
-        read(answer)
+    assert line.call(GET_ALL) == [None] * 3
 
 
 def test_silent_server_is_given_up(real_backend):
     # Given
     with connect(real_backend.url, socket_timeout_s=0.1) as client:
         line = HeldConnection(client)
-        assert line.fetch(NAMES) == [None] * 3
+        assert line.call(GET_ALL) == [None] * 3
         real_backend.client.client_pause(400, all=True)
 
         # When / Then
         with pytest.raises(redis.TimeoutError):
-            line.fetch(NAMES)
+            line.call(GET_ALL)
         real_backend.client.client_unpause()
-        assert line.fetch(NAMES) == [None] * 3
+        assert line.call(GET_ALL) == [None] * 3
 
 
 class ScriptedServer:
@@ -195,11 +125,11 @@ class ScriptedServer:
 
 
 @contextlib.asynccontextmanager
-async def line_to(server, is_for_strings, **options):
+async def line_to(server, **options):
     """A held connection to this server."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     async with connect_async(f"{server.url}?{query}") as client:
-        line = AsyncHeldConnection(client, is_for_strings=is_for_strings)
+        line = AsyncHeldConnection(client)
         yield line
         await line.close()
 
@@ -216,9 +146,8 @@ FAILURES = {f"ended {n}": (redis.ConnectionError, part) for n, part in enumerate
 FAILURES |= {"late": (redis.TimeoutError, b"$4\r\nla"), "cancelled": (TimeoutError, b"$4\r\nla")}
 
 
-@BOTH_KINDS
 @pytest.mark.parametrize("failure", FAILURES)
-def test_call_that_failed_gets_no_later_one_its_answer(run, is_for_strings, failure):
+def test_call_that_failed_gets_no_later_one_its_answer(run, failure):
     error, part = FAILURES[failure]
     options = {"socket_timeout": 0.1} if failure == "late" else {}
     timeout_s = 0.1 if failure == "cancelled" else 4.0
@@ -227,7 +156,7 @@ def test_call_that_failed_gets_no_later_one_its_answer(run, is_for_strings, fail
         ends = failure.startswith("ended")
         async with (
             ScriptedServer(part, b"$5\r\nagain\r\n", closes_first=ends) as server,
-            line_to(server, is_for_strings, **options) as line,
+            line_to(server, **options) as line,
         ):
             # When
             with pytest.raises(error):
@@ -239,13 +168,12 @@ def test_call_that_failed_gets_no_later_one_its_answer(run, is_for_strings, fail
     run(test())
 
 
-@BOTH_KINDS
-@pytest.mark.parametrize("text", [b"$1\r\na\r\n$1\r\nb\r\n", b"?1\r\n" + b"x" * LINE_BYTES])
-def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, is_for_strings, text):
+@pytest.mark.parametrize("text", [b"$1\r\na\r\n$1\r\nb\r\n", b"?1\r\n"])
+def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, text):
     async def test():
         async with (
             ScriptedServer(text, b"$5\r\nagain\r\n") as server,
-            line_to(server, is_for_strings) as line,
+            line_to(server) as line,
         ):
             # When
             with contextlib.suppress(redis.RedisError):
@@ -260,7 +188,7 @@ def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, is_fo
 def test_error_among_the_answers_leaves_the_others_to_their_caller(run):
     async def test():
         texts = b"$1\r\na\r\n", b"-OOM command not allowed\r\n", b"$1\r\nb\r\n"
-        async with ScriptedServer(*texts) as server, line_to(server, False) as line:
+        async with ScriptedServer(*texts) as server, line_to(server) as line:
             # When
             first, second, third = await line.exchange(PING * 3, 3)
             # Then
@@ -271,68 +199,21 @@ def test_error_among_the_answers_leaves_the_others_to_their_caller(run):
     run(test())
 
 
-class StillTransport(asyncio.Transport):
-    """Sends nothing; what arrives is fed to its protocol."""
-
-    def __init__(self):
-        super().__init__()
-        self.protocol = None
-        self.written = []
-
-    def set_protocol(self, protocol):
-        self.protocol = protocol
-
-    def get_protocol(self):
-        return self.protocol
-
-    def is_closing(self):
-        return False
-
-    def abort(self):
-        """There is nothing to close."""
-
-    def writelines(self, buffers):
-        self.written += buffers
-
-
 ANSWERS = {
     b"$5\r\nhello\r\n": b"hello",
     b"$0\r\n\r\n": b"",
     b"$-1\r\n": None,
     b":12\r\n": 12,
     b"$%d\r\n%b\r\n" % (len(LARGE), LARGE): LARGE,
-    b"$4\r\n\r\n\r\n\r\n": b"\r\n\r\n",
 }
 
 
-@BOTH_KINDS
-@pytest.mark.parametrize("size", [1, 2, 3, 7, LINE_BYTES - 1, LINE_BYTES, 4096, 10**6])
-async def test_answers_may_arrive_in_pieces_of_any_size(is_for_strings, size):
-    # Given
-    calls = (StringExchange if is_for_strings else ParsedExchange)(StillTransport())
-    answers = asyncio.create_task(calls.call([], len(ANSWERS), 5.0))
-    await asyncio.sleep(0)
-    # When
-    arriving = b"".join(ANSWERS)
-    for start in range(0, len(arriving), size):
-        feed(calls, arriving[start : start + size])
-    # Then
-    assert await answers == list(ANSWERS.values())
+def test_answers_of_any_kind_and_size_come_in_their_order(run):
+    async def test():
+        async with ScriptedServer(*ANSWERS) as server, line_to(server) as line:
+            assert await line.exchange(PING * len(ANSWERS), len(ANSWERS)) == [*ANSWERS.values()]
 
-
-async def test_large_value_is_what_was_received_and_no_copy_of_it():
-    # Given
-    calls = StringExchange(StillTransport())
-    answers = asyncio.create_task(calls.call([], 1, 5.0))
-    await asyncio.sleep(0)
-    # When
-    feed(calls, b"$%d\r\n" % len(LARGE))
-    place = calls.get_buffer(-1)
-    place[:] = LARGE + b"\r\n"
-    calls.buffer_updated(len(place))
-    # Then
-    [value] = await answers
-    assert value.obj is place.obj
+    run(test())
 
 
 def test_held_connection_that_was_lost_while_idle_is_made_anew(run):

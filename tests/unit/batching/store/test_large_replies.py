@@ -1,10 +1,13 @@
 """Large replies are fetched once each, a few at a time, whatever the audit says meanwhile."""
 
 import asyncio
+from collections import Counter
 
 import redis
 
+from batching.store.arena import NO_MEMORY
 from batching.store.channel import LARGE_AT_ONCE, Channel
+from batching.store.ingress_queue import USUAL_PATIENCE
 from batching.store.pending_request import AwaitedRequest
 from tests.support import KEY, eventually_async, make_outage, make_reply
 
@@ -34,7 +37,11 @@ class Scene:
 
     def __init__(self):
         self.queue = SlowQueue()
-        self.channel = Channel(KEY, self.queue, make_outage())
+        self.channel = Channel(
+            *(KEY, self.queue, make_outage(), USUAL_PATIENCE),
+            memory=NO_MEMORY,
+            resubmitted=Counter(),
+        )
         self.requests = {name: AwaitedRequest(name) for name in IDS}
         self.channel._waiting.update(self.requests)
 
@@ -44,7 +51,7 @@ class Scene:
 
     async def fetch_all(self):
         self.queue.may_come.set()
-        await eventually_async(lambda: not self.channel._is_fetching)
+        await eventually_async(lambda: all(task.done() for task in self.channel._tasks.values()))
 
     @property
     def answered(self):

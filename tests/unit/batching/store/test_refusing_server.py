@@ -9,8 +9,7 @@ from batching import errors
 from batching.store import keys
 from batching.store.broker import Broker
 from batching.store.clients import connect, connect_async
-from batching.store.registry.changes import changed_models
-from batching.store.registry.registry import Registry
+from batching.store.registry.registry import Registry, changed_models
 from tests.chaos.tcp_redis import TcpRedis
 from tests.support import (
     eventually,

@@ -14,10 +14,9 @@ from msgspec import msgpack
 from batching.models.statuses import HostSample, NodeStatus, WorkerState, WorkerStatus
 from batching.protocol import WIRE_VERSION, BatchTiming, ClosedBy, Reply, ReplyChunk
 from batching.store import keys
-from batching.store.keys import VersionKeys
+from batching.store.keys import CONTROL_QUEUE, VersionKeys
 from batching.store.records import decode_reply
 from batching.store.registry.control_queue import INSPECT_ARCHIVE
-from batching.store.rq_names import QUEUE_NAME
 from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
 TAG = "{model2:digits:1.0}"
@@ -179,7 +178,7 @@ def test_names_that_every_release_asks_for():
         "{ferry}:epoch",
         "{ferry}:changes",
     )
-    assert (QUEUE_NAME, INSPECT_ARCHIVE) == (
+    assert (CONTROL_QUEUE, INSPECT_ARCHIVE) == (
         "ferry-control",
         "workers.control_jobs.inspect_archive",
     )

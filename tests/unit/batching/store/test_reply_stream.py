@@ -197,7 +197,7 @@ async def test_stream_that_redis_lost_is_not_submitted_again(harness):
         with pytest.raises(errors.QueueLost):
             await anext(stream)
         await stream.close()
-        assert channel.resubmitted == 0
+        assert not channel._resubmitted
         assert harness.queued() == []
 
 
