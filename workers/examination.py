@@ -26,13 +26,13 @@ from batching.models.registration import (
     why_not_here,
 )
 from batching.models.spec import DECODING_HANDLERS, ArchiveInfo
-from workers.archives.installer import read_requirements
 from workers.archives.model_archive import (
     BUILT_IN_PACKAGE,
     inspect_archive,
     split_handler,
     unpack_archive,
 )
+from workers.archives.model_files import read_requirements
 from workers.machine import require_safe_torch
 from workers.python_models.files_without_code import Port, how_to_export, is_one_by_one, load_net
 from workers.python_models.targets import TENSOR_SUFFIXES, Target
@@ -177,11 +177,9 @@ class _Examination:
         except DependenciesFailed as error:
             yield problem("requirements", error.message)
             return
-        if self._is_installing:
-            yield ok("requirements", f"{name} installs {listed}")
-        else:
-            where = "is installed only where install_py_dep_per_model=true"
-            yield note("requirements", f"{name} ({listed}) {where}")
+        where = "is installed only where install_py_dep_per_model=true"
+        is_note = note("requirements", f"{name} ({listed}) {where}")
+        yield ok("requirements", f"{name} installs {listed}") if self._is_installing else is_note
 
     def _examine_handler(self) -> Iterator[Finding]:
         name, file = self._handler, self._own_handler
@@ -230,7 +228,12 @@ class _Examination:
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")
         has_model_file = bool(self._model.get("modelFile"))
-        is_loaded_by_us = self._leaves_loading_to_us()
+        # By a built-in handler: itself, or as the base of another.
+        is_loaded_by_us = self._own_handler is None
+        if self._own_handler is not None:
+            sources = {name: self._files[name].read_text(errors="replace") for name in self._trees}
+            loads_itself = any(map(_OWN_LOADING.search, sources.values()))
+            is_loaded_by_us = "ts.torch_handler" in sources[self._own_handler] and not loads_itself
         if is_loaded_by_us and self._info.handler and not (name or has_model_file):
             text = f"{self._handler} loads a model, and neither weights nor a model file is named"
             yield problem("weights", text)
@@ -245,19 +248,6 @@ class _Examination:
         except _Unusable as error:
             text = f"{error}{'' if has_model_file else ', or archive its class (--model-file)'}"
             yield problem("weights", text) if is_loaded_by_us else note("weights", text)
-
-    def _leaves_loading_to_us(self) -> bool:
-        """Returns whether a built-in handler loads the weights: itself, or as the base of another.
-
-        A function as entry point counts as loading, as it need not call `initialize`.
-        """
-        if self._own_handler is None:
-            return True
-        sources = {name: self._files[name].read_text(errors="replace") for name in self._trees}
-        source = sources[self._own_handler]
-        is_function = re.search(rf"^def {re.escape(self._function)}\b", source, re.MULTILINE)
-        loads_itself = is_function or any(map(_OWN_LOADING.search, sources.values()))
-        return "ts.torch_handler" in source and not loads_itself
 
     def _examine_target(self) -> Finding:
         """Judges what a worker loads without a handler."""

@@ -99,7 +99,8 @@ def mark_used(path: Path) -> bool:
 
 
 def unmarked_s(path: Path) -> float:
-    return _now_s() - path.lstat().st_mtime
+    # Wall clock, because that is what file systems keep.
+    return time.time() - path.lstat().st_mtime  # noqa: TID251
 
 
 def write_stamp(copy: Path) -> None:
@@ -160,14 +161,12 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
 
     A worker that needs one at this very moment fails to start; its next try makes it again.
     """
-
-    def is_young(path: Path) -> bool:
-        return unmarked_s(path) <= older_than_s
-
     for path in folder.iterdir() if folder.is_dir() else ():
         with contextlib.suppress(OSError):  # another node was faster
-            is_old = _CONTENT_HASH.fullmatch(path.name) and not is_young(path)
-            if is_old and _remove_unheld(path, work_dir, partial(is_young, path)):
+            is_young = partial(lambda path: unmarked_s(path) <= older_than_s, path)
+            if not _CONTENT_HASH.fullmatch(path.name) or is_young():
+                continue
+            if _remove_unheld(path, work_dir, is_young):
                 log.info("removed unused folder=%s", path)
 
 
@@ -191,12 +190,6 @@ def remove_abandoned(folder: Path) -> None:
         with contextlib.suppress(OSError):  # its owner tidies up, or has closed it
             if not path.is_dir() or path.is_symlink():
                 continue
-            written_s = max(part.stat().st_mtime for part in (path, *path.iterdir()))
-            if _now_s() - written_s > ABANDONED_AFTER_S:
+            if min(map(unmarked_s, (path, *path.iterdir()))) > ABANDONED_AFTER_S:
                 shutil.rmtree(path, ignore_errors=True)
                 log.info("removed abandoned folder=%s", path)
-
-
-def _now_s() -> float:
-    # Wall clock, because that is what file systems keep.
-    return time.time()  # noqa: TID251

@@ -4,18 +4,23 @@ TorchServe answers a whole batch with the failure of one row. Here a batch that 
 item by item, so that only the request that fails it gets an error.
 """
 
+import linecache
 import logging
+import os
+import re
 import sys
+import sysconfig
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from typing import Any
 
 from msgspec.structs import replace
-from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
-from ts.torch_handler.request_envelope.tensors import BadTensor
-from ts.utils.util import PredictionException
+from ts.torch_handler.tensors import BadTensor
+from ts.utils.util import PredictionException, has_too_many_pixels, too_many_pixels
 
 from batching.errors import (
     BadRequest,
@@ -25,17 +30,37 @@ from batching.errors import (
     ServeError,
 )
 from batching.process.logs import text_of
+from batching.process.retries import Reminder
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.records import error_reply
 from ferry.modeling import Answer, BadInput
-from workers.handling.batch_stream import BROKEN, BatchStream, StreamAbandoned
-from workers.handling.failures import FailureLog, sentence, short_ids, user_traceback
-from workers.handling.handler_call import HandlerCall, header_texts, line_text
+from workers.handling.handler_call import (
+    BROKEN,
+    BatchStream,
+    HandlerCall,
+    StreamAbandoned,
+    header_texts,
+    line_text,
+)
+from workers.machine import ts_folder
 from workers.slots.assignment import Deadline
 
 log = logging.getLogger(__name__)
 
 MAX_WHY_CHARS = 500
+MAX_IDS = 8  # in a line of the log
+
+MAX_TEXT_CHARS = 8000
+MAX_LINE_CHARS = 1000
+LOOKED_AT = 1000  # the innermost calls
+MOST_CALLS = 7  # shown of the exception, the innermost ones
+CAUSE_CALLS = (2, 2)  # shown of its causes
+
+_LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+_PACKAGES = Path(__file__).resolve().parents[2]
+_OWN = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("batching", "ferry", "ingress", "workers"))
+_COMPATIBLE = f"{ts_folder()}{os.sep}"
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 
 _STATUSES = range(200, 600)
 
@@ -61,8 +86,8 @@ class Runner:
     _why_failed: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self._failures = FailureLog(log, shown_dir=self.shown_dir)
         self._context = self.call.context
+        self._reminders: defaultdict[str, Reminder] = defaultdict(Reminder)
 
     def run(self, batch: Batch) -> list[Reply]:
         """Returns one reply per item, in the same order; a handler's fault becomes an error reply.
@@ -77,10 +102,17 @@ class Runner:
         """
         started_ns = time.perf_counter_ns()
         self._is_unbatched = False
-        if any(map(_is_special, batch.items)):
-            replies = self._run_apart(batch.items)
+        items = batch.items
+        if any(map(_is_special, items)):
+            # TorchServe's handlers ask the first row's headers what the whole batch asks for.
+            alike = [item for item in items if not _is_special(item)]
+            together = iter(self._run_together(alike) if alike else [])
+            replies = [
+                self._run_together([item])[0] if _is_special(item) else next(together)
+                for item in items
+            ]
         else:
-            replies = self._run_together(batch.items)
+            replies = self._run_together(items)
         stream = self.stream
         if stream.counts or stream.kept or stream.broken:
             replies = stream.ends(batch.items, replies)
@@ -106,28 +138,17 @@ class Runner:
             again = self.read_again(items)
             replies = [reply for item in again for reply in self._run_together([item])]
             if not any(reply.error_type for reply in replies):
-                self._note_unbatched(len(items))
+                self._is_unbatched = True
+                if not self._is_unbatched_logged:
+                    self._is_unbatched_logged = True
+                    log.warning(
+                        "model=%s cannot be run in batches: one of %d requests failed as a whole, "
+                        "and each of them succeeded alone. Clients get their answers, but each "
+                        "batch like this one takes as long as its requests one by one "
+                        "(ferry_unbatched_batches_total in /metrics; said once). Why: %s",
+                        *(self._context.model_name, len(items), self._why_failed),
+                    )
         return replies
-
-    def _note_unbatched(self, size: int) -> None:
-        """Counts a batch that failed although each item succeeds alone; logs the first one."""
-        self._is_unbatched = True
-        if not self._is_unbatched_logged:
-            self._is_unbatched_logged = True
-            log.warning(
-                "model=%s cannot be run in batches: one of %d requests failed as a whole, and each "
-                "of them succeeded alone. Clients get their answers, but each batch like this one "
-                "takes as long as its requests one by one (ferry_unbatched_batches_total in "
-                "/metrics; said once). Why: %s",
-                *(self._context.model_name, size, self._why_failed),
-            )
-
-    def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
-        # TorchServe's handlers ask the first row's headers what the whole batch asks for.
-        alike = [item for item in items if not _is_special(item)]
-        replies = self._run_together(alike) if alike else []
-        by_id = {item.request_id: reply for item, reply in zip(alike, replies, strict=True)}
-        return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
 
     def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
         """Returns the replies; None when several items failed together, and any may be the cause.
@@ -143,7 +164,7 @@ class Runner:
             return [BROKEN] * len(items)
         except Exception as error:
             # A handler may raise anything; the worker has to live on.
-            self._failures.write(f"handler failed {self._what(items)}", error)
+            self._log_failure(f"handler failed {self._what(items)}", error)
             self._why_failed = " ".join(sentence(error, MAX_WHY_CHARS).split())
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, self._as_reply(error))
@@ -183,7 +204,7 @@ class Runner:
             return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
             # Encoding an output may raise anything; the other items are answered.
-            self._failures.write(f"answer refused {self._what([item])} row={index}", error)
+            self._log_failure(f"answer refused {self._what([item])} row={index}", error)
             return self._as_reply(error)
 
     def _check_size(self, body: bytes) -> None:
@@ -213,8 +234,22 @@ class Runner:
         return error_reply(answer)
 
     def _what(self, items: Sequence[Claimed]) -> str:
-        name = self._context.model_name
-        return f"model={name} batch={len(items)} requests={short_ids(items)}"
+        ids = [item.request_id for item in items[:MAX_IDS]] + ["..."] * (len(items) > MAX_IDS)
+        return f"model={self._context.model_name} batch={len(items)} requests={','.join(ids)}"
+
+    def _log_failure(self, message: str, error: Exception) -> None:
+        """Logs the traceback in full, or in a line if the same one was logged a moment ago.
+
+        Keeps no exception: it would hold a batch's tensors.
+        """
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        raised = f"error={type(error).__name__} at={frame.f_code.co_filename}:{line}"
+        if not self._reminders[raised].is_due(raised):
+            log.error("%s %s", message, raised)
+        elif self.shown_dir is None:
+            log.error("%s", message, exc_info=error)
+        else:
+            log.error("%s\n%s", message, user_traceback(error, self.shown_dir))
 
 
 def _is_special(item: Claimed) -> bool:
@@ -255,3 +290,60 @@ def _has_broken_device(error: Exception) -> bool:
     # Another library's device: by the text.
     text = text_of(error)
     return "CUDA error:" in text and "out of memory" not in text
+
+
+def sentence(error: BaseException, most_chars: int) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"[:most_chars]
+
+
+def user_traceback(error: BaseException, root: Path) -> str:
+    """Returns the traceback's calls in files below `root` only, named relative to it.
+
+    Leaves out calls of installed packages and of this server; if no other call is left, the
+    innermost one of a library stays. Causes of the exception come first, as in Python.
+    """
+    # Handlers are imported from the folder as it was named, or with its links resolved.
+    roots = tuple({f"{folder}{os.sep}" for folder in (root.absolute(), root.resolve())})
+
+    def shown_name(path: str) -> str:
+        """Returns a name without folders of this machine."""
+        return _own_name(path, roots) or "/".join(Path(path).parts[-2:])
+
+    part = shown = TracebackException(
+        type(error), error, error.__traceback__, limit=-LOOKED_AT, lookup_lines=False, compact=True
+    )
+    for most_calls in (MOST_CALLS, *CAUSE_CALLS):
+        calls = [call for call in part.stack if _own_name(call.filename, roots)][-most_calls:]
+        if part is shown and not calls:
+            calls = [call for call in part.stack if _is_of_library(call.filename)][-1:]
+        part.stack = StackSummary.from_list(
+            FrameSummary(
+                shown_name(call.filename),
+                call.lineno,
+                call.name,
+                line=linecache.getline(call.filename, call.lineno or 0),
+            )
+            for call in calls
+        )
+        if getattr(part, "filename", None):  # of a syntax error
+            part.filename = shown_name(str(part.filename))
+        part.exceptions = None  # of a group, whose tracebacks have other frames, too
+        last, cause = part, part.__cause__ or part.__context__
+        if cause is None:
+            break
+        part = cause
+    last.__cause__ = last.__context__ = None
+    text = "".join(shown.format()).rstrip("\n")
+    for folder in roots:
+        text = text.replace(folder, "")
+    return re.sub(rf"(.{{{MAX_LINE_CHARS}}}).+", r"\1 …", text)[-MAX_TEXT_CHARS:]
+
+
+def _own_name(path: str, roots: tuple[str, ...]) -> str:
+    name = path.removeprefix(next(filter(path.startswith, roots), path))
+    is_other = path.startswith((*_OWN, _COMPATIBLE, _STANDARD))
+    return "" if is_other or _LIBRARY_FOLDERS.intersection(Path(name).parts) else name
+
+
+def _is_of_library(path: str) -> bool:
+    return path.startswith(_COMPATIBLE) or not path.startswith(("<", *_OWN))

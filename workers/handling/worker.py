@@ -38,12 +38,22 @@ from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import WorkerQueue
 from workers.archives.staging import hold
-from workers.handling.batch_stream import STALL_MARGIN_S, BatchStream, JobReporter
-from workers.handling.failures import sentence, user_traceback
-from workers.handling.handler_call import ForkGuard, HandlerCall
+from workers.handling.handler_call import (
+    STALL_MARGIN_S,
+    BatchStream,
+    ForkGuard,
+    HandlerCall,
+    JobReporter,
+)
 from workers.handling.handlers import LoadedModel, code_dir_of, load_model
 from workers.handling.metrics_reporter import MetricsFile, MetricsReporter
-from workers.handling.runner import DeviceBroken, Runner, free_gpu_memory
+from workers.handling.runner import (
+    DeviceBroken,
+    Runner,
+    free_gpu_memory,
+    sentence,
+    user_traceback,
+)
 from workers.slots.assignment import (
     EXIT_DEVICE_BROKEN,
     EXIT_DRAINED,
@@ -70,10 +80,6 @@ LOOK_AGAIN_S = 1.0
 # Always, if seldom: a server that took over may lease us requests that were answered long ago.
 LOOK_S = 10.0
 MEMORY_LOOK_S = 60.0
-
-
-def _nothing_measured() -> AbstractContextManager[Sequence[Measurement]]:
-    return contextlib.nullcontext(())
 
 
 def taken_bytes() -> int:
@@ -121,6 +127,9 @@ class SpareMemory:
             self._least_bytes = self._taken()
 
 
+Unsent = Callable[[], AbstractContextManager[Sequence[Measurement]]]
+
+
 @dataclass
 class Worker:
     batcher: Batcher
@@ -128,7 +137,7 @@ class Worker:
     run: Callable[[Batch], list[Reply]]
     outage: OutageLog
     is_broken: Callable[[], bool] = lambda: False
-    unsent: Callable[[], AbstractContextManager[Sequence[Measurement]]] = _nothing_measured
+    unsent: Unsent = lambda: contextlib.nullcontext(())
     deadline: Deadline = field(default_factory=Deadline)
     memory: SpareMemory = field(default_factory=partial(SpareMemory, 0))
     idle_s: float = BLOCK_S

@@ -73,7 +73,11 @@ class Heartbeat:
         for record in self.records():
             if record.worker_id and record.is_expected:
                 workers.setdefault(record.key, []).append(record.worker_id)
-        self._keep(workers)
+        now = time.monotonic()
+        self._unsure &= {*workers, None}
+        # A new version counts as beaten for at this first try: waiting for the first success would
+        # miss an outage that begins before it.
+        self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}
         if self._is_in_doubt:
             self._is_in_doubt = False
             self._unsure.update(workers, [None])
@@ -118,8 +122,11 @@ class Heartbeat:
         for silent_s in set(heard.silent_s):
             overdue_in_s = max(0.0, self.dead_after_s + OVERDUE_S - silent_s)
             loop.call_later(overdue_in_s, self._is_overdue.set)
+        now = time.monotonic()
         for key in beaten:
-            self._note_success(key)
+            if now - self._heard_at.get(key, now) > self._gap_s:
+                self._steady_from[key] = now + self.dead_after_s
+            self._heard_at[key] = now
         # A slot beats for its worker before it is seen here, so no worker should be new.
         forgotten: set[VersionKey | None]
         forgotten = {key for key, count in heard.added.items() if count > 0}
@@ -134,9 +141,14 @@ class Heartbeat:
         for record in self.records():
             if record.key in keys:
                 await record.report_again()
-        for key in keys:
-            if key is not None:
-                await self._forget_former(key)
+        for key in filter(None, keys):
+            # A Redis that took over, with an older state, lists ended workers again. It is asked
+            # first: a worker that begins meanwhile is known before it is listed.
+            listed = await self.queue.listed_workers(key, self.node.node_id)
+            known = {record.worker_id for record in self.records()}
+            for worker_id in set(listed) - known:
+                # Its lease may be back, too; `reap` would wait until it no longer seems to beat.
+                await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
         if None in keys:
             await self.queue.describe(self.node)
             await self.queue.forget_unheard()
@@ -151,31 +163,6 @@ class Heartbeat:
         for key, worker_ids in workers.items():
             for worker_id in set(worker_ids) - expected:
                 await self.queue.hide(key, worker_id)
-
-    async def _forget_former(self, key: VersionKey) -> None:
-        """Forgets ended workers that a Redis which took over, with an older state, lists again."""
-        # Asked first: a worker that begins meanwhile is known before it is listed.
-        listed = await self.queue.listed_workers(key, self.node.node_id)
-        known = {record.worker_id for record in self.records()}
-        for worker_id in listed:
-            if worker_id not in known:
-                # Its lease may be back, too; `reap` would wait until it no longer seems to beat.
-                await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
-
-    def _note_success(self, key: VersionKey | None) -> None:
-        now = time.monotonic()
-        if now - self._heard_at.get(key, now) > self._gap_s:
-            self._steady_from[key] = now + self.dead_after_s
-        self._heard_at[key] = now
-
-    def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
-        """Keeps track of these versions only; a new version counts as beaten for at this first try.
-
-        Waiting for the first success would miss an outage that begins before it.
-        """
-        now = time.monotonic()
-        self._unsure &= {*workers, None}
-        self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}
 
     # --- silent workers and nodes: every node looks for them, and the first one acts
 
@@ -205,15 +192,10 @@ class Heartbeat:
         for key, worker_id in await self.queue.dead_workers(group):
             count = await self.queue.reclaim(key, worker_id, ReclaimMode.DEAD)
             if count is not None:
-                log.warning(
-                    "reclaimed model=%s version=%s worker=%s requests=%d", *key, worker_id, count
-                )
+                told = (*key, worker_id, count)
+                log.warning("reclaimed model=%s version=%s worker=%s requests=%d", *told)
 
     async def _reap_nodes(self) -> None:
         for gone in await self.queue.forget_nodes(await self.queue.dead_nodes()):
-            log.warning(
-                "node gone node=%s host=%s silent_s=%.1f",
-                gone.node_id,
-                gone.hostname,
-                gone.silent_s,
-            )
+            told = gone.node_id, gone.hostname, gone.silent_s
+            log.warning("node gone node=%s host=%s silent_s=%.1f", *told)

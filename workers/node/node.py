@@ -1,9 +1,5 @@
 """Runs a node, one per container or host: turns what the registry wants into worker processes.
 
-Heartbeat says that the node and its workers live, and takes back what dead nodes held;
-UnregisteredVersions refuses requests for versions that are gone; Slot keeps one worker process
-alive; ControlProcesses run control jobs; a thread tells receivers of webhooks.
-
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
 a living worker's requests. An archive that is still being downloaded or unpacked is abandoned:
@@ -15,9 +11,11 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import socket
+import sys
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from batching.metrics import read_metrics_config
 from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
+from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.daemon_thread import DaemonThread, in_daemon_thread
 from batching.process.outputs import reader
 from batching.process.part import StopEvents, notify_ready
@@ -43,10 +42,8 @@ from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles
 from workers.archives.staging import work_dir_of
 from workers.machine import list_gpus
-from workers.node.control_process import ControlProcesses
 from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import report_host
-from workers.node.registered_versions import RegistryMemory, UnregisteredVersions
 from workers.node.webhook_sender import send_webhooks
 from workers.slots.slot import SlotContext, SlotRecord, Slots
 
@@ -59,6 +56,13 @@ FAREWELL_S = 0.4  # to be forgotten
 # Nodes may share a work folder, and each has to mark what it needs in time.
 LOOKS_WHILE_KEPT = 24
 TOUCH_S = 1.0
+CONTROL_JOBS = "workers.control_jobs"
+CONTROL_LOOK_S = 5.0  # jobs are announced; this is for an announcement that was lost
+# A job that waits for longer than a process takes to begin has found the others busy: one may be at
+# a download for many minutes.
+CONTROL_PATIENCE_S = 2.0
+MOST_CONTROL_PROCESSES = 2
+CONTROL_STOP_S = 2.0
 
 
 class Node:
@@ -253,6 +257,147 @@ class Node:
         specs = {spec.key: spec for spec in self._specs()}
         self._unregistered_versions.follow(before, specs)
         return before, specs
+
+
+class RegistryMemory:
+    """Knows what is registered, and registers it again where Redis has lost it."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._epoch = ""
+        self._known: Mapping[str, ModelEntry] = {}
+
+    def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
+        """Returns what is registered; first registers again what an emptied Redis forgot.
+
+        Blocks. All nodes do this at once, which is harmless. A new epoch shows, too, that Redis was
+        emptied: a node that knows no model may have come back first and set it. `on_emptied` beats
+        before models are registered again: a registered version without workers refuses requests,
+        while requests to a version that is not registered yet wait for it.
+        """
+        while True:
+            # A version whose record cannot be read is not unregistered: its workers serve on.
+            known = self._registry.snapshot(self._known)
+            # Read after the models: with a new epoch, the old models would pass for current ones.
+            epoch = self._registry.epoch()
+            if epoch and epoch == self._epoch:
+                self._known = known
+                return known
+            on_emptied()
+            self._registry.restore(self._known.values())
+            epoch = self._registry.mark()
+            # It may have been emptied again before it was marked.
+            if self._known.keys() <= self._registry.snapshot().keys():
+                self._epoch = epoch
+
+
+class UnregisteredVersions:
+    """Remembers versions that were unregistered, or scaled to nothing, until no worker is left.
+
+    Every node does this, as a worker's own node may die before its last batch is over.
+    """
+
+    def __init__(self, queue: NodeQueue) -> None:
+        self._queue = queue
+        # Version -> whether it is still registered.
+        self._ended: dict[VersionKey, bool] = {}
+        self._is_new = True
+
+    @property
+    def ended(self) -> list[VersionKey]:
+        """Returns the versions that may still have workers or waiting requests, and should not."""
+        return list(self._ended)
+
+    def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
+        """Adds the versions that should have no workers any more; drops versions wanted again."""
+        # Registered versions that had no workers before are done already. A new node cannot know
+        # that, as the only node with workers may have died: it looks at all versions once.
+        known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
+        if self._is_new:
+            self._is_new, known = False, set(specs)
+        self._ended = {
+            key: key in specs
+            for key in known.union(self._ended)
+            if key not in specs or specs[key].min_worker == 0
+        }
+
+    async def look(self) -> None:
+        """Refuses the requests that wait for a version whose last worker has gone for good."""
+        await self._queue.together([partial(self._close, *ended) for ended in self._ended.items()])
+
+    async def _close(self, key: VersionKey, is_registered: bool) -> None:
+        # Asked first: requests that a worker gives back after this are refused at the next look.
+        is_staffed = await self._queue.is_staffed(key)
+        reason = "no_worker" if is_registered else "unregistered"
+        if count := await self._queue.refuse_waiting(key, reason):
+            log.warning("refused model=%s version=%s requests=%d", *key, count)
+        if is_staffed:
+            return
+        if not is_registered:
+            await self._queue.bury(key)
+        self._ended.pop(key, None)
+
+
+class ControlProcesses:
+    """Starts processes for control jobs when one waits, MOST_CONTROL_PROCESSES at a time."""
+
+    def __init__(
+        self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog
+    ) -> None:
+        self.must_look = asyncio.Event()
+        self._settings = settings
+        self._count_waiting = count_waiting
+        self._outage = outage
+        self._reminder = Reminder()
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Starts processes until cancelled; then ends them."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.must_look.wait(), CONTROL_LOOK_S)
+                self.must_look.clear()
+                try:
+                    while await self._must_start():
+                        task = asyncio.create_task(self._run_one(), name="control jobs")
+                        self._running.add(task)
+                        task.add_done_callback(self._running.discard)
+                        await asyncio.sleep(CONTROL_PATIENCE_S)
+                    self._outage.over("control jobs")
+                except AWAY as error:
+                    self._outage.note("control jobs", error)
+        finally:
+            await end_tasks(self._running)
+
+    async def _must_start(self) -> bool:
+        if not await self._count_waiting() or len(self._running) >= MOST_CONTROL_PROCESSES:
+            return False
+        if self._running:
+            await asyncio.sleep(CONTROL_PATIENCE_S)
+        return await self._count_waiting() > 0
+
+    async def _run_one(self) -> None:
+        environment = {**os.environ, **self._settings.to_environment()}
+        try:
+            process = spawn([sys.executable, "-P", "-m", CONTROL_JOBS], environment)
+        except OSError as error:
+            # No process, descriptor or memory is left for now; the models are served all the same.
+            if self._reminder.is_due(str(error)):
+                log.error("cannot run %s: %s", CONTROL_JOBS, error.strerror)
+            return
+        try:
+            await exited(process)
+        finally:
+            try:
+                if not has_exited(process):
+                    process.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(exited(process), CONTROL_STOP_S)
+            finally:
+                kill_group(process)
+        if process.returncode:
+            log.warning("%s ended, exit=%s", CONTROL_JOBS, process.returncode)
 
 
 async def keep_probe_files(

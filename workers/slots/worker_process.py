@@ -21,7 +21,7 @@ from batching.models.statuses import WorkerState
 from batching.process.child_process import exited, has_exited, kill_group, spawn
 from batching.process.outputs import outlet, read_lines
 from batching.settings.settings import Settings
-from workers.archives.installer import allowed_environment
+from workers.archives.model_files import allowed_environment
 from workers.archives.staging import home_cache, is_writable
 from workers.machine import ts_folder
 from workers.slots.assignment import SIGNAL_OF_LATE, Assignment, Deadline, ExitStatus, shared_memory

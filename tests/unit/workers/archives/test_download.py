@@ -1,6 +1,5 @@
 """Downloads, under the rules against SSRF, until their last version is unregistered."""
 
-import os
 import re
 
 import httpx
@@ -9,7 +8,6 @@ import pytest
 from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, InvalidModel, ModelNotFound
 from batching.settings.settings import Settings
-from tests.support import make_spec
 from tests.unit.workers.archives.web import (
     ALLOWED,
     PUBLIC,
@@ -289,28 +287,3 @@ def test_node_keeps_a_download_that_another_version_may_mean(other, store):
     assert (store / "echo.mar").exists()
     files.forget([URL], kept=["own.mar"])
     assert not (store / "echo.mar").exists()
-
-
-def test_download_that_was_not_needed_for_long_goes(store, tmp_path):
-    # Given a download that was registered under its name in the store, and the operator's own file
-    locate(URL, store, web_with_archive())
-    (store / "own.mar").write_bytes(b"mine")
-    files = ModelFiles(
-        Settings(model_store=store, work_dir=tmp_path / "work", unused_files_kept_s=60)
-    )
-
-    def sweep(*specs):
-        """Whether the download is there when the node looks after a long time."""
-        for place in store.iterdir():
-            os.utime(place, (1, 1))
-        files.sweep(specs)
-        return (store / "echo.mar").exists()
-
-    # When / Then: after its start the node does not know yet who will be registered again
-    assert sweep()
-    assert sweep(make_spec(model_url="echo.mar"))
-    assert sweep(make_spec(model_url=URL))
-    files.sweep([])
-    assert (store / "echo.mar").exists(), "it was needed just now"
-    assert not sweep()
-    assert {path.name for path in store.iterdir()} == {"own.mar", "local.mar"}

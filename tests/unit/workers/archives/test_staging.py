@@ -10,9 +10,8 @@ from pathlib import Path
 from batching.settings.settings import Settings
 from tests.support import make_spec
 from tests.unit.workers.archives.archives import FILES, write_zip
-from workers.archives.installer import environment_name
 from workers.archives.model_archive import hash_archive
-from workers.archives.model_files import ModelFiles
+from workers.archives.model_files import ModelFiles, environment_name
 from workers.archives.staging import ABANDONED_AFTER_S, remove_abandoned
 
 KEPT_S = 86_400.0

@@ -6,8 +6,7 @@ from ts.context import Context
 from batching.protocol import JOB, Batch, Claimed, Owned, Part, Request
 from batching.settings.settings import Settings
 from tests.support import make_outage
-from workers.handling.batch_stream import BatchStream
-from workers.handling.handler_call import HandlerCall
+from workers.handling.handler_call import BatchStream, HandlerCall
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
 from workers.slots.assignment import Deadline

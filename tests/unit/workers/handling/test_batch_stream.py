@@ -19,7 +19,7 @@ from tests.unit.workers.handling.batches import (
     error_of,
     runner,
 )
-from workers.handling.batch_stream import StreamAbandoned
+from workers.handling.handler_call import StreamAbandoned
 
 
 class Queue:
@@ -85,7 +85,7 @@ def test_piece_of_a_forked_process_is_refused_before_it_touches_the_connection(m
     queue, refused = Queue(), []
 
     def answer(rows, context):
-        monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
+        monkeypatch.setattr("workers.handling.handler_call.os.getpid", lambda: 1)
         try:
             context.send_pieces(["a"], context.request_ids)
         except RuntimeError as error:

@@ -9,7 +9,7 @@ from batching.store.jobs.job_records import Progress
 from batching.store.redis_errors import RedisError
 from tests.support import eventually, make_outage
 from tests.unit.workers.handling.batches import as_job, body, claimed
-from workers.handling.batch_stream import PROGRESS_PAUSE_S, JobReporter
+from workers.handling.handler_call import PROGRESS_PAUSE_S, JobReporter
 
 
 def job(request_id):
@@ -101,7 +101,7 @@ def test_nothing_is_told_after_the_batch_or_by_a_forked_process(store, call, mon
     # Given
     call.begin(job("a"))
     # When
-    monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
+    monkeypatch.setattr("workers.handling.handler_call.os.getpid", lambda: 1)
     call.context.report_progress(0.5)
     monkeypatch.undo()
     call.items = ()

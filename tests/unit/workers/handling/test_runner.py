@@ -152,6 +152,20 @@ def test_failure_is_answered_as_torchserve_does(answer, expected):
     assert reply.reason
 
 
+def test_same_traceback_is_logged_in_one_line_for_a_while(caplog):
+    # Given
+    failing = runner(Handler(raising(KeyError("x"))))
+    # When
+    for _ in range(3):
+        failing.run(batch(body()))
+    failing.call._handle.answer = raising(ValueError("y"))
+    failing.run(batch(body()))
+    # Then
+    lines = [(record.exc_info is not None, record.getMessage()) for record in caplog.records]
+    assert [is_whole for is_whole, _ in lines] == [True, False, False, True]
+    assert f" requests=id-0 error=KeyError at={__file__}:" in lines[1][1]
+
+
 def test_oversized_answer_is_refused_alone():
     # Given
     answer = Handler(lambda rows, context: [b"x" * 11, b"x" * 10])

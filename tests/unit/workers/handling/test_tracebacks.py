@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.timing import assert_within
-from workers.handling.failures import MAX_LINE_CHARS, user_traceback
+from workers.handling.runner import MAX_LINE_CHARS, user_traceback
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from batching.store.clients import connect, connect_async
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.control_queue import ControlQueue
 from tests.support import eventually_async, make_outage
-from workers.node import control_process
-from workers.node.control_process import ControlProcesses
+from workers.node import node
+from workers.node.node import ControlProcesses
 
 
 @contextlib.asynccontextmanager
@@ -40,8 +40,8 @@ async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, capl
     async def count_waiting():
         return 1
 
-    monkeypatch.setattr(control_process, "spawn", spawn)
-    monkeypatch.setattr(control_process, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(node, "spawn", spawn)
+    monkeypatch.setattr(node, "CONTROL_PATIENCE_S", 0.01)
 
     # When
     async with running(Settings(), count_waiting) as processes:
@@ -58,7 +58,7 @@ async def test_jobs_have_a_process_and_a_second_one_while_the_first_is_at_a_long
     redis_server, monkeypatch
 ):
     # Given
-    monkeypatch.setattr(control_process, "LOOK_S", 0.1)
+    monkeypatch.setattr(node, "CONTROL_LOOK_S", 0.1)
     client = connect(redis_server.url)
     client.flushall()
     others = set(psutil.Process().children())

@@ -4,7 +4,7 @@ import asyncio
 
 from batching.store.node_queue import NodeQueue
 from tests.support import DEAD_AFTER_MS, KEY, make_spec
-from workers.node.registered_versions import UnregisteredVersions
+from workers.node.node import UnregisteredVersions
 
 
 def look_once(harness, before, after):

@@ -6,7 +6,7 @@ import pytest
 from batching.store import keys
 from batching.store.registry.registry import Registry
 from tests.support import make_spec
-from workers.node.registered_versions import RegistryMemory
+from workers.node.node import RegistryMemory
 
 SPEC = make_spec()
 
