@@ -136,7 +136,7 @@ def test_body_is_held_once_while_its_client_waits(echo, node):
         node.resume()
     # Then
     assert {answer.result().status_code for answer in asked} == {200}
-    # Once: what is as large as a part of a body, but not the buffers in which the clients will read.
+    # Once, of what is as large as a part of a body; not the buffers in which clients will read.
     of_server = held.filter_traces(
         [tracemalloc.Filter(inclusive=False, filename_pattern=socket.__file__)]
     )
