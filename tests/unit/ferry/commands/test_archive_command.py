@@ -150,7 +150,7 @@ WRONG = {
     "no version": (["--model-name=m", "--handler=handler.py"], 2, "--version"),
     "no handler": (["--model-name=m", "--version=1"], 2, "--handler"),
     "bad name": ([*GOOD, "--model-name=a/b"], 2, "use letters, digits"),
-    "bad version": ([*GOOD, "--version=1 0"], 2, "no server would register it"),
+    "bad version": ([*GOOD, "--version=1 0"], 2, "use letters, digits"),
     "handler missing": ([*GOOD, "--handler=gone.py"], 2, "'gone.py' does not exist"),
     "weights missing": ([*GOOD, "--serialized-file=gone.pt"], 2, "'gone.pt' does not exist"),
     "extra missing": ([*GOOD, "--extra-files=gone*"], 2, "Nothing matches 'gone*'"),
