@@ -23,43 +23,24 @@ class UnusableNow(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Describes one field of `Settings`.
+    """Describes one field of `Settings`."""
 
-    Attributes:
-        name: the field; ends in the unit of a number.
-        kind: bool, int, float, str or Path.
-        is_optional: an empty text means None.
-        default: where no source has a value.
-        doc: half a sentence for people.
-        key: its name in config.properties: TorchServe's, if it has the setting.
-        is_torchserves: TorchServe has the setting.
-        ts_variable: its variable `TS_...`; "" if there is none.
-        variable: another program's variable that sets it, too.
-        flag: a further spelling on command lines.
-        section: of the help; also of the next settings, until another is named.
-        is_common: most starts name it, so the help begins with it.
-        is_saved: snapshots keep it; not a password, nor what each start fills in.
-        lowest: the lowest number allowed.
-        choices: the texts allowed, in any case; empty: any.
-        check: called with the value; raises ValueError or re.error.
-    """
-
-    name: str
-    kind: type
-    is_optional: bool
+    name: str  # the field; ends in the unit of a number
+    kind: type  # bool, int, float, str or Path
+    is_optional: bool  # an empty text means None
     default: Any
-    doc: str
-    key: str
+    doc: str  # half a sentence for people
+    key: str  # its name in config.properties: TorchServe's, if it has the setting
     is_torchserves: bool = False
-    ts_variable: str = ""
-    variable: str = ""
-    flag: str = ""
-    section: str = ""
-    is_common: bool = False
-    is_saved: bool = True
+    ts_variable: str = ""  # TorchServe's variable `TS_...`
+    variable: str = ""  # another program's variable that sets it, too
+    flag: str = ""  # a further spelling on command lines
+    section: str = ""  # of the help; also of the next settings, until another is named
+    is_common: bool = False  # most starts name it, so the help begins with it
+    is_saved: bool = True  # snapshots keep it; not a password, nor what each start fills in
     lowest: float = 0
-    choices: tuple[str, ...] = ()
-    check: Callable[[Any], object] | None = None
+    choices: tuple[str, ...] = ()  # in any case; empty: any text
+    check: Callable[[Any], object] | None = None  # raises ValueError or re.error
 
     @property
     def unit(self) -> str:
@@ -102,10 +83,7 @@ class Setting:
 
 
 def setting(default: Any, doc: str, **facts: Any) -> Any:
-    """Declares a setting of our own; its key is its name without the unit, unless `facts` has one.
-
-    `facts` are attributes of `Setting`.
-    """
+    """Declares a setting of our own; its key is its name without unit, unless `facts` has one."""
     return field(default=default, metadata={"doc": doc, **facts})
 
 

@@ -1,7 +1,6 @@
 """Declares all settings, in one frozen dataclass; `loading` reads them.
 
-To add one, add a field, and use it. Its key in files, its variable `FERRY_...`, its flag with help,
-its place in snapshots and its checks follow from the field.
+To add one, add a field, and use it: all else follows from the field.
 """
 
 import dataclasses
@@ -321,11 +320,7 @@ class Settings:
         return {it.name: getattr(self, it.name) for it in SETTINGS}
 
     def check(self) -> None:
-        """Checks each setting, and that they fit together.
-
-        Raises:
-            SettingsError: one cannot be used, or two do not fit together.
-        """
+        """Raises SettingsError if a setting cannot be used, or two do not fit together."""
         for it in SETTINGS:
             it.check_value(getattr(self, it.name))
         if self.service_envelope and self.open_inference_rows:
