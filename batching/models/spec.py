@@ -28,8 +28,13 @@ INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
 # system call takes.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
-_UNITS = {"ms": "milliseconds", "s": "seconds"}
+_UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
 _KINDS: dict[Any, type] = {int: int, float: int, int | float: int, bool: bool, str: str}
+
+
+def unit_of(name: str) -> str:
+    """Returns the unit in which a field of this name ends."""
+    return _UNITS.get(name.rpartition("_")[2], "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Parameter:
 
     @property
     def unit(self) -> str:
-        return _UNITS.get(self.name.rpartition("_")[2], "")
+        return unit_of(self.name)
 
     def check(self, value: Any) -> None:
         """Raises BadRequest if no version can have this value."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.settings.files import read_properties
-from batching.settings.setting import SettingsError
-from batching.settings.settings import BY_KEY, ENV_PREFIX, SETTINGS, Settings
+from batching.settings.settings import BY_KEY, ENV_PREFIX, SETTINGS, Settings, SettingsError
 
 # Keys of the file that steer how the rest is read.
 ENABLE_ENVIRONMENT = "enable_envvars_config"

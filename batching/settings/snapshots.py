@@ -20,8 +20,7 @@ from batching.models.entry import ModelEntry
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.settings.files import read_properties, write_atomically
 from batching.settings.loading import SNAPSHOT
-from batching.settings.setting import SettingsError
-from batching.settings.settings import Settings
+from batching.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
