@@ -15,10 +15,10 @@ from ts.torch_handler.acceleration.preparation import (
     prepare,
 )
 from ts.torch_handler.image_classifier import ImageClassifier
+from workers.handling.findings import FILE
 
 from batching.settings.settings import Settings
 from tests.unit.models import MODEL_SOURCE, NAMES, Convolved, manifest, saved, scripted, trained
-from workers.handling.findings import FILE
 
 ROWS, CLASSES = 4, 8
 
