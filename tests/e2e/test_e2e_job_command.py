@@ -4,15 +4,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from ferry.main import main
-from tests.e2e.archives import Ledger
 from tests.e2e.ferry_process import FERRY, FerryServer
 from tests.support import eventually
 
@@ -51,19 +48,19 @@ class JobsCommand:
 
 
 @pytest.fixture
-def jobs(server: FerryServer) -> JobsCommand:
+def jobs(server):
     return JobsCommand(server)
 
 
 @pytest.fixture
-def model(server: FerryServer, scripted: str, ledger: Ledger) -> Iterator[str]:
+def model(server, scripted, ledger):
     """The scripted model with one worker, which takes one request at a time."""
     with server.model(scripted, "filed", batch_size=1) as name:
         yield name
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Files of which the one in the middle is held until the test lets go."""
     made = tmp_path / "inputs"
     made.mkdir()
