@@ -142,7 +142,7 @@ class IngressQueue:
         self._worker_beats = keys.worker_beats
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
-        self._large = AsyncHeldConnection(client)
+        self._large = AsyncHeldConnection(client, is_for_strings=True)
         self._submit = command("submit", ordered_keys("submit", keys), [ingress_id, dead_after_ms])
         done = keys.done_prefix + ingress_id
         self._pop = ("BLMPOP", block_s, 1, done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
@@ -231,7 +231,7 @@ class IngressQueue:
         answers = await self._large.exchange([packed(one) for one in commands], len(commands))
         values = answers[1 if read else 0 :]
         return {
-            request_id: memoryview(value) if isinstance(value, bytes) else None
+            request_id: None if isinstance(value, Exception) else value
             for request_id, value in zip(attempts, values, strict=True)
         }
 
