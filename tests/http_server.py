@@ -28,9 +28,8 @@ def serving(server: HTTPServer) -> Iterator[str]:
 class StandIn:
     """Gives the answers of `answer`, a function of method, path and body.
 
-    Keeps in `asked` what came: method, path, headers with names in lower case, and body. A
-    ConnectionError, of the pieces of an answer for example, ends the connection, and sets `has_left`
-    as its other ends do.
+    Keeps in `asked` what came: method, path, headers with names in lower case, and body. Pieces of
+    an answer may raise a ConnectionError, which ends the connection. Each end sets `has_left`.
     """
 
     def __init__(self, answer: Callable[[str, str, bytes], GivenAnswer]) -> None:
