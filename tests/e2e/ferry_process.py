@@ -101,6 +101,10 @@ class FerryProcess:
     def log(self) -> str:
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
+    def section(self) -> tuple[str, str]:
+        """Returns name and end of the log, as a section of a report."""
+        return f"log of {self.log_path.name}", self.log()
+
     def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until the text is in the output; kills the process if it does not come."""
         came_true(lambda: self.has_ended() or text in self._whole_log(), timeout_s)
@@ -189,6 +193,10 @@ class FerryServer:
 
     def wait_started(self) -> None:
         self.process.wait_for_line("Model server started.")
+
+    def logs(self) -> list[tuple[str, str]]:
+        """Returns the end of each part's log, as sections of a report."""
+        return [self.process.section()]
 
     def predict(self, path: str, body: bytes = b"", **options: Any) -> requests.Response:
         """Returns the answer to `POST /predictions/{path}` over a connection of its own."""
