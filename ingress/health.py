@@ -67,7 +67,6 @@ class Health:
         return any(worker.state is WorkerState.READY for worker in workers)
 
     def _staffed_specs(self) -> list[ModelSpec]:
-        """Returns the default versions that should have workers."""
         entries = self._registry.snapshot().values()
         specs = [entry.versions[entry.default_version] for entry in entries]
         return [spec for spec in specs if spec.min_worker > 0]

@@ -73,8 +73,6 @@ def run(settings: Settings) -> int:
 
 
 class _Ingress:
-    """Runs one ingress on one event loop."""
-
     def __init__(self, services: Services, certificate: Certificate | None) -> None:
         self._services = services
         self._settings = settings = services.settings
@@ -91,7 +89,6 @@ class _Ingress:
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
-        """Serves until a signal, drains, and returns the exit code."""
         services = self._services
         self._signals.listen()
         if self._has_to_load:  # known before the ports open

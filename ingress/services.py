@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Holds the time limits of registrations."""
-
     node_s: float = 10.0  # until a node has started, which may have to load torch first
     archive_s: float = 900.0  # until an archive of tens of gigabytes is downloaded and unpacked
     listed_s: float = 2.0  # until a node lists workers: milliseconds, unless it is busy
@@ -95,7 +93,6 @@ class Services:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def start(self) -> None:
-        """Starts to listen for changes of the registry, and for siblings."""
         await self.catalog.start()
         await self.numbers.start()
 

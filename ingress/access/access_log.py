@@ -33,8 +33,6 @@ def cors_headers(settings: Settings) -> list[Header]:
 
 
 def logged(note: NoteAnswer) -> NoteAnswer:
-    """Returns a function that calls `note`, and logs the answer."""
-
     def note_and_log(status: int, client: str, exchange: Exchange | None) -> None:
         note(status, client, exchange)
         if exchange is None:  # the connection has made the answer by itself

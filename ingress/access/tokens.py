@@ -44,8 +44,6 @@ class InvalidKey(BadRequest, type="InvalidKeyException", reason="invalid_key"):
 
 
 class KeyScope(StrEnum):
-    """Names a section of the file by what its key opens."""
-
     MANAGEMENT = "management"
     INFERENCE = "inference"
     API = "API"
@@ -56,8 +54,6 @@ RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
 
 
 class _Secret(NamedTuple):
-    """Holds a key's digest, and when the key expires."""
-
     digest: bytes
     expires_at: datetime.datetime | None = None
 
@@ -111,7 +107,6 @@ class KeyFile:
             raise SettingsError(f"key_file={self._path}: {error}{hint}") from error
 
     def accepts(self, scope: KeyScope, token: str) -> bool:
-        """Returns whether the token is this scope's key now."""
         if time.monotonic() >= self._look_at_s:
             self._look()
         if self._secrets[scope].matches(token):

@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
 
 from batching import errors
 from batching.models.entry import no_version
@@ -51,44 +50,28 @@ NEWEST_US = 2**53  # later than any job
 _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
 
 
-class JobNotFound(errors.NotFound):
+class JobNotFound(errors.NotFound, type="JobNotFoundException", reason="job_not_found"):
     """Refuses an id that no job has, or no longer."""
-
-    type = "JobNotFoundException"
-    reason = "job_not_found"
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job not found: {job_id[:64]}")
 
 
-class ResultGone(errors.ServeError):
+class ResultGone(errors.ServeError, status=410, type="ResultGoneException", reason="result_gone"):
     """Says that the job was cancelled, or its result deleted."""
 
-    status = 410
-    type = "ResultGoneException"
-    reason = "result_gone"
 
-
-class KeyReused(errors.ServeError):
+class KeyReused(
+    errors.ServeError,
+    status=422,
+    type="IdempotencyKeyReusedException",
+    reason="idempotency_key_reused",
+):
     """Refuses an Idempotency-Key that belongs to another request."""
 
-    status = 422
-    type = "IdempotencyKeyReusedException"
-    reason = "idempotency_key_reused"
 
-
-class NotRetryable(errors.Conflict):
+class NotRetryable(errors.Conflict, type="JobNotRetryableException", reason="job_not_retryable"):
     """Refuses to try a job again that has not failed, or whose input is not kept."""
-
-    type = "JobNotRetryableException"
-    reason = "job_not_retryable"
-
-
-class JobPage(NamedTuple):
-    """Holds some jobs, newest first, and where the next page begins; None at the end."""
-
-    jobs: list[Job]
-    next_us: int | None
 
 
 class JobService:
@@ -220,18 +203,13 @@ class JobService:
             _raise_refusal(job.key, code)
             return _existing(job_id, await self._store.find(job_id))
 
-    async def retry_if_possible(self, job_id: str) -> Job | None:
-        """Retries the job; returns None if it is not retryable."""
-        with contextlib.suppress(NotRetryable, JobNotFound):
-            return await self.retry(job_id)
-        return None
-
     async def page(
         self, model: str, status: JobStatus | None, before_us: int, count: int
-    ) -> JobPage:
-        """Returns up to `count` jobs of registered versions, the newest before this time.
+    ) -> tuple[list[Job], int | None]:
+        """Returns up to `count` jobs, newest first, and where the next page begins; None: nowhere.
 
-        Only of `model`, unless that is empty; only in `status`, unless that is None.
+        Only those of registered versions, from before this time; only of `model`, unless that is
+        empty; only in `status`, unless that is None.
         """
         jobs: list[Job] = []
         with _telling_unavailable():
@@ -245,10 +223,10 @@ class JobService:
                     if status in {None, job.status}:
                         jobs.append(job)
                     if len(jobs) == count:
-                        return JobPage(jobs, before_us)
+                        return jobs, before_us
                 if not newest:
-                    return JobPage(jobs, None)
-        return JobPage(jobs, before_us)
+                    return jobs, None
+        return jobs, before_us
 
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str

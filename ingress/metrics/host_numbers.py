@@ -54,7 +54,6 @@ class HostNumbers:
         return [*_added_up(families), processes]
 
     def _write(self) -> list[Metric]:
-        """Writes this process's families into its file, and returns them."""
         with self._is_writing:
             families = _added_up([*self._own(), *self._before])
             document = [

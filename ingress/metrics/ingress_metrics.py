@@ -63,8 +63,6 @@ _HISTOGRAMS = (
 
 
 class _Distribution:
-    """Counts observed values by bucket."""
-
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
@@ -73,7 +71,6 @@ class _Distribution:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Adds a value to the first bucket whose bound is not below it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -263,7 +260,6 @@ class Metrics:
 
 
 def broker_families(broker: Broker) -> Iterator[Metric]:
-    """Yields the families that are only read at a scrape, of this process."""
     meaning = "Predictions that this ingress has accepted and not answered."
     yield GaugeMetricFamily("ferry_open_requests", meaning, value=broker.waiting)
     meaning = "Requests that Redis had lost and that this ingress submitted again."

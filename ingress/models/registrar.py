@@ -46,7 +46,7 @@ class Registrar:
         self._settings = services.settings
         self._registry = services.registry
         self._control = services.control
-        self._predictor = services.predictor
+        self._catalog = services.catalog
         self._loop = services.loop
         self._patience = services.patience
         self._wait = WorkerWait(
@@ -215,4 +215,5 @@ class Registrar:
         )
 
     def _forget(self, model_name: str) -> None:
-        self._loop.call_soon_threadsafe(self._predictor.forget, model_name)
+        # The next prediction of this model asks the registry.
+        self._loop.call_soon_threadsafe(self._catalog.forget, model_name)

@@ -27,8 +27,6 @@ Slot = tuple[str, int]
 
 
 class WorkerProgress(Enum):
-    """Says how many workers are ready when the wait ends."""
-
     DONE = "done"
     PARTIAL = "partial"
     NONE = "none"

@@ -79,7 +79,6 @@ class HttpPredictions:
         return self._proxies.base_url(exchange.fields, scheme=scheme, peer=peer)
 
     async def answer_job(self, exchange: Exchange) -> HttpAnswer:
-        """Returns the answer to a request about one job."""
         url = self.base_url(exchange)
         return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
 
@@ -233,7 +232,6 @@ class Prediction(PendingRequest):
     # --- the outcome
 
     def on_reply(self, reply: Reply | ReplyStream) -> None:
-        """Answers with the worker's reply."""
         if not isinstance(reply, Reply):
             self.continue_with(self._stream(reply))
             return
@@ -247,7 +245,6 @@ class Prediction(PendingRequest):
             self._refuse(error)
 
     def on_error(self, error: Exception) -> None:
-        """Answers with the reason."""
         if isinstance(error, ClientLeft):
             self.exchange.respond(CLIENT_CLOSED_REQUEST, [], b"")
         elif isinstance(error, VersionNotFound) and self.spec is not None:

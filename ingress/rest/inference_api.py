@@ -24,16 +24,11 @@ _EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data"]
 _NOT_READY = 503
 
 
-class WorkflowNotFound(NotFound):
+class WorkflowNotFound(NotFound, type="WorkflowNotFoundException", reason="workflow_not_found"):
     """Refuses workflows, which TorchServe has given up, too."""
-
-    type = "WorkflowNotFoundException"
-    reason = "workflow_not_found"
 
 
 class InferenceView:
-    """Answers predictions, probes and descriptions."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._health = services.health

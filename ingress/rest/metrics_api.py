@@ -22,8 +22,6 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsView:
-    """Shows the metrics that `metrics_mode` asks for."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._declared = read_metrics_config(services.settings.metrics_config)

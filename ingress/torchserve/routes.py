@@ -46,8 +46,6 @@ class PredictionTarget(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Describes one row of the table."""
-
     method: str  # of HTTP, or ANY
     path: str  # as OpenAPI writes it; `{tail}` is the rest of the path, slashes included
     ports: Collection[Role]

@@ -3,11 +3,11 @@
 import datetime
 import json
 import stat
+from pathlib import Path
 
 import pytest
 
-from batching.settings.loading import load_settings
-from batching.settings.settings import SettingsError
+from batching.settings.settings import Settings, SettingsError
 from ingress.access.tokens import KeyFile, KeyScope
 
 
@@ -131,13 +131,10 @@ def test_key_file_that_is_none_is_refused_at_start(path, text):
     ("given", "expected"),
     [
         ({}, None),
-        ({"token_auth": "true"}, "key_file.json"),
-        ({"key_file": "/run/keys.json"}, "/run/keys.json"),
-        ({"key_file": "/run/keys.json", "disable_token_authorization": "true"}, None),
+        ({"token_auth": True}, Path("key_file.json")),
+        ({"key_file": Path("/run/keys.json")}, Path("/run/keys.json")),
+        ({"key_file": Path("/run/keys.json"), "disable_token_authorization": True}, None),
     ],
 )
 def test_tokens_are_asked_for_when_a_setting_says_so(given, expected):
-    environment = {f"FERRY_{name.upper()}": value for name, value in given.items()}
-    settings, _ = load_settings(environment=environment)
-    path = settings.keys_path()
-    assert (None if path is None else str(path)) == expected
+    assert Settings(**given).keys_path() == expected

@@ -1,4 +1,5 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -114,69 +115,54 @@ def test_unregistered_model_comes_back_only_when_an_operator_starts_a_server(
 IN_A_HURRY = pytest.mark.parametrize("patience", [TimeLimits(node_s=0.1, remind_s=0.3)])
 
 
-class Start(threading.Thread):
-    """A start that waits for something."""
-
-    def __init__(self, ingress, **settings):
-        super().__init__(daemon=True)
-        self._load = lambda: load(ingress, **settings)
-        self.failures = None
-        self.start()
-
-    def run(self):
-        self.failures = self._load()
+@pytest.fixture
+def start(ingress):
+    """Begins a start that waits for something; returns the future of what failed."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda **settings: pool.submit(load, ingress, **settings)
+        ingress.services.lifecycle.is_draining = True
 
 
 @IN_A_HURRY
-def test_startup_waits_for_a_node_however_long_and_says_so(ingress, redis_url, caplog):
+def test_startup_waits_for_a_node_however_long_and_says_so(ingress, start, redis_url, caplog):
     # Given
     ingress.archives.add("echo.mar", "echo")
-    start = Start(ingress, load_models="echo.mar")
+    started = start(load_models="echo.mar")
     # When
     eventually(lambda: caplog.text.count("not yet loaded model=echo.mar: No node is running") > 1)
-    assert start.failures is None
-    node = SimulatedNode(redis_url)
-    node.start()
-    # Then
-    try:
-        start.join(10)
-        assert start.failures == []
+    assert not started.done()
+    with closing(SimulatedNode(redis_url)) as node:
+        node.start()
+        # Then
+        assert started.result(10) == []
         assert sorted(ingress.registry.snapshot()) == ["echo"]
-    finally:
-        node.close()
 
 
 @IN_A_HURRY
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize("error", [Unavailable("Not now."), StoreUnavailable("Redis is away.")])
 def test_startup_tries_again_what_passes_by_itself(ingress, error, caplog):
-    # Given
+    # Given an archive that is there at the third look
+    failures, inspect = [error] * 2, ingress.archives.inspect_archive
+
+    def fail_twice(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return inspect(*arguments, **options)
+
     ingress.archives.add("echo.mar", "echo")
-    archives = FailsTwice(ingress.archives, error)
-    ingress.services.control = archives
+    ingress.archives.inspect_archive = fail_twice
     # When / Then
     assert load(ingress, load_models="echo.mar") == []
     assert sorted(ingress.registry.snapshot()) == ["echo"]
     assert f"not yet loaded model=echo.mar: {error.message}" in caplog.text
 
 
-class FailsTwice:
-    def __init__(self, archives, error):
-        self._archives = archives
-        self._errors = [error] * 2
-
-    def inspect_archive(self, *arguments, **options):
-        if self._errors:
-            raise self._errors.pop()
-        return self._archives.inspect_archive(*arguments, **options)
-
-
 @IN_A_HURRY
-def test_startup_that_waits_ends_with_its_server(ingress):
+def test_startup_that_waits_ends_with_its_server(ingress, start):
     # Given
-    start = Start(ingress, load_models="echo.mar")
+    started = start(load_models="echo.mar")
     # When
     ingress.services.lifecycle.is_draining = True
-    start.join(10)
     # Then: nothing has failed, it was only too early
-    assert start.failures == []
+    assert started.result(10) == []

@@ -7,7 +7,7 @@ import pytest
 from batching.store.keys import PERMANENT
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually, processor_time
-from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
+from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.sockets import awaited
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -203,20 +203,10 @@ def test_b14_unforeseen_failure_tells_nothing_but_an_id_that_is_in_the_log(
         eventually(lambda said=said: said in caplog.text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Traceback (most recent call last)",
-        "see /tmp/x",
-        "key {model2:echo:1.0}:queue",
-        "redis://host",
-        "<Model object at 0x7f>",
-        "Werkzeug/3.1",
-    ],
-)
-def test_b14_scan_of_every_error_finds_what_it_should(text):
+def test_b14_scan_of_every_error_finds_what_it_should():
     # The scan itself runs on each error that any test of the ingress sees.
-    assert SECRET.search(text)
-    with pytest.raises(AssertionError):
-        assert_tells_nothing(text)
-    assert_tells_nothing(text, asked=text)
+    leaks = ["Traceback (most recent", "see /tmp/x", "key {model2:echo:1.0}:queue", "redis://host"]
+    for text in (*leaks, "<Model object at 0x7f>", "Werkzeug/3.1"):
+        with pytest.raises(AssertionError):
+            assert_tells_nothing(text)
+        assert_tells_nothing(text, asked=text)

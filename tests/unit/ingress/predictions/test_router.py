@@ -169,32 +169,25 @@ def test_ready_means_that_every_model_has_a_worker(echo):
     assert (answer.status_code, answer.json()) == (503, {"status": "Draining"})
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["this machine", "others"])
-def test_prediction_of_a_model_that_no_worker_could_load_is_told_so(ingress, node, is_told):
-    # Given
+@pytest.mark.parametrize(
+    ("load_error", "is_told"), [("", True), ("", False), ("Model not found at: gone.mar", False)]
+)
+def test_prediction_of_a_model_that_could_not_be_loaded_is_told_so(
+    ingress, node, load_error, is_told
+):
+    # Given: one that no worker could load, or that could not be registered at the start
     ingress.services.predictor.tells_errors = is_told
     node.behaviour = "failed"
-    ingress.register("broken")
+    workers = 0 if load_error else 1
+    ingress.register("broken", min_worker=workers, max_worker=workers, load_error=load_error)
     # When
     answer = ingress.predict("/predictions/broken")
     # Then
-    why = ERROR if is_told else "The management API has the error"
+    why = load_error or (ERROR if is_told else "The management API has the error")
+    more = "" if load_error else ". More: ferry models describe broken"
     assert answer.json()["message"] == (
         'Model "broken" has no worker to serve inference request: it could not be loaded. '
-        f"{why}. More: ferry models describe broken"
+        f"{why}{more}"
     )
     assert (answer.status_code, answer.headers["x-ferry-reason"]) == (503, "no_worker")
-    assert answer.headers["retry-after"] == "1"
-
-
-def test_prediction_of_a_model_that_could_not_be_registered_is_told_why(ingress):
-    # Given
-    error = "Model not found at: gone.mar"
-    ingress.register("gone", min_worker=0, max_worker=0, load_error=error)
-    # When
-    answer = ingress.predict("/predictions/gone")
-    # Then
-    assert answer.json()["message"] == (
-        f'Model "gone" has no worker to serve inference request: it could not be loaded. {error}'
-    )
-    assert "retry-after" not in answer.headers
+    assert answer.headers.get("retry-after") == (None if load_error else "1")
