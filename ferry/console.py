@@ -1,14 +1,15 @@
 """Says where commands print: results to standard output, progress and complaints to the other."""
 
 import contextlib
-import datetime
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 # What shells report for a program that Ctrl-C has ended.
 _EXIT_INTERRUPTED = 130
@@ -33,14 +34,14 @@ def warn(text: str) -> None:
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
-def age_text(created_at: str) -> str:
-    """Returns how long ago this time of RFC 3339 was, in its largest unit."""
-    then = datetime.datetime.fromisoformat(created_at)
-    seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_s:
-            return f"{seconds // length_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
+def print_table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Prints the rows, if there are any; without heads, if all of them are empty."""
+    table = Table(*heads, box=None)
+    table.show_header = any(column.header for column in table.columns)
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    if table.row_count:
+        out().print(table)
 
 
 @contextlib.contextmanager

@@ -32,54 +32,24 @@ def script(folder):
 
 
 PREDICT = "def predict(batch): return batch"
+PYTHON = {"handler": "python_model", "target": "code.py:predict"}
 ONNX, PT2, PT = ({"handler": "tensor_model", "serializedFile": f"net.{end}"} for end in EXPORTS)
+BASE = {"handler": "base_handler", "serializedFile": "net.onnx"}
 # Case -> what makes the files, the manifest's section, whether the model answers.
 ARCHIVES = {
     "onnx": (lambda d: nets.save_onnx(d / "net.onnx", data="net.onnx.data"), ONNX, True),
-    "onnx, as target": (
-        lambda d: nets.save_onnx(d / "net.onnx"),
-        {"handler": "python_model", "target": "net.onnx"},
-        True,
-    ),
-    "onnx of one": (lambda d: nets.save_onnx(d / "net.onnx", 1), ONNX, True),
     "onnx of three": (lambda d: nets.save_onnx(d / "net.onnx", 3), ONNX, False),
     "no onnx": (lambda d: (d / "net.onnx").write_bytes(b"none"), ONNX, False),
-    "base_handler": (
-        lambda d: nets.save_onnx(d / "net.onnx"),
-        {"handler": "base_handler", "serializedFile": "net.onnx"},
-        False,
-    ),
-    "pt2": (lambda d: nets.save_pt2(d / "net.pt2"), PT2, True),
+    "base_handler": (lambda d: nets.save_onnx(d / "net.onnx"), BASE, False),
     "pt2 of one": (lambda d: nets.save_pt2(d / "net.pt2", 1, is_dynamic=False), PT2, True),
     "torchscript": (script, PT, True),
     "state dict": (state_dict, PT, False),
     "absent": (lambda _: None, PT, False),
     "no target": (lambda _: None, {"handler": "python_model"}, False),
-    "python": (
-        python_file(PREDICT),
-        {"handler": "python_model", "target": "code.py:predict"},
-        True,
-    ),
-    "python, other name": (
-        python_file(PREDICT),
-        {"handler": "python_model", "target": "code.py:other"},
-        False,
-    ),
-    "python, async": (
-        python_file(f"async {PREDICT}"),
-        {"handler": "python_model", "target": "code.py:predict"},
-        False,
-    ),
-    "python, import": (
-        python_file(f"import no_such_module\n{PREDICT}"),
-        {"handler": "python_model", "target": "code.py:predict"},
-        False,
-    ),
-    "python, syntax": (
-        python_file("def"),
-        {"handler": "python_model", "target": "code.py:predict"},
-        False,
-    ),
+    "python": (python_file(PREDICT), PYTHON, True),
+    "python, async": (python_file(f"async {PREDICT}"), PYTHON, False),
+    "python, import": (python_file(f"import no_such_module\n{PREDICT}"), PYTHON, False),
+    "python, syntax": (python_file("def"), PYTHON, False),
 }
 
 
