@@ -23,8 +23,7 @@ from batching.store.registry.registry import Registry
 from ingress.access.tokens import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.jobs.job_service import JobService
-from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.ingress_metrics import LEGACY, Metrics, broker_families
+from ingress.metrics.ingress_metrics import LEGACY, HostNumbers, Metrics, broker_families
 from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 

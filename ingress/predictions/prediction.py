@@ -27,8 +27,7 @@ from ingress.http1.exchange import (
     HttpAnswer,
 )
 from ingress.http1.heads import WITHOUT_BODY
-from ingress.jobs.job_headers import Preferences, preferences_of
-from ingress.jobs.job_service import JOB_PATH, JobService
+from ingress.jobs.job_service import JOB_PATH, JobService, Preferences, preferences_of
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
 from ingress.torchserve.answers import (

@@ -5,7 +5,7 @@ import pytest
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES, queue_families
+from ingress.rest.metrics_api import EVENTS, WEBHOOK_OUTCOMES, queue_families
 from tests.support import KEY, items_of, make_reply, make_spec
 
 SPEC = make_spec(min_worker=2, job_queue_size=10)

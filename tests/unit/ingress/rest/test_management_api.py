@@ -5,10 +5,12 @@ from contextlib import closing
 import pytest
 
 from batching.models.spec import ModelSpec, VersionKey
+from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.clients import connect
 from ingress.models.worker_wait import WorkerProgress, WorkerWait
 from ingress.rest.app import create_app
+from ingress.rest.management_api import describe_version, list_page
 from ingress.role import Role
 from ingress.services import TimeLimits
 from tests.support import eventually
@@ -79,16 +81,16 @@ def test_register_refuses_a_wrong_parameter_before_it_looks_for_the_archive(mana
     assert error_of(answer) == (400, "BadRequestException", text)
 
 
-LEFT_OUT = {
-    "continuous": ({"continuousBatching": True}, "a batch stays as it was formed"),
-    "sequences": ({"sequenceBatching": True}, "may go to different workers"),
-    "asynchronous": ({"asyncCommunication": True}, "answer a whole batch at once"),
-    "parallel": ({"parallelType": "tp"}, "parallelType: tp has no counterpart"),
-    "torchrun": ({"torchrun": {"nproc-per-node": 4}}, "cannot be spread over several processes"),
-}
-
-
-@pytest.mark.parametrize(("config", "expected"), LEFT_OUT.values(), ids=LEFT_OUT)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"continuousBatching": True}, "a batch stays as it was formed"),
+        ({"sequenceBatching": True}, "may go to different workers"),
+        ({"asyncCommunication": True}, "answer a whole batch at once"),
+        ({"parallelType": "tp"}, "parallelType: tp has no counterpart"),
+        ({"torchrun": {"nproc-per-node": 4}}, "cannot be spread over several processes"),
+    ],
+)
 def test_register_is_refused_when_the_archive_needs_what_is_left_out(manager, config, expected):
     # Given
     manager.archives.add("asking.mar", "asking", **config)
@@ -114,26 +116,11 @@ def test_register_waits_for_a_node_that_comes_a_little_later(ingress, later, red
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("failed", 500), ("out of memory", 507)])
-def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
+def test_register_leaves_nothing_but_a_reason_for_operators_when_the_workers_fail(
     manager, node, caplog, behaviour, status
 ):
-    # Given
+    # Given a listener that only this machine's users reach, and one for others
     node.behaviour = behaviour
-    # When
-    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=1")
-    # Then
-    assert error_of(answer) == (
-        status,
-        "InternalServerException",
-        "Failed to start workers for model echo version: 1.0",
-    )
-    assert sorted(manager.registry.snapshot()) == []
-    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
-
-
-def test_only_a_private_listener_tells_what_the_handler_raised(manager, node):
-    # Given
-    node.behaviour = "failed"
     apps = [
         create_app(manager.services, [Role.MANAGEMENT], is_private=is_private).test_client()
         for is_private in (True, False)
@@ -143,7 +130,10 @@ def test_only_a_private_listener_tells_what_the_handler_raised(manager, node):
     # Then
     text = "Failed to start workers for model echo version: 1.0"
     assert [answer.json["message"] for answer in answers] == [f"{text}\n{ERROR}", text]
-    assert [answer.status_code for answer in answers] == [500, 500]
+    kinds = {(answer.status_code, answer.json["type"]) for answer in answers}
+    assert kinds == {(status, "InternalServerException")}
+    assert sorted(manager.registry.snapshot()) == []
+    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
 def registering(manager, later):
@@ -235,23 +225,6 @@ def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     assert status_of(answer) == (206, "Workers scaling in progress...")
 
 
-def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node, caplog):
-    # Given
-    manager.register("echo")
-    node.behaviour = "failed"
-    # When
-    answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
-    # Then
-    assert error_of(answer) == (
-        500,
-        "InternalServerException",
-        "Failed to start workers for model echo version: null",
-    )
-    assert sorted(manager.registry.snapshot()) == ["echo"]
-    # And the log names the version
-    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
-
-
 @pytest.mark.parametrize("version", ["1.0+cpu", "1.0%2Bcpu"])
 def test_name_with_an_underscore_and_version_with_a_plus_are_served(version, manager):
     # Given
@@ -334,3 +307,55 @@ def test_unregister_does_not_wait_for_ever_for_workers_that_stay(
     manager.services.lifecycle.is_draining = is_draining
     # Then
     assert error_of(asked.result(10)) == error
+
+
+# --- documents
+
+NAMES = [f"m{number:03}" for number in range(250)]
+URLS = {name: f"{name}.mar" for name in NAMES}
+
+
+def page(names=NAMES, **parameters):
+    document = list_page({name: URLS[name] for name in names}, parameters)
+    return [model["modelName"] for model in document["models"]], document.get("nextPageToken")
+
+
+def test_list_has_a_token_when_the_page_ends_at_the_last_name():
+    assert page(NAMES[:2], limit="2") == (NAMES[:2], "2")
+    assert page(NAMES[:2], limit="2", next_page_token="2") == ([], None)
+
+
+def described(*arguments, is_default=False):
+    return describe_version(*arguments, is_default=is_default, hosts={"node-a": "gpu-box"})
+
+
+def test_describe_says_what_a_worker_and_the_queue_have_left():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py")
+    worker = WorkerStatus("9000", "node-a", 0, WorkerState.READY, 42, "cuda:1", "now", 1024)
+    # When
+    document = described(spec, [worker], QueueStatus(3, 100, 3, 0.0, 0, 0.0, {}), is_default=True)
+    # Then
+    [found] = document["workers"]
+    assert (found["gpuUsage"], found["node"], found["host"]) == ("gpuId::1", "node-a", "gpu-box")
+    assert document["deviceType"] == "gpu"
+    assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
+    assert document["isDefault"] is True
+
+
+def test_worker_that_does_not_start_says_why():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py", config={"useVenv": True})
+    worker = WorkerStatus(
+        "9000", "node-a", 0, WorkerState.FAILED, 0, "cpu", "2026-01-01T00:00:00.000Z", error="No."
+    )
+
+    # When
+    document = described(spec, [worker], QueueStatus(0, 100, 0, 0.0, 0, 0.0, {}))
+
+    # Then
+    assert document["workers"][0]["error"] == "No."
+    # TorchServe has one word for all that are not ready, given up or not
+    assert document["workers"][0]["status"] == "UNLOADING"
+    assert document["workers"][0]["state"] == "FAILED"
+    assert document["useVenv"] is True
