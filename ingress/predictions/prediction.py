@@ -17,7 +17,6 @@ from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.access.tokens import Authorizer
-from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import (
     Application,
     ConnectionEnded,
@@ -46,7 +45,7 @@ from ingress.torchserve.payload import (
     read_request,
     read_timeout_s,
 )
-from ingress.torchserve.routes import LIVE_PATH, PredictionTarget, parse_prediction_path
+from ingress.torchserve.routes import LIVE_PATH, LIVE_TEXT, PredictionTarget, parse_prediction_path
 
 log = logging.getLogger(__name__)
 

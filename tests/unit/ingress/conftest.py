@@ -14,9 +14,8 @@ from ingress.role import Role
 from ingress.server import application
 from ingress.services import Services, TimeLimits
 from tests.tls import write_certificate
-from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
-from tests.unit.ingress.sockets import listening_on, loop_in_thread
+from tests.unit.ingress.sockets import assert_tells_nothing, listening_on, loop_in_thread
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ingress.models.startup_models import startup_parameters
 from ingress.services import TimeLimits
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import SimulatedNode
-from tests.unit.ingress.startup import load
+from tests.unit.ingress.sockets import load
 
 
 @pytest.mark.usefixtures("node")

@@ -7,8 +7,7 @@ import pytest
 from batching.store.keys import PERMANENT
 from ingress.torchserve.routes import parse_prediction_path
 from tests.support import eventually, processor_time
-from tests.unit.ingress.leaks import assert_tells_nothing
-from tests.unit.ingress.sockets import awaited
+from tests.unit.ingress.sockets import assert_tells_nothing, awaited
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 

@@ -8,7 +8,7 @@ from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.clients import connect
-from ingress.models.worker_wait import WorkerProgress, WorkerWait
+from ingress.models.registrar import WorkerProgress, WorkerWait
 from ingress.rest.app import create_app
 from ingress.rest.management_api import describe_version, list_page
 from ingress.role import Role
