@@ -1,4 +1,6 @@
 import contextlib
+import os
+import signal
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -137,6 +139,21 @@ def ingress(redis_url, keys, patience, trusted_proxies):
             for role in (Role.INFERENCE, Role.MANAGEMENT)
         ]
         yield Ingress(services, archives, *urls, apps)
+
+
+@pytest.fixture
+def frozen(redis_server):
+    """Redis takes connections and commands but answers nothing for the length of a with block."""
+
+    @contextlib.contextmanager
+    def freeze():
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+
+    return freeze
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from batching.protocol import WIRE_VERSION, Batch, BatchTiming, Reply, ReplyChun
 from batching.store.clients import BLOCK_S, connect, connect_async
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode, WorkerQueue
 from tests.support import join
 
 DEAD_AFTER_S = 30.0
@@ -163,10 +163,10 @@ class SimulatedNode:
     def _flood(self, queue, owned):
         """Sends pieces as long as they are taken, and notes what becomes of each."""
         index, code = 0, None
-        while code is not ChunkCode.UNWANTED and not self._stop.is_set():
+        while code is not ReplyCode.UNWANTED and not self._stop.is_set():
             [code] = queue.send([owned], [ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)], 5.0)
             self.codes.append(code)
-            if code is ChunkCode.STORED:
+            if code is ReplyCode.STORED:
                 index += 1
             else:
                 self._stop.wait(0.005)

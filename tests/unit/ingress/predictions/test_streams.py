@@ -8,7 +8,7 @@ import ssl
 import pytest
 
 from batching.settings.settings import Settings
-from batching.store.worker_queue import ChunkCode
+from batching.store.worker_queue import ReplyCode
 from ingress.http1.listener import Address
 from tests.ports import free_ports
 from tests.support import eventually
@@ -35,8 +35,8 @@ def test_client_that_reads_nothing_is_given_up(echo, node):
         client.connect((address.host, address.port))
         client.sendall(FLOOD + b"\r\nx")
         # When: its worker was held up, and is then told that the client has gone
-        eventually(lambda: ChunkCode.FULL in node.codes, 20.0)
-        eventually(lambda: ChunkCode.UNWANTED in node.codes, 20.0)
+        eventually(lambda: ReplyCode.FULL in node.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in node.codes, 20.0)
         # Then: the client finds out when it reads on
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -56,7 +56,7 @@ def test_head_of_a_stream_is_answered_at_once_and_the_connection_goes_on(echo, n
         client.sendall(FLOOD.replace(b"POST", b"HEAD") + b"\r\nx")
         head = client.recv(65536)
         # Then its worker is told that the rest is not wanted
-        eventually(lambda: ChunkCode.UNWANTED in node.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in node.codes, 20.0)
         # And the next answer follows the head
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         following = read_to_end(client)
