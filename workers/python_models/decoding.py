@@ -15,13 +15,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.open_inference import BF16, BY_DTYPE, BYTES, Inference, Tensor
 from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError
 from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput, Model
-from workers.python_models.open_inference import Inference
 
 _JSON, _URLENCODED = "application/json", "application/x-www-form-urlencoded"
 _INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
@@ -163,10 +162,9 @@ def described_output(annotation: Any) -> dict[str, Any]:
     kind = annotation
     try:
         kind = row_type(annotation)
-        decoder = decoder_of(kind)
+        return {"type": _name_of(kind) if kind else "any", "schema": decoder_of(kind).schema}
     except TypeError:  # an array, say, or a generator
         return {"type": _name_of(kind), "schema": {}}
-    return {"type": decoder.type_name, "schema": decoder.schema}
 
 
 # --- one value

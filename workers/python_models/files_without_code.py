@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.open_inference import BF16, BY_DTYPE, BYTES, OUTPUT_NAME, Tensor
 
 from batching.errors import PredictionFailed
 from ferry.modeling import BadInput
@@ -26,7 +26,6 @@ from workers.python_models.decoding import (
     values_of,
     without_batch,
 )
-from workers.python_models.open_inference import OUTPUT_NAME
 
 # The length of an axis that may have any.
 DYNAMIC = -1

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from ts.context import Context
 from ts.metrics import Dimension, MetricTypes
-from ts.torch_handler.tensors import tensor_of
+from ts.torch_handler.open_inference import tensor_of
 
 import ferry.modeling
 from batching.errors import BadRequest, PredictionFailed

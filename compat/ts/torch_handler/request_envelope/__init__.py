@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ts.torch_handler.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of
+from ts.torch_handler.open_inference import BYTES, Tensor, check_rows, read_tensor, tensor_of
 
 
 class BaseEnvelope(ABC):
