@@ -14,8 +14,6 @@ ROUNDING = 1e-6
 
 
 class RequestProcessor:
-    """Keeps the headers of one request, and the status and headers of its answer."""
-
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
         self._reason_phrase: str | None = None

@@ -80,11 +80,7 @@ class Port:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     def read(self, value: Any) -> Any:
-        """Returns the array of a row's input, of this type and shape.
-
-        Raises:
-            BadInput: it has another type or shape.
-        """
+        """Returns the array of a row's input, of this type and shape."""
         wants_text = self.datatype == BYTES
         if isinstance(value, Tensor):
             value = without_batch(value, 2 if self.likely_float else len(self.shape))
@@ -360,8 +356,6 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 class Pipeline(FileModel):
-    """Serves a pipeline of transformers: a local folder, a model of the hub, or a task."""
-
     _pipeline: Any
 
     def __init__(self, name: str) -> None:

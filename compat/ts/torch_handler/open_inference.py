@@ -243,7 +243,6 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        """Returns the request's document, with the values of binary tensors in it."""
         inputs = [tensor.described(name) for name, tensor in self.inputs.items()]
         return {**self.document, "inputs": inputs}
 

@@ -155,7 +155,6 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 
 
 def content_of(row: Any) -> Any:
-    """Returns a row's `data`, else its `body`."""
     # Not `or`: TorchServe's would call a tensor or an array ambiguous.
     data = row.get("data")
     return row.get("body") if data is None else data
