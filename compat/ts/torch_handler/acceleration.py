@@ -9,7 +9,6 @@ import logging
 import os
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,16 +36,6 @@ LEAST_ROWS = 4
 
 # TorchScript measures for two calls of a shape, then compiles.
 WARM_UP_CALLS = 3
-
-# These treat a stack of images of one size as they treat each alone.
-_ALIKE = frozenset(
-    {
-        transforms.CenterCrop,
-        transforms.ConvertImageDtype,
-        transforms.Normalize,
-        transforms.Resize,
-    }
-)
 
 
 def is_on(config: Mapping[str, Any]) -> bool:
@@ -313,30 +302,21 @@ class JpegDecoder:
         The GPU gets complete JPEGs in grey or RGB within the limit of pixels, Pillow the rest. When
         the GPU refuses an image, Pillow gets the whole batch, as the GPU does not say which it was.
         """
-        images: list[torch.Tensor | None] = [None] * len(values)
         short_side = short_side_after(self._processing)
-        plain = [i for i, value in enumerate(values) if is_plain_jpeg(value, short_side)]
+        are_plain = [is_plain_jpeg(value, short_side) for value in values]
         # A bytearray, because torch warns of memory that it may not write to.
-        encoded = [torch.frombuffer(bytearray(values[i]), dtype=torch.uint8) for i in plain]
+        encoded = [
+            torch.frombuffer(bytearray(value), dtype=torch.uint8)
+            for value, is_plain in zip(values, are_plain, strict=True)
+            if is_plain
+        ]
         try:
             decoded = self._decoded(encoded) if encoded else []
-            steps = getattr(self._processing, "transforms", ())
-            if all(type(step) in _ALIKE for step in steps):
-                # A step over many images is one kernel, and Normalize waits for the GPU once.
-                groups = defaultdict(list)
-                for index, image in zip(plain, decoded, strict=True):
-                    groups[image.shape].append((index, image))
-                for group in groups.values():
-                    stack = self._processing(torch.stack([image for _, image in group]))
-                    for (index, _), image in zip(group, stack, strict=True):
-                        images[index] = image
-            else:  # other steps may be random for each image
-                for index, image in zip(plain, decoded, strict=True):
-                    images[index] = self._processing(image)
+            images = iter([self._processing(image) for image in decoded])
         except Exception as error:  # no nvJPEG, a broken image, or whatever a step raises
             logger.warning("images=%d are not decoded by the GPU: %s", len(encoded), error)
             return [None] * len(values)
-        return images
+        return [next(images) if is_plain else None for is_plain in are_plain]
 
     def _decoded(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._device.type == "cuda":
