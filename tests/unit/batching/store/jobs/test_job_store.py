@@ -411,7 +411,7 @@ def test_job_that_was_accepted_meanwhile_survives_a_refusal_under_its_id(harness
     assert ids_of(harness.worker().claim(8, 0.0)) == ["before", "a"]
 
 
-def test_nothing_of_a_job_is_kept_when_memory_is_full_but_results(real_harness, full_memory):
+def test_nothing_of_a_job_is_kept_when_memory_is_full(real_harness, full_memory):
     # Given
     real_harness.submit_job("runs")
     worker = real_harness.worker()
