@@ -111,7 +111,8 @@ def _in_store(name: str, store: Path) -> Path:
     message = f"Model not found at: {name}{_why_not_found(name, store)}"
     guess = ""
     with contextlib.suppress(OSError):  # a store that this user may not list, say
-        for alike in get_close_matches(name, os.listdir(store), n=1, cutoff=0.7):
+        names = [path.name for path in store.iterdir()]
+        for alike in get_close_matches(name, names, n=1, cutoff=0.7):
             guess = f"Did you mean {alike}? "
     raise _not_found(message, f"{guess}It was looked for in {store}")
 
