@@ -9,7 +9,7 @@ from tests import nets
 from tests.e2e.ferry_process import ferry_server
 from workers.examination import examine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 EXPORTS = ("onnx", "pt2", "pt")
 
 
