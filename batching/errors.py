@@ -1,7 +1,7 @@
 """Defines the errors that become answers to clients, if more than one place raises them.
 
-Each class carries its HTTP status and the `type` that TorchServe puts in the JSON body, so the
-ingress needs only one error handler. `reason` is a stable word for machines.
+Each class carries its HTTP status, the `type` that TorchServe puts in the JSON body and `reason`, a
+stable word for machines, so the ingress needs only one error handler.
 """
 
 from typing import ClassVar
@@ -17,6 +17,11 @@ class ServeError(Exception):
     type: ClassVar[str] = "InternalServerException"
     reason: ClassVar[str] = "internal_error"
 
+    def __init_subclass__(cls, **answer: int | str) -> None:
+        """Takes `status`, `type` and `reason` where they are not the parent's."""
+        for name, value in answer.items():
+            setattr(cls, name, value)
+
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -24,95 +29,58 @@ class ServeError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class BadRequest(ServeError):
+class BadRequest(ServeError, status=400, type="BadRequestException", reason="bad_request"):
     """Says that the request cannot be understood; sending it again will not help."""
 
-    status = 400
-    type = "BadRequestException"
-    reason = "bad_request"
 
-
-class InvalidModel(BadRequest):
+class InvalidModel(BadRequest, type="InvalidModelException", reason="invalid_model"):
     """Says that the archive's content is not a servable model."""
 
-    type = "InvalidModelException"
-    reason = "invalid_model"
+
+class DownloadFailed(BadRequest, type="DownloadArchiveException", reason="download_failed"):
+    """Says that a remote archive could not be fetched."""
 
 
-class DownloadFailed(BadRequest):
-    """A remote archive could not be fetched."""
-
-    type = "DownloadArchiveException"
-    reason = "download_failed"
-
-
-class DependenciesFailed(BadRequest):
+class DependenciesFailed(BadRequest, type="ModelException", reason="dependencies_failed"):
     """Says that the requirements.txt of an archive could not be installed."""
 
-    type = "ModelException"
-    reason = "dependencies_failed"
 
-
-class VersionInUse(ServeError):
+class VersionInUse(
+    ServeError, status=403, type="InvalidModelVersionException", reason="default_version"
+):
     """Says that the default version cannot be removed while others remain."""
 
-    status = 403
-    type = "InvalidModelVersionException"
-    reason = "default_version"
+
+class NotFound(ServeError, status=404, type="ResourceNotFoundException", reason="not_found"):
+    """Says that there is no such path."""
 
 
-class NotFound(ServeError):
-    """There is no such path."""
-
-    status = 404
-    type = "ResourceNotFoundException"
-    reason = "not_found"
+class ModelNotFound(NotFound, type="ModelNotFoundException", reason="model_not_found"):
+    """Says that there is no model of that name, or no archive at that place."""
 
 
-class ModelNotFound(NotFound):
-    """There is no model of that name, or no archive at that place."""
-
-    type = "ModelNotFoundException"
-    reason = "model_not_found"
-
-
-class VersionNotFound(NotFound):
+class VersionNotFound(NotFound, type="ModelVersionNotFoundException", reason="version_not_found"):
     """Says that the model is known, but not this version."""
 
-    type = "ModelVersionNotFoundException"
-    reason = "version_not_found"
 
-
-class MethodNotAllowed(ServeError):
+class MethodNotAllowed(
+    ServeError, status=405, type="MethodNotAllowedException", reason="method_not_allowed"
+):
     """Says that the path is known, but not with this method."""
 
-    status = 405
-    type = "MethodNotAllowedException"
-    reason = "method_not_allowed"
+
+class RequestTimeout(ServeError, status=408, type="RequestTimeoutException", reason="timeout"):
+    """Says that an operator's command took too long."""
 
 
-class RequestTimeout(ServeError):
-    """An operator's command took too long."""
-
-    status = 408
-    type = "RequestTimeoutException"
-    reason = "timeout"
-
-
-class Conflict(ServeError):
+class Conflict(ServeError, status=409, type="ConflictStatusException", reason="conflict"):
     """Says that the name is taken."""
 
-    status = 409
-    type = "ConflictStatusException"
-    reason = "conflict"
 
-
-class PayloadTooLarge(ServeError):
+class PayloadTooLarge(
+    ServeError, status=413, type="PayloadTooLargeException", reason="payload_too_large"
+):
     """Says that the body is over `max_request_size`."""
-
-    status = 413
-    type = "PayloadTooLargeException"
-    reason = "payload_too_large"
 
 
 class InternalError(ServeError):
@@ -120,88 +88,58 @@ class InternalError(ServeError):
 
 
 class RecordUnreadable(InternalError):
-    """Redis has a record under a model's name that this program did not write."""
+    """Says that Redis has a record under a model's name that this program did not write."""
 
 
-class WorkerDied(InternalError):
+class WorkerDied(InternalError, reason="worker_crashed"):
     """Says that the request's worker died, on every attempt."""
 
-    reason = "worker_crashed"
 
-
-class Unavailable(ServeError):
+class Unavailable(ServeError, status=503, type="ServiceUnavailableException", reason="unavailable"):
     """Says that the request is refused for now; it may be served later."""
 
-    status = 503
-    type = "ServiceUnavailableException"
-    reason = "unavailable"
+
+class NoWorker(Unavailable, reason="no_worker"):
+    """Says that no live worker serves this model version."""
 
 
-class NoWorker(Unavailable):
-    """No live worker serves this model version."""
-
-    reason = "no_worker"
+class QueueFull(Unavailable, reason="queue_full"):
+    """Says that as many requests wait as `job_queue_size` allows."""
 
 
-class QueueFull(Unavailable):
-    """As many requests wait as `job_queue_size` allows."""
-
-    reason = "queue_full"
+class QueueMemoryFull(Unavailable, reason="queue_memory"):
+    """Says that Redis is at its `maxmemory`."""
 
 
-class QueueMemoryFull(Unavailable):
-    """Redis is at its `maxmemory`."""
-
-    reason = "queue_memory"
+class QueueLost(Unavailable, reason="queue_lost"):
+    """Says that Redis lost the queue, and too little of the deadline is left to queue again."""
 
 
-class QueueLost(Unavailable):
-    """Redis lost the queue, and too little of the deadline is left to queue again."""
-
-    reason = "queue_lost"
+class StoreUnavailable(Unavailable, reason="redis_unavailable"):
+    """Says that Redis does not answer, or refuses a command."""
 
 
-class StoreUnavailable(Unavailable):
-    """Redis does not answer, or refuses a command."""
-
-    reason = "redis_unavailable"
+class StoreFull(StoreUnavailable, reason=QueueMemoryFull.reason):
+    """Says that Redis answers, but accepts no more data: it is at its `maxmemory`."""
 
 
-class StoreFull(StoreUnavailable):
-    """Redis answers, but accepts no more data: it is at its `maxmemory`."""
-
-    reason = QueueMemoryFull.reason
-
-
-class NoThread(Unavailable):
+class NoThread(Unavailable, reason="no_thread"):
     """Says that the system lets this process start no thread."""
 
-    reason = "no_thread"
+
+class Draining(Unavailable, reason="draining"):
+    """Says that this ingress is shutting down; another one takes the request."""
 
 
-class Draining(Unavailable):
-    """This ingress is shutting down; another one takes the request."""
-
-    reason = "draining"
-
-
-class PredictionFailed(ServeError):
+class PredictionFailed(ServeError, status=503, reason="prediction_failed"):
     """Says that the handler raised, or returned something that is not an answer."""
 
-    status = 503
-    reason = "prediction_failed"
 
-
-class DeadlineExceeded(ServeError):
+class DeadlineExceeded(
+    ServeError, status=504, type="RequestTimeoutException", reason="deadline_exceeded"
+):
     """Says that the request's deadline passed before the answer came."""
 
-    status = 504
-    type = "RequestTimeoutException"
-    reason = "deadline_exceeded"
 
-
-class OutOfResources(ServeError):
+class OutOfResources(ServeError, status=507, reason="out_of_resources"):
     """Says that the handler ran out of memory."""
-
-    status = 507
-    reason = "out_of_resources"

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -89,15 +89,8 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_field(cls, field: str | bytes) -> Self:
-        """Parses the output of `to_field`.
-
-        Raises:
-            ValueError: the field is something else.
-        """
-        try:
-            series = msgspec.json.decode(field, type=cls)
-        except msgspec.DecodeError as error:
-            raise ValueError("not a field of handlers' metrics") from error
+        """Parses the output of `to_field`; raises ValueError if the field is something else."""
+        series = msgspec.json.decode(field, type=cls)
         is_histogram = series.kind is MetricKind.HISTOGRAM
         if not is_named_well(series) or not (
             _HISTOGRAM_PART.fullmatch(series.part) if is_histogram else not series.part
@@ -140,16 +133,18 @@ DEFAULT_METRICS = tuple(
 def read_metrics_config(path: Path | None) -> tuple[DeclaredMetric, ...]:
     """Returns the `model_metrics` of the file; without a file, the default ones.
 
-    Raises:
-        SettingsError: the file cannot be read, or has another form.
+    It raises SettingsError if the file cannot be read, or has another form.
     """
     if path is None:
         return DEFAULT_METRICS
     try:
-        document = load_yaml(path.read_text(encoding="utf-8"))
-        section = document["model_metrics"] or {}
+        section = load_yaml(path.read_text(encoding="utf-8"))["model_metrics"] or {}
         return tuple(
-            _declared(entry, kind) for kind in MetricKind for entry in section.get(kind.value) or ()
+            DeclaredMetric(
+                str(it["name"]), kind, str(it["unit"]), tuple(map(str, it["dimensions"] or ()))
+            )
+            for kind in MetricKind
+            for it in section.get(kind.value) or ()
         )
     except OSError as error:
         raise SettingsError(f"metrics_config: cannot read {path}: {error.strerror}") from error
@@ -158,11 +153,6 @@ def read_metrics_config(path: Path | None) -> tuple[DeclaredMetric, ...]:
             f"metrics_config: {path} must have `model_metrics` with lists `counter`, `gauge` and "
             f"`histogram` of name, unit and dimensions ({type(error).__name__}: {error})"
         ) from error
-
-
-def _declared(entry: Mapping[str, Any], kind: MetricKind) -> DeclaredMetric:
-    dimensions = tuple(str(name) for name in entry["dimensions"] or ())
-    return DeclaredMetric(str(entry["name"]), kind, str(entry["unit"]), dimensions)
 
 
 def metric_line(

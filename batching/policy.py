@@ -52,7 +52,7 @@ class Estimator:
 
     def __init__(self) -> None:
         self.estimate = Estimate()
-        self._last_arrival_s: float | None = None
+        self._last_arrival_s = -math.inf
         self._cost = _Regression()
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
@@ -64,18 +64,16 @@ class Estimator:
             now_s: the end of that time, on any steady clock.
             jobs: how many jobs ran along, whose ages do not count as gaps; n + jobs >= 1.
         """
+        gap_s = self.estimate.gap_s
+        if ages_s:
+            newest_s = now_s - run_s - min(ages_s)
+            since_s = max(0.0, newest_s - self._last_arrival_s)
+            if not math.isinf(since_s):
+                seen_s = min(since_s / len(ages_s), LONGEST_GAP_S)
+                gap_s = seen_s if math.isinf(gap_s) else gap_s + GAP_WEIGHT * (seen_s - gap_s)
+            self._last_arrival_s = newest_s
         self._cost.add(len(ages_s) + jobs, run_s)
-        gap_s = self._gap_s(ages_s, now_s - run_s) if ages_s else self.estimate.gap_s
         self.estimate = Estimate(gap_s, *self._cost.line())
-
-    def _gap_s(self, ages_s: Sequence[float], began_s: float) -> float:
-        newest_s = began_s - min(ages_s)
-        before_s, self._last_arrival_s = self._last_arrival_s, newest_s
-        known_s = self.estimate.gap_s
-        if before_s is None:
-            return known_s
-        seen_s = min(max(0.0, newest_s - before_s) / len(ages_s), LONGEST_GAP_S)
-        return seen_s if math.isinf(known_s) else known_s + GAP_WEIGHT * (seen_s - known_s)
 
 
 class _Regression:
@@ -107,10 +105,9 @@ class _Regression:
 
 
 class DrainRate:
-    """Measures how fast a queue empties, and so when a refused client should come back.
+    """Measures how fast a queue empties, by the answers of two windows of DRAIN_WINDOW_S.
 
-    It counts the answers of the last seconds in two windows. Times are seconds of any monotonic
-    clock.
+    Times are seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -148,8 +145,7 @@ class DrainRate:
 class FixedPolicy:
     """Lets a full batch leave at once, a partial one when its oldest request is old enough.
 
-    TorchServe starts the clock when a worker takes the first job; here it starts when that request
-    arrives, so that the wait for a busy worker counts.
+    TorchServe starts the clock when a worker takes the first job; here the wait for it counts, too.
     """
 
     batch_size: int
@@ -172,8 +168,8 @@ class FixedPolicy:
 def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
     """Returns the size up to which it pays to wait for one more request.
 
-    One more request makes `n` others wait for a gap between arrivals, and spares itself the fixed
-    cost of a batch of its own, less that gap. It pays while n + 1 gaps are less than that cost.
+    It makes n others wait for a gap between arrivals, and spares itself the fixed cost of a batch
+    of its own, less that gap: it pays while n + 1 gaps are less than that cost.
     """
     if estimate.gap_s <= 0:
         return batch_size
@@ -188,21 +184,13 @@ def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> i
     share, or without a target (0), the size is not limited.
     """
     room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
-    if estimate.per_item_s <= 0 or room_s < estimate.per_item_s:
+    # In its share of n gaps between arrivals, a batch of n has to run.
+    spare_s = BUSY_SHARE * estimate.gap_s - estimate.per_item_s
+    if estimate.per_item_s <= 0 or room_s < estimate.per_item_s or spare_s <= 0:
         return batch_size
     fitting = int(min(batch_size, room_s / estimate.per_item_s))
-    return max(fitting, sufficient_size(estimate, batch_size))
-
-
-def sufficient_size(estimate: Estimate, batch_size: int) -> int:
-    """Returns the smallest batch that keeps a worker busy for no more than BUSY_SHARE of its time.
-
-    In that share of n gaps between arrivals, a batch of n has to run.
-    """
-    spare_s = BUSY_SHARE * estimate.gap_s - estimate.per_item_s
-    if spare_s <= 0:
-        return batch_size
-    return max(1, math.ceil(min(batch_size, estimate.fixed_s / spare_s)))
+    sufficient = math.ceil(min(batch_size, estimate.fixed_s / spare_s))
+    return max(1, fitting, sufficient)
 
 
 @dataclass(slots=True)
@@ -243,7 +231,6 @@ class AdaptivePolicy:
         return ClosedBy.DELAY if self.max_wait_s > 0 else ClosedBy.IDLE
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
-        """Learns from a batch: how long each request had waited, and how long the batch took."""
         self.estimator.observe(ages_s, run_s, now_s, jobs)
 
 

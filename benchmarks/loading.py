@@ -3,10 +3,8 @@
     python -m benchmarks.loading
 
 Both servers are up; each model is registered with one worker and asked once, by the one and by the
-other in turns. The archives are in the page cache; neither server has unpacked them before. One is
-TorchScript with a batch size of 8, whose batches torchferry times when it loads it first, and not
-when it loads it later. Exit code 0: every bar is reached; 1: one is missed; 2: it could not be
-measured.
+other in turns. The archives are in the page cache; neither server has unpacked them before. Exit
+code 0: every bar is reached; 1: one is missed; 2: it could not be measured.
 """
 
 import argparse
@@ -22,7 +20,7 @@ from benchmarks.servers.child import run_module
 from benchmarks.servers.installed import torchserve_python
 from benchmarks.servers.running import ServedModel, Server, Torchferry, TorchServe
 
-# As `benchmarks.networks` writes them, and their batch sizes: TorchScript's are timed.
+# As `benchmarks.networks` writes them, and their batch sizes.
 MODELS = {"resnet18": 1, "densenet161": 1, "resnet152": 1, "resnet152-scripted": 8}
 MOST_TIMES = 1.0
 # A busy machine takes minutes.
@@ -47,34 +45,23 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdi
 
 
 def in_turns(model: ServedModel, rounds: int, body: bytes) -> dict[str, Seconds]:
-    """Returns the seconds of a first load and, where batches are timed, of a later one."""
-    other_s, first_s, later_s = [], [], []
+    other_s, ours_s = [], []
     with (
         TorchServe(model, python=torchserve_python()) as other,
         Torchferry(model, settings=PATIENCE) as ours,
     ):
         for _ in range(rounds):
             other_s.append(load_again(other, model, body))
-            first_s.append(load_again(ours, model, body))
-            if model.batch_size > 1:
-                later_s.append(load_again(ours, model, body, is_known=True))
-    found = {model.name: {other.name: other_s, ours.name: first_s}}
-    if later_s:
-        found[f"{model.name}, loaded before"] = {other.name: other_s, ours.name: later_s}
-    return found
+            ours_s.append(load_again(ours, model, body))
+    return {model.name: {other.name: other_s, ours.name: ours_s}}
 
 
-def load_again(server: Server, model: ServedModel, body: bytes, *, is_known: bool = False) -> float:
-    """Registers a registered model once more; returns the seconds until it has answered once.
-
-    Its files are deleted before; what torchferry has measured of it stays if `is_known`.
-    """
+def load_again(server: Server, model: ServedModel, body: bytes) -> float:
+    """Registers a registered model once more; returns the seconds until it has answered once."""
     server.unregister(model.name)
     if isinstance(server, Torchferry):
         # TorchServe deletes by itself; running workers keep the files that they have mapped.
-        work = server.folder / "up-0" / "work"
-        for folder in work.glob("*.*.*") if is_known else [work]:
-            shutil.rmtree(folder)
+        shutil.rmtree(server.folder / "up-0" / "work")
     started_s = time.monotonic()
     server.register_model(model)
     server.ask(model.name, body)

@@ -16,10 +16,9 @@ import click
 
 from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
-from batching.settings.loading import load_settings, switches_read_as_false
+from batching.settings.loading import load_settings, switches_read_as_false, why_without_effect
 from batching.settings.setting import Setting
 from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
-from batching.settings.torchserve_keys import why_without_effect
 from ferry.console import warn
 
 Command = Callable[..., Any]

@@ -285,7 +285,7 @@ _METRICS = {
 SERVERS_OWN = frozenset(
     {"begin_batch", "cl_socket", "has_processors", "header_key_sequence_end"}
     | {"header_key_sequence_id", "header_key_sequence_start", "keep_progress", "own_metrics"}
-    | {"recall", "send_pieces", "stopping_criteria"}
+    | {"send_pieces", "stopping_criteria"}
 )
 
 
@@ -293,7 +293,7 @@ def _context() -> list[str]:
     if str(ts_folder()) not in sys.path:
         sys.path.append(str(ts_folder()))
     context = importlib.import_module("ts.context")
-    metrics = importlib.import_module("ts.metrics.metrics_store")
+    metrics = importlib.import_module("ts.metrics")
     properties = context.Context("", "", None, 1, None, "").system_properties
     words = {**_CONTEXT, "system_properties": f"A dict: {', '.join(map(_code, properties))}."}
     return [

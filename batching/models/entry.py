@@ -31,11 +31,10 @@ class ModelEntry:
             ValueError, TypeError, LookupError, AttributeError: the text is something else.
         """
         record = json.loads(text)
-        specs = record.pop("versions")
-        versions = {name: ModelSpec.from_record(spec) for name, spec in specs.items()}
-        default = record.pop("default")
-        if default not in versions:
+        default, specs = record.pop("default"), record.pop("versions")
+        if default not in specs:
             raise ValueError("the default version is not one of the versions")
+        versions = {name: ModelSpec.from_record(spec) for name, spec in specs.items()}
         return cls(default, versions, others=record)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
@@ -56,8 +55,8 @@ class ModelEntry:
             )
         default = self.versions[self.default_version]
         is_stopgap = default.load_error and not default.saved_as
-        default_version = spec.model_version if is_stopgap else self.default_version
-        return replace(self.with_spec(spec), default_version=default_version)
+        entry = self.with_spec(spec)
+        return replace(entry, default_version=spec.model_version) if is_stopgap else entry
 
     def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
         """Returns the newer entry, if any, with the versions added that only this entry has."""
@@ -98,24 +97,16 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
 def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
     """Returns the entry, or raises ModelNotFound if it is None."""
     if entry is None:
-        raise _no_model(model_name)
+        raise ModelNotFound(f"Model not found: {model_name}")
     return entry
 
 
 def check_names(model_name: str, model_version: str | None = None) -> None:
-    """Checks that a model and a version can have these names, before keys are built from them.
-
-    Raises:
-        ModelNotFound, VersionNotFound: they cannot have such a name.
-    """
+    """Raises ModelNotFound or VersionNotFound for names that none can have, and no key may."""
     if not NAME_PATTERN.fullmatch(model_name):
-        raise _no_model(model_name)
+        existing(None, model_name)
     if model_version is not None and not VERSION_PATTERN.fullmatch(model_version):
         raise no_version(model_name, model_version)
-
-
-def _no_model(model_name: str) -> ModelNotFound:
-    return ModelNotFound(f"Model not found: {model_name}")
 
 
 def no_version(model_name: str, model_version: str) -> VersionNotFound:
@@ -125,8 +116,7 @@ def no_version(model_name: str, model_version: str) -> VersionNotFound:
 def still_registered(entry: ModelEntry | None, spec: ModelSpec) -> ModelSpec:
     """Returns this registration with its current number of workers.
 
-    Raises:
-        VersionNotFound: it is gone; another registration may have its name.
+    It raises VersionNotFound if it is gone; another registration may have its name.
     """
     current = entry.versions.get(spec.model_version) if entry else None
     if current is None or not current.is_same_registration(spec):

@@ -52,14 +52,6 @@ MAX_WORKERS_PER_NODE = 1024
 SERVING = "serving"
 SERVING_DEFAULTS = {"min_worker": 1, "batch_size": 8, "batch_policy": "adaptive"}
 
-# Stands for the archive in `check_parameters`, before it is fetched: parameters are refused only if
-# they are invalid with every archive.
-_ANY_CONFIG = {it.word: 1 for it in PARAMETERS if it.is_archives} | {
-    "maxWorkers": 1,
-    "batchPolicy": "adaptive",
-}
-_ANY_ARCHIVE = ArchiveInfo("", "", "any", DEFAULT_VERSION, "", "python", None, _ANY_CONFIG)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
@@ -111,14 +103,20 @@ def spec_from_registration(
     model_name = str(parameters.get("model_name") or archive.model_name)
     if not model_name:
         raise InvalidModel("Model name is not defined.")
-    _check_text(model_name, NAME_PATTERN, "name", "'.', '_'")
     model_version = archive.model_version or DEFAULT_VERSION
-    _check_text(model_version, VERSION_PATTERN, "version", "'.', '_', '+'")
-    configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
-    config = {**configured, **archive.config}
+    for kind, text, pattern, signs in (
+        ("name", model_name, NAME_PATTERN, "'.', '_'"),
+        ("version", model_version, VERSION_PATTERN, "'.', '_', '+'"),
+    ):
+        if not pattern.fullmatch(text):
+            raise BadRequest(
+                f"Invalid model {kind}: use letters, digits, {signs} and '-', at most 128 of them, "
+                "beginning with a letter, digit or '_'."
+            )
     runtime = str(parameters.get("runtime", archive.runtime))
     if runtime not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
     return ModelSpec(
         model_name=model_name,
         model_version=model_version,
@@ -128,7 +126,7 @@ def spec_from_registration(
         archive_sha256=archive.sha256,
         manifest=archive.manifest,
         config=archive.config,
-        **_values(parameters, config, _defaults(parameters, defaults.parameters)),
+        **_values(parameters, {**configured, **archive.config}, defaults.parameters),
     )
 
 
@@ -140,21 +138,21 @@ def name_of_archive(url: str) -> str:
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Refuses parameters of `POST /models` with which no archive could be registered."""
-    spec_from_registration(parameters, _ANY_ARCHIVE, ModelDefaults())
-
-
-def _defaults(parameters: Mapping[str, Any], configured: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "defaults" not in parameters:
-        return configured
-    if parameters["defaults"] != SERVING:
-        raise BadRequest(f"defaults must be {SERVING}.")
-    # A default of 0 workers means that the operator chose none.
-    return {**SERVING_DEFAULTS, **{name: value for name, value in configured.items() if value}}
+    config: dict[str, Any] = {it.word: 1 for it in PARAMETERS if it.is_archives}
+    config |= {"maxWorkers": 1, "batchPolicy": "adaptive"}
+    archive = ArchiveInfo("", "", "any", DEFAULT_VERSION, "", "python", None, config)
+    spec_from_registration(parameters, archive, ModelDefaults())
 
 
 def _values(
     parameters: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
+    if parameters.get("defaults", SERVING) != SERVING:
+        raise BadRequest(f"defaults must be {SERVING}.")
+    if "defaults" in parameters:
+        # A default of 0 workers means that the operator chose none.
+        chosen = {name: value for name, value in defaults.items() if value}
+        defaults = {**SERVING_DEFAULTS, **chosen}
     values = {}
     for parameter in PARAMETERS:
         value = defaults.get(parameter.name, parameter.default)
@@ -202,14 +200,6 @@ def check_worker_count(min_worker: int) -> None:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
 
 
-def _check_text(text: str, pattern: re.Pattern[str], kind: str, signs: str) -> None:
-    if not pattern.fullmatch(text):
-        raise BadRequest(
-            f"Invalid model {kind}: use letters, digits, {signs} and '-', at most 128 of them, "
-            "beginning with a letter, digit or '_'."
-        )
-
-
 def ignored_values(
     config: Mapping[str, Any], types: Mapping[str, type] = SERVER_TYPES
 ) -> Iterator[str]:
@@ -237,8 +227,7 @@ def has_type(value: Any, wanted: type) -> bool:
 
 def why_not_here(key: str, value: Any) -> str:
     """Explains why a model with this setting cannot be served; "" if it can."""
-    is_harmless = not value or (key, value) == ("parallelType", "custom")
-    if key not in NOT_HERE or is_harmless:
+    if key not in NOT_HERE or not value or (key, value) == ("parallelType", "custom"):
         return ""
     return f"{key}: {value} has no counterpart: {NOT_HERE[key]}"
 

@@ -1,8 +1,4 @@
-"""Defines a registered model version, `ModelSpec`, and its parameters.
-
-Registration, config.properties, snapshots, describe, OpenAPI, `ferry models register` and
-docs/configuration.md are derived from `PARAMETERS`.
-"""
+"""Defines a registered model version and its parameters, from which much is derived (ADR 0020)."""
 
 import dataclasses
 import re
@@ -74,11 +70,7 @@ class Parameter:
         return _UNITS.get(self.name.rpartition("_")[2], "")
 
     def check(self, value: Any) -> None:
-        """Checks that a version can have this value.
-
-        Raises:
-            BadRequest: the value is out of range, or not one of the choices.
-        """
+        """Raises BadRequest if no version can have this value."""
         if self.choices and value not in self.choices:
             raise BadRequest(f"{self.rest} must be one of {', '.join(self.choices)}.")
         if self.kind is int and value < self.lowest:
@@ -89,6 +81,11 @@ class Parameter:
 def _parameter(default: Any, word: str, doc: str, **facts: Any) -> Any:
     """Declares a field that is a parameter; `facts` are further attributes of `Parameter`."""
     return field(default=default, metadata={"word": word, "doc": doc, **facts})
+
+
+def _timeout(word: str, doc: str) -> Any:
+    rest = word.replace("Timeout", "_timeout")
+    return _parameter(120, word, doc, rest=rest, lowest=1, is_archives=True)
 
 
 class VersionKey(NamedTuple):
@@ -141,22 +138,8 @@ class ModelSpec:
         rest="max_batch_delay",
         lowest=0,
     )
-    response_timeout_s: int = _parameter(
-        120,
-        "responseTimeout",
-        "How long a batch may run.",
-        rest="response_timeout",
-        lowest=1,
-        is_archives=True,
-    )
-    startup_timeout_s: int | float = _parameter(
-        120,
-        "startupTimeout",
-        "How long a worker may load.",
-        rest="startup_timeout",
-        lowest=1,
-        is_archives=True,
-    )
+    response_timeout_s: int = _timeout("responseTimeout", "How long a batch may run.")
+    startup_timeout_s: int | float = _timeout("startupTimeout", "How long a worker may load.")
     max_retry_timeout_s: int = _parameter(
         300, "maxRetryTimeoutInSec", "How long a worker that dies is started again and again."
     )
@@ -242,8 +225,7 @@ class ModelSpec:
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Builds the spec from the output of `to_record`; keeps fields of a later release.
 
-        Raises:
-            ValueError: a field is missing, or has the wrong type.
+        It raises ValueError if a field is missing, or has the wrong type.
         """
         known = cls.__dataclass_fields__
         others = {name: value for name, value in record.items() if name not in known}

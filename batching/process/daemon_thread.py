@@ -15,14 +15,11 @@ Outcome = concurrent.futures.Future[Any]
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Returns what `work` returns or raises in a thread of its own.
+    """Returns what `work` returns or raises in a thread of its own; raises NoThread without one.
 
-    An executor would not do. The interpreter joins its threads at exit, so a download, or a
-    registration that waits two minutes for its workers, would keep a stopped process alive. And
-    slow work would occupy all of its few threads.
-
-    Raises:
-        NoThread: no thread can be started.
+    The interpreter joins an executor's threads at exit: a download, or a registration that waits
+    two minutes for its workers, would keep a stopped process alive. And slow work would occupy all
+    of its few threads.
     """
     thread = DaemonThread()
     thread.start()

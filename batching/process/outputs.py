@@ -1,7 +1,7 @@
 """Keeps standard output and error from holding up or ending the work of our processes.
 
 A disk may be full; a reader may have gone, or not read. What an output does not take is dropped and
-counted. The output of children is always read, and passed on line by line.
+counted.
 """
 
 import atexit
@@ -151,56 +151,42 @@ def read_lines(stream: IO[bytes], take: Callable[[bytes], object]) -> "Future[No
     A line ends with \n, \r\n or \r, which `take` does not get. When the pipe has ended, it is
     closed, and the future is done.
     """
-    return reader().add(stream, take)
+    ended: Future[None] = Future()
+    ended.set_running_or_notify_cancel()  # nobody can cancel it
+    newlines, rest = io.IncrementalNewlineDecoder(None, translate=True), ""
+
+    def add(chunk: bytes) -> None:
+        nonlocal rest
+        # Latin-1 has a character for each byte.
+        text = newlines.decode(chunk.decode("latin-1"), final=not chunk)
+        *lines, rest = (rest + text).split("\n")
+        if rest and (not chunk or len(rest) > MOST_LINE_BYTES):
+            lines.append(rest)
+            rest = ""
+        for line in lines:
+            for begin in range(0, max(1, len(line)), MOST_LINE_BYTES):
+                take(line[begin : begin + MOST_LINE_BYTES].encode("latin-1"))
+        if not chunk:
+            ended.set_result(None)
+
+    reader().register(stream, selectors.EVENT_READ, add)
+    return ended
 
 
 @functools.cache
-def reader() -> "_OutputReader":
-    """Returns the reader behind `read_lines`; the first call starts its thread."""
-    return _OutputReader()
+def reader() -> selectors.BaseSelector:
+    """Returns the pipes of `read_lines`; the first call starts the thread that reads them."""
+    pipes = selectors.DefaultSelector()
 
-
-class _OutputReader:
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        threading.Thread(target=self._read, name="output of children", daemon=True).start()
-
-    def add(self, stream: IO[bytes], take: Callable[[bytes], object]) -> "Future[None]":
-        lines = _Lines(take)
-        self._selector.register(stream, selectors.EVENT_READ, lines)
-        return lines.ended
-
-    def _read(self) -> None:
+    def read() -> None:
         while True:
             time.sleep(_GATHER_S)
-            for key, _ in self._selector.select():
+            for key, _ in pipes.select():
                 chunk = os.read(key.fd, _CHUNK_BYTES)
                 if not chunk:
-                    self._selector.unregister(key.fileobj)
+                    pipes.unregister(key.fileobj)
                     key.fileobj.close()  # type: ignore[union-attr]
-                key.data.add(chunk)
+                key.data(chunk)
 
-
-class _Lines:
-    """Cuts the bytes of one pipe into lines."""
-
-    def __init__(self, take: Callable[[bytes], object]) -> None:
-        self._take = take
-        self._rest = ""
-        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # nobody can cancel it
-
-    def add(self, chunk: bytes) -> None:
-        """Passes on the lines that this chunk completes; an empty chunk is the end."""
-        # Latin-1 has a character for each byte.
-        text = self._newlines.decode(chunk.decode("latin-1"), final=not chunk)
-        *lines, self._rest = (self._rest + text).split("\n")
-        if self._rest and (not chunk or len(self._rest) > MOST_LINE_BYTES):
-            lines.append(self._rest)
-            self._rest = ""
-        for line in lines:
-            for begin in range(0, max(1, len(line)), MOST_LINE_BYTES):
-                self._take(line[begin : begin + MOST_LINE_BYTES].encode("latin-1"))
-        if not chunk:
-            self.ended.set_result(None)
+    threading.Thread(target=read, name="output of children", daemon=True).start()
+    return pipes

@@ -1,8 +1,7 @@
 """Starts a part, an ingress or a node; reports that it is ready, and stops it at a signal.
 
-A child of `ferry up` finds the number of an open descriptor in `FERRY_READY_FD` and writes lines to
-it: one JSON object for each startup model that failed, then `ready`. A part that is started again
-after it died has no such descriptor. `FERRY_LAUNCH` says how it was started.
+A child of `ferry up` writes lines to the descriptor in `FERRY_READY_FD`: one JSON object for each
+startup model that failed, then `ready`. A part that is started again has no such descriptor.
 """
 
 import asyncio
@@ -34,8 +33,7 @@ def run_part(run: Callable[[Settings], int], settings: Settings | None = None) -
     The code is 2 if no start with these settings can succeed, 1 if a later one may.
     """
     try:
-        if settings is None:
-            settings, _ = load_settings()
+        settings = settings or load_settings()[0]
         configure_logging(settings.log_level)
         return run(settings)
     except SettingsError as error:
@@ -93,10 +91,9 @@ class StopSignals:
 
 
 class StopEvents:
-    """Turns signals into events of a loop.
+    """Sets `stop` at the first request to stop, and at a second one `hurry`, which ends a drain.
 
-    The first request to stop sets `stop`, a second one sets `hurry` and cuts a drain short. The end
-    of the terminal never counts as a second one, as both the shell and the kernel signal it.
+    The end of the terminal never counts as a second one: both the shell and the kernel signal it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,10 +31,7 @@ class Siblings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        record = os.environ.get(VARIABLE)
-        if record is None:
-            return cls()
-        number, count, folder = json.loads(record)
+        number, count, folder = json.loads(os.environ.get(VARIABLE, '[1, 1, ""]'))
         return cls(number, count, Path(folder))
 
     def to_environment(self) -> dict[str, str]:
@@ -51,7 +48,7 @@ class Siblings:
 
     async def listen(self, act: Callable[[], object]) -> asyncio.Server:
         """Runs `act` in a thread when a sibling asks, and answers when that has ended."""
-        path = self._socket_path(self.number)
+        path = self.folder / f"{self.number}.sock"
         path.unlink(missing_ok=True)  # left by a predecessor that was killed
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,9 +88,6 @@ class Siblings:
                 connection = cleanup.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(_ANSWERS_S)
                 with contextlib.suppress(OSError):
-                    connection.connect(str(self._socket_path(number)))
+                    connection.connect(f"{self.folder}/{number}.sock")
                     connections[number] = connection
             yield connections
-
-    def _socket_path(self, number: int) -> Path:
-        return self.folder / f"{number}.sock"

@@ -14,10 +14,7 @@ from batching.settings.setting import SettingsError
 def write_atomically(path: Path, text: str) -> None:
     """Writes the text so that no reader sees half of it, even after a power failure.
 
-    Only the owner may read the file.
-
-    Raises:
-        OSError: the file cannot be written. It is unchanged, and no other file is left.
+    Only the owner may read the file. After an OSError it is unchanged, and no other file is left.
     """
     # In the same folder, because a rename cannot leave a file system. mkstemp makes it 0600.
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -37,8 +34,7 @@ def write_atomically(path: Path, text: str) -> None:
 def load_yaml(text: str | bytes) -> Any:
     """Parses a text of one document into plain Python values.
 
-    Raises:
-        ValueError: the text is not YAML, or has tags that make objects; the message is one line.
+    A ValueError, of one line, says that the text is not YAML, or has tags that make objects.
     """
     try:
         return yaml.safe_load(text)
@@ -54,12 +50,9 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Returns the file's keys and values, unparsed.
+    """Returns the file's keys and values, unparsed; raises SettingsError if that cannot be.
 
     The file may be UTF-8, or else Latin-1 as in Java: a comment may be in any encoding.
-
-    Raises:
-        SettingsError: the file cannot be read, or has another form.
     """
     try:
         content = path.read_bytes()

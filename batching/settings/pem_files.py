@@ -23,8 +23,7 @@ def load_pair(
 ) -> None:
     """Loads the certificate and its key; without a key file, the certificate's file has the key.
 
-    Raises:
-        SettingsError: they cannot be loaded. The context may then have one of the two.
+    After a SettingsError the context may have one of the two.
     """
     key_file = private_key_file or certificate_file
     _require_readable(key_file)
@@ -44,20 +43,16 @@ def load_pair(
         if meaning := _MEANINGS.get(reason):
             files = dict.fromkeys((str(certificate_file), str(key_file)))
             raise SettingsError(f"{' and '.join(files)}: {meaning} ({reason})") from error
-        raise _not_pem(key_file, "private key", "pkey", error) from error
+        raise _not_pem(key_file, "private key", "pkey", reason) from error
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
-    """Lets the context trust the certificates in this file.
-
-    Raises:
-        SettingsError: the file has none.
-    """
+    """Lets the context trust the certificates in this file; a SettingsError says it has none."""
     _require_readable(file)
     try:
         context.load_verify_locations(file)
     except OSError as error:
-        raise _not_pem(file, "certificate", "x509", error) from error
+        raise _not_pem(file, "certificate", "x509", _reason(error)) from error
 
 
 def _require_readable(file: Path) -> None:
@@ -68,13 +63,12 @@ def _require_readable(file: Path) -> None:
         raise SettingsError(f"{file}: {error.strerror}") from error
 
 
-def _not_pem(file: Path, what: str, command: str, error: OSError) -> SettingsError:
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror).partition(" (_ssl")[0]
+
+
+def _not_pem(file: Path, what: str, command: str, reason: str) -> SettingsError:
     return SettingsError(
-        f"{file}: no {what} in PEM that OpenSSL can read ({_reason(error)}); "
+        f"{file}: no {what} in PEM that OpenSSL can read ({reason}); "
         f"`openssl {command} -inform der -in FILE -out NEW` makes one of DER"
     )
-
-
-def _reason(error: OSError) -> str:
-    reason = getattr(error, "reason", None) or error.strerror
-    return str(reason).partition(" (_ssl")[0]

@@ -1,8 +1,4 @@
-"""Describes a setting: its names, its values and its purpose.
-
-`Settings` declares its fields with `setting(...)`. Files, environments, flags and their help,
-snapshots and the tables of docs/configuration.md are derived from that.
-"""
+"""Describes a setting: its names, values and purpose, from which much is derived (ADR 0020)."""
 
 import dataclasses
 import re
@@ -15,8 +11,6 @@ from typing import Any
 from batching.models.spec import MAX_INTEGER
 
 _UNITS = {"s": "seconds", "bytes": "bytes"}
-# Names of types in messages.
-_KINDS: dict[type, str] = {int: "whole number", float: "number"}
 
 
 class SettingsError(ValueError):
@@ -71,28 +65,25 @@ class Setting:
     def unit(self) -> str:
         return _unit(self.name)
 
-    def parse(self, source: str, text: str, *, is_strict: bool = True) -> Any:
-        """Returns the text as a value.
+    def parse(self, source: str, text: str, *, as_torchserve: bool = False) -> Any:
+        """Returns the text as a value; a SettingsError at the wrong type names the source.
 
-        TorchServe reads every text but `true` as false. For our own settings that would leave
-        tokens off when an operator writes 1 or yes, so these are read strictly.
-
-        Raises:
-            SettingsError: the text has the wrong type; the message names its source.
+        `as_torchserve` reads every text but `true` as false. For our own settings that would leave
+        tokens off when an operator writes 1 or yes, so these are always read strictly.
         """
         if self.is_optional and text == "":
             return None
         if self.kind is bool:
             switch = text.strip().lower()
+            is_strict = not (as_torchserve and self.is_torchserves)
             if is_strict and switch not in ("true", "false", ""):
                 raise SettingsError(f"{source}={text!r} is neither true nor false: {self.doc}")
             return switch == "true"
         try:
             return self.kind(text.strip())
         except ValueError as error:
-            raise SettingsError(
-                f"{source}={text!r} is not a {_KINDS[self.kind]}: {self.doc}"
-            ) from error
+            kind = "whole number" if self.kind is int else "number"
+            raise SettingsError(f"{source}={text!r} is not a {kind}: {self.doc}") from error
 
     def check_value(self, value: Any) -> None:
         """Raises SettingsError if the setting cannot have this value."""
@@ -111,9 +102,9 @@ class Setting:
 
 
 def setting(default: Any, doc: str, **facts: Any) -> Any:
-    """Declares a setting of our own; `facts` are more attributes of `Setting`.
+    """Declares a setting of our own; its key is its name without the unit, unless `facts` has one.
 
-    Its key is its name without the unit, unless `facts` has another.
+    `facts` are attributes of `Setting`.
     """
     return field(default=default, metadata={"doc": doc, **facts})
 

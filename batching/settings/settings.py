@@ -22,22 +22,13 @@ from batching.settings.setting import (
 from batching.settings.values import (
     TrustedProxies,
     check_header,
-    compile_patterns,
+    check_patterns,
     model_settings,
     path_aliases,
 )
 from batching.webhooks import ReceiverRules, read_secrets
 
-__all__ = [
-    "BY_KEY",
-    "DEFAULT_ALLOWED_URLS",
-    "DEFAULT_KEY_FILE",
-    "ENV_PREFIX",
-    "SETTINGS",
-    "Settings",
-    "SettingsError",
-    "UnusableNow",
-]
+__all__ = ["BY_KEY", "ENV_PREFIX", "SETTINGS", "Settings", "SettingsError", "UnusableNow"]
 
 ENV_PREFIX = "FERRY_"
 # TorchServe allows any address, so that attackers could fetch from inside of networks
@@ -71,11 +62,9 @@ class Settings:
         is_saved=False,
     )
     redis_cert_file: Path | None = setting(
-        None, "PEM file of the certificate to show to Redis", is_saved=False
+        None, "PEM file of our certificate for Redis", is_saved=False
     )
-    redis_key_file: Path | None = setting(
-        None, "PEM file of that certificate's key", is_saved=False
-    )
+    redis_key_file: Path | None = setting(None, "PEM file of its key", is_saved=False)
     redis_append_only: bool = setting(
         False,
         "turn on Redis' append-only file at the first job, as `ferry up` does with its own Redis",
@@ -100,9 +89,7 @@ class Settings:
     ingress_processes: int = setting(
         0, "processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1"
     )
-    certificate_file: Path | None = torchserve_setting(
-        None, "PEM file, for addresses with https://"
-    )
+    certificate_file: Path | None = torchserve_setting(None, "PEM file, for https:// addresses")
     private_key_file: Path | None = torchserve_setting(None, "PEM file of that certificate's key")
     model_store: Path | None = torchserve_setting(None, "folder of archives", is_common=True)
     work_dir: Path | None = setting(
@@ -116,7 +103,7 @@ class Settings:
     allowed_urls: str = torchserve_setting(
         DEFAULT_ALLOWED_URLS,
         "comma list of regular expressions for remote archives",
-        check=compile_patterns,
+        check=check_patterns,
     )
     load_models: str = torchserve_setting(
         "",
@@ -153,15 +140,11 @@ class Settings:
         6_553_500, "largest request body", section="Requests and answers", lowest=1
     )
     max_response_size_bytes: int = torchserve_setting(
-        6_553_500, "largest answer of a handler", lowest=1
+        6_553_500, "a handler's largest answer", lowest=1
     )
     max_form_parts: int = setting(1000, "parts or fields that a form may have", lowest=1)
-    max_header_size_bytes: int = setting(
-        65_536, "largest request line with all headers", lowest=1024
-    )
-    idle_timeout_s: float = setting(
-        65.0, "seconds a connection may wait for the head of a request", lowest=1
-    )
+    max_header_size_bytes: int = setting(65_536, "largest request line and headers", lowest=1024)
+    idle_timeout_s: float = setting(65.0, "seconds a connection may wait for a request", lowest=1)
     body_timeout_s: float = setting(60.0, "seconds a request's body may take to arrive", lowest=1)
     unread_timeout_s: float = setting(
         30.0, "seconds for which a client may read nothing of its answer", lowest=1
@@ -188,9 +171,7 @@ class Settings:
     )
     max_image_pixels: int = setting(64_000_000, "larger images are refused; 0: no limit")
     acceleration: str = setting(
-        "on",
-        "off: the built-in image handlers do not make models faster",
-        choices=("on", "off"),
+        "on", "off: the built-in image handlers do not make models faster", choices=("on", "off")
     )
     spare_memory_bytes: int = setting(
         67_108_864,
@@ -216,9 +197,7 @@ class Settings:
         120, "seconds for a model's workers to end", section="Management and tokens", lowest=1
     )
     enable_model_api: bool = torchserve_setting(True, "register and unregister models over HTTP")
-    allow_open_management: bool = setting(
-        False, "let management listen beyond loopback without tokens"
-    )
+    allow_open_management: bool = setting(False, "let management listen anywhere without tokens")
     token_auth: bool = setting(
         False,
         "ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
@@ -244,10 +223,10 @@ class Settings:
         check=check_header,
     )
     cors_allowed_methods: str = torchserve_setting(
-        "", "HTTP methods that those pages may use", check=check_header
+        "", "HTTP methods that they may use", check=check_header
     )
     cors_allowed_headers: str = torchserve_setting(
-        "", "headers that those pages may send", check=check_header
+        "", "headers that they may send", check=check_header
     )
     enable_metrics_api: bool = torchserve_setting(
         True, "serve /metrics", section="Metrics and logs"
@@ -284,9 +263,7 @@ class Settings:
         "folder of snapshots; default with an embedded Redis: config in log_location",
         is_saved=False,
     )
-    snapshot_file: Path | None = setting(
-        None, "snapshot whose models are registered at start", is_saved=False
-    )
+    snapshot_file: Path | None = setting(None, "snapshot to restore at start", is_saved=False)
     data_dir: Path | None = setting(
         None, "folder of the Redis that `ferry up` brings; default: MODEL_STORE-data/PORT"
     )
@@ -298,9 +275,7 @@ class Settings:
         check=read_secrets,
     )
     webhook_allow_http: bool = setting(False, "let receivers of webhooks be http://, too")
-    webhook_allowed_hosts: str = setting(
-        "", "comma list of receivers' names that may lead into this network"
-    )
+    webhook_allowed_hosts: str = setting("", "comma list of receivers that may be in this network")
     webhook_ca_file: Path | None = setting(
         None, "PEM file of the authority behind receivers; default: the system's"
     )
@@ -311,9 +286,7 @@ class Settings:
         0.0, "seconds an ingress goes on accepting after readiness is false; 5 behind a balancer"
     )
     dead_after_s: float = setting(3.0, "seconds after which a silent node counts as dead", lowest=2)
-    probe_dir: Path | None = setting(
-        None, "folder where a node keeps the files alive and ready, for probes"
-    )
+    probe_dir: Path | None = setting(None, "folder of a node's files alive and ready, for probes")
     log_level: str = setting(
         "info",
         "lowest level that is logged",

@@ -19,9 +19,9 @@ import javaproperties
 from batching.models.entry import ModelEntry
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.settings.files import read_properties, write_atomically
+from batching.settings.loading import SNAPSHOT
 from batching.settings.setting import SettingsError
 from batching.settings.settings import Settings
-from batching.settings.torchserve_keys import SNAPSHOT
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,8 @@ def newest_snapshot(
 ) -> Path | None:
     """Returns the snapshot in the folder that was written last; None when there is none.
 
-    Each server has one; TorchServe has left many. `is_own` tells by a snapshot's properties whether
-    it counts: two servers in one folder must not restore each other's models. `report` is called
-    for each newer snapshot that cannot be read.
+    Each server has one; TorchServe has left many. `is_own` tells by the properties whether it
+    counts: two servers in one folder must not restore each other's models.
     """
     try:
         paths = sorted(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns)
@@ -63,13 +62,11 @@ def newest_snapshot(
         return None
     for path in reversed(paths):
         try:
-            properties = read_properties(path)
-            _versions_in(path, properties)
+            read_snapshot(path)
+            if is_own(read_properties(path)):
+                return path
         except SettingsError as error:
             report(f"snapshot passed over: {error}")
-            continue
-        if is_own(properties):
-            return path
     return None
 
 
@@ -95,28 +92,22 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
     A version that was not loaded keeps the record it came from. Without a record it is left out: it
     comes from `load_models`, and its name is only a guess.
     """
-    saved = {
-        name: {
-            version: dict(spec.saved_as)
-            or _saved(spec, is_default=version == entry.default_version)
-            for version, spec in entry.versions.items()
-            if spec.saved_as or not spec.load_error
-        }
-        for name, entry in sorted(models.items())
-    }
-    return {name: records for name, records in saved.items() if records}
+    saved: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, entry in sorted(models.items()):
+        for version, spec in entry.versions.items():
+            if spec.saved_as or not spec.load_error:
+                record = dict(spec.saved_as) or _record(spec, version == entry.default_version)
+                saved.setdefault(name, {})[version] = record
+    return saved
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
     """Returns the versions in the snapshot; raises SettingsError if it cannot be read."""
-    return _versions_in(path, read_properties(path))
-
-
-def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion]:
+    properties = read_properties(path)
     try:
         models = json.loads(properties[SNAPSHOT]).get("models") or {}
         return [
-            _restored(name, version, record)
+            _saved_version(name, version, record)
             for name, versions in models.items()
             for version, record in versions.items()
         ]
@@ -124,7 +115,7 @@ def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion
         raise SettingsError(f"{path}: its {SNAPSHOT} cannot be understood: {error!r}") from error
 
 
-def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
+def _record(spec: ModelSpec, is_default: bool) -> dict[str, Any]:
     values = {it.word: getattr(spec, it.name) for it in PARAMETERS if it.rest}
     url = urlsplit(spec.model_url)
     return {
@@ -141,7 +132,7 @@ def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
     }
 
 
-def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
+def _saved_version(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
     words = {"handler": "handler", **{it.rest: it.word for it in PARAMETERS if it.rest}}
     parameters = {key: record[word] for key, word in words.items() if word in record}
     url = str(record.get("modelUrl") or record["marName"])

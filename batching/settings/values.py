@@ -11,9 +11,6 @@ import msgspec
 
 from batching.models.registration import SERVER_TYPES
 
-# {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
-ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
-
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _SOCKETS = "unix"
 
@@ -23,8 +20,8 @@ _PREFIX = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+)+")
 _MOST_PREFIX_CHARS = 256
 
 
-def model_settings(text: str) -> ModelSettings:
-    """Parses `models`: the settings of single model versions."""
+def model_settings(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Parses `models`: {model: {version: {batchSize: 8}}}, with the words of model-config.yaml."""
     if not text.strip():
         return {}
     try:
@@ -34,19 +31,14 @@ def model_settings(text: str) -> ModelSettings:
         raise ValueError(f"write {form} ({error})") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"this is not JSON ({error})") from error
-    for versions in models.values():
-        for settings in versions.values():
-            for word in settings:
-                if SERVER_TYPES.get(word) is int:
-                    settings[word] = _number(word, settings[word])
+    for settings in (settings for versions in models.values() for settings in versions.values()):
+        for word, value in settings.items():
+            if SERVER_TYPES.get(word) is int:
+                # TorchServe accepts numbers in quotes, too (Gson's `getAsInt`).
+                if not _INTEGER.fullmatch(str(value)):
+                    raise ValueError(f"{word} is a whole number, not {json.dumps(value)}")
+                settings[word] = int(str(value))
     return models
-
-
-def _number(word: str, value: object) -> int:
-    # TorchServe accepts numbers in quotes, too (Gson's `getAsInt`).
-    if not _INTEGER.fullmatch(str(value)):
-        raise ValueError(f"{word} is a whole number, not {json.dumps(value)}")
-    return int(str(value))
 
 
 def path_aliases(text: str) -> dict[str, str]:
@@ -76,13 +68,11 @@ class TrustedProxies:
 
     def has(self, peer: str) -> bool:
         """Returns whether this address is a proxy's; it is empty for a unix socket."""
-        if not peer:
-            return self.has_sockets
-        if not self.networks:
-            return False
+        if not (peer and self.networks):
+            return self.has_sockets and not peer
         try:
             address = ip_address(peer)
-        except ValueError:
+        except ValueError:  # another WSGI server may say anything
             return False
         # A listener for both families sees IPv4 addresses in this form.
         address = getattr(address, "ipv4_mapped", None) or address
@@ -92,13 +82,8 @@ class TrustedProxies:
         """Returns the URL, without a slash at the end, under which a client sees this server.
 
         Ignores what is not well-formed. Reads X-Forwarded-Proto, -Host and -Prefix as nginx, Envoy
-        and Traefik send them; they are no standard. Does not read `Forwarded` (RFC 7239), which few
-        proxies send.
-
-        Args:
-            headers: of the request, names in lower case.
-            scheme: of the listener.
-            peer: the address at the other end of the connection; empty for a unix socket.
+        and Traefik send them, not `Forwarded` (RFC 7239), which few proxies send. Names of headers
+        are in lower case; `scheme` is the listener's; `peer` as for `has`.
         """
 
         def forwarded(name: str) -> str:
@@ -118,8 +103,7 @@ class TrustedProxies:
         return f"{scheme}://{host}{prefix if is_plain else ''}"
 
 
-def compile_patterns(text: str) -> None:
-    """Raises re.error unless this is a comma list of regular expressions."""
+def check_patterns(text: str) -> None:
     for pattern in text.split(","):
         re.compile(pattern.strip())
 

@@ -3,9 +3,10 @@
 Worker processes find it on their own path; it is never installed as a top-level `ts`.
 """
 
-from ts import left_out
-from ts.version import __version__
+import sys
 
-__all__ = ["__version__"]
+from ts.module_finder import ModuleFinder
 
-left_out.install()
+__version__ = "0.12.0"  # of the TorchServe whose handler API this is
+
+sys.meta_path.insert(0, ModuleFinder())

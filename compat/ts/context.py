@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ts.metrics.metrics_store import MetricsStore
+from ts.metrics import MetricsStore
 
 CONTENT_TYPE = "content-type"
 # How far beyond 0 and 1 rounding may take a share.
@@ -129,8 +129,6 @@ class Context:
         self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
         # In a worker, keeps the progress of these requests.
         self.keep_progress: Callable[[float, str, Collection[str]], None] | None = None
-        # Answers what takes long to measure by what an earlier load has measured, in a worker.
-        self.recall: Callable[[str, Callable[[], bool | None]], bool | None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"

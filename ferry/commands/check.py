@@ -25,7 +25,18 @@ from batching.models.registration import (
 )
 from batching.models.spec import PARAMETERS, ArchiveInfo
 from batching.settings.files import read_properties
-from batching.settings.loading import load_settings, switches_read_as_false
+from batching.settings.loading import (
+    BETTER,
+    ENABLE_ENVIRONMENT,
+    IGNORED,
+    REPLACED,
+    SNAPSHOT,
+    UNDERSTOOD,
+    WITHOUT_VARIABLE,
+    load_settings,
+    switches_read_as_false,
+    why_without_effect,
+)
 from batching.settings.settings import (
     BY_KEY,
     DEFAULT_ALLOWED_URLS,
@@ -35,16 +46,6 @@ from batching.settings.settings import (
     UnusableNow,
 )
 from batching.settings.snapshots import read_snapshot
-from batching.settings.torchserve_keys import (
-    BETTER,
-    ENABLE_ENVIRONMENT,
-    IGNORED,
-    REPLACED,
-    SNAPSHOT,
-    UNDERSTOOD,
-    WITHOUT_VARIABLE,
-    why_without_effect,
-)
 from batching.settings.values import model_settings
 from batching.store.server_check import check_server, why_away
 from ferry.commands.torchserve import DEFAULTS, completed, torchserve

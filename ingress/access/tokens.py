@@ -39,11 +39,8 @@ _EXPIRATION = "expiration time"  # the blank is TorchServe's
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 
-class InvalidKey(BadRequest):
+class InvalidKey(BadRequest, type="InvalidKeyException", reason="invalid_key"):
     """Refuses a request with a wrong key or none: with 400, as TorchServe's clients expect."""
-
-    type = "InvalidKeyException"
-    reason = "invalid_key"
 
 
 class KeyScope(StrEnum):

@@ -34,12 +34,10 @@ class ConnectionEnded(Exception):
     """Says that the client left, or sent no HTTP, before its request or answer was whole."""
 
 
-class UnsupportedEncoding(ServeError):
+class UnsupportedEncoding(
+    ServeError, status=415, type="UnsupportedMediaTypeException", reason="unsupported_encoding"
+):
     """Refuses a compressed body; 10 MB of gzip can be 10 GB of zeros."""
-
-    status = 415
-    type = "UnsupportedMediaTypeException"
-    reason = "unsupported_encoding"
 
 
 @dataclass(eq=False)

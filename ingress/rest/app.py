@@ -48,12 +48,8 @@ _PREDICTIONS = ("/predictions/", "/v1/models/", "/v2/models/")
 _VERB = "manage"
 
 
-class CrossOrigin(ServeError):
+class CrossOrigin(ServeError, status=403, type="IllegalArgumentException", reason="cross_origin"):
     """Refuses a web page that would change models."""
-
-    status = 403
-    type = "IllegalArgumentException"
-    reason = "cross_origin"
 
 
 class _App(Flask):

@@ -20,8 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from ts.context import RequestProcessor
-from ts.metrics.caching_metric import labels_of
-from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics import MetricTypes, labels_of
 from ts.torch_handler.request_envelope import ENVELOPES
 
 from batching.errors import InternalError, PredictionFailed

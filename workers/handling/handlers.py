@@ -7,29 +7,23 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import json
-import logging
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-import msgspec
 from ts import __version__ as ts_version
 from ts.context import Context
-from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics import read_metrics_config
 from batching.models.spec import ModelSpec
-from batching.settings.files import write_atomically
 from batching.settings.settings import Settings
 from workers.archives.model_archive import (
     BUILT_IN_PACKAGE,
@@ -39,13 +33,6 @@ from workers.archives.model_archive import (
 )
 from workers.machine import Device, require_safe_torch
 from workers.python_models.python_model import LoadedTarget, target_of
-
-log = logging.getLogger(__name__)
-
-FINDINGS_FILE = "findings.json"
-MOST_FINDINGS = 256
-MOST_FINDINGS_BYTES = 2**20
-_PROCESSORS = Path("/proc/cpuinfo")
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
@@ -97,9 +84,6 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
-    if settings.work_dir is not None:
-        file = settings.work_dir / FINDINGS_FILE
-        context.recall = partial(recall_finding, file, spec.archive_sha256)
     for metric in read_metrics_config(settings.metrics_config):  # for `get_metric`
         kind = MetricTypes(metric.kind.value)
         context.metrics.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
@@ -157,49 +141,6 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
             # Later imports of this package find the archive's; the worker keeps its own modules.
             for name in [name for name in sys.modules if name.partition(".")[0] == package]:
                 del sys.modules[name]
-
-
-def recall_finding(
-    file: Path, archive_sha256: str, question: str, measure: Callable[[], bool | None]
-) -> bool | None:
-    """Returns what an earlier load on this machine measured, or else measures (ADR 0022).
-
-    If the file cannot be read or written, or holds anything else, things are measured again. When
-    two workers write at the same moment, one finding may be lost.
-
-    Args:
-        file: has findings of all models, as JSON.
-        archive_sha256: of the model's archive.
-        question: names all that the answer depends on, besides archive and processors.
-        measure: returns the answer, or None if it could not find one, which is not kept.
-    """
-
-    def read() -> dict[str, bool]:
-        try:
-            with file.open("rb") as stream:
-                return msgspec.json.decode(stream.read(MOST_FINDINGS_BYTES), type=dict[str, bool])
-        except (OSError, ValueError, msgspec.DecodeError):
-            return {}
-
-    # Nodes of several machines may share a folder. ARM has numbers for names.
-    lines = []
-    with contextlib.suppress(OSError):  # not Linux
-        lines = _PROCESSORS.read_text(encoding="utf-8").splitlines()
-    is_name = ("model name", "CPU part")
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith(is_name)}
-    machine = f"{os.cpu_count()} x {', '.join(sorted(names)) or platform.processor()}"
-    key = f"{archive_sha256} {question} on={machine}"
-    if (answer := read().get(key)) is not None:
-        log.info("measured at an earlier load answer=%s file=%s", answer, file)
-        return answer
-    if (answer := measure()) is not None:
-        # Read once more: measuring takes long, and other workers write meanwhile.
-        kept = dict([*read().items(), (key, answer)][-MOST_FINDINGS:])
-        try:
-            write_atomically(file, json.dumps(kept, indent=0))
-        except OSError as error:
-            log.warning("measured again at the next load, as it was not kept: %s", error)
-    return answer
 
 
 def _choose_gpu(device: Device) -> None:

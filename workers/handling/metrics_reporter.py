@@ -14,8 +14,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 import msgspec
-from ts.metrics.caching_metric import BUCKETS, CachingMetric, Labels
-from ts.metrics.metrics_store import MetricsStore
+from ts.metrics import BUCKETS, CachingMetric, Labels, MetricsStore
 
 from batching.metrics import (
     ABOVE,

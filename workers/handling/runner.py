@@ -19,9 +19,8 @@ from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from typing import Any
 
 from msgspec.structs import replace
-from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
-from ts.torch_handler.request_envelope.tensors import BadTensor
-from ts.utils.util import PredictionException
+from ts.torch_handler.tensors import BadTensor
+from ts.utils.util import PredictionException, has_too_many_pixels, too_many_pixels
 
 from batching.errors import (
     BadRequest,

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
-from ts.torch_handler.request_envelope.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
 
 from batching.errors import BadRequest
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from ts.torch_handler.request_envelope.tensors import BF16, BYTES, Tensor
+from ts.torch_handler.tensors import BF16, BYTES, Tensor
 from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError

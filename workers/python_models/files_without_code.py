@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ts.torch_handler.request_envelope.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
 
 from batching.errors import PredictionFailed
 from ferry.modeling import BadInput

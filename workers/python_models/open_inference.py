@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ts.torch_handler.request_envelope.tensors import (
+from ts.torch_handler.tensors import (
     BYTES,
     Tensor,
     check_rows,

@@ -19,9 +19,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from ts.context import Context
-from ts.metrics.dimension import Dimension
-from ts.metrics.metric_type_enum import MetricTypes
-from ts.torch_handler.request_envelope.tensors import tensor_of
+from ts.metrics import Dimension, MetricTypes
+from ts.torch_handler.tensors import tensor_of
 
 import ferry.modeling
 from batching.errors import BadRequest, PredictionFailed

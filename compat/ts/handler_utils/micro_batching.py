@@ -4,8 +4,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from ts.handler_utils.thread_state import with_own_state
-from ts.handler_utils.utils import answer_batch
+from ts.handler_utils.utils import answer_batch, with_own_state
 
 STEPS = ("preprocess", "inference", "postprocess")
 

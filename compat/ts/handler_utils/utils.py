@@ -1,7 +1,10 @@
-"""Imports classes by name, runs a handler's steps, and streams pieces of answers."""
+"""Runs and times a handler's steps, imports classes by name, and streams pieces of answers."""
 
+import contextvars
+import functools
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,54 @@ from typing import Any
 def config_of(handler: Any) -> dict[str, Any]:
     """Returns the handler's model-config.yaml; {} before the handler has a context."""
     return getattr(getattr(handler, "context", None), "model_yaml_config", None) or {}
+
+
+def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Emits `ts_handler_<method>` in ms when model-config.yaml says `handler: {profile: true}`."""
+
+    @functools.wraps(method)
+    def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (config_of(self).get("handler") or {}).get("profile", False):
+            return method(self, *args, **kwargs)
+        started_s = _time_of_gpu_s()
+        result = method(self, *args, **kwargs)
+        elapsed_ms = (_time_of_gpu_s() - started_s) * 1000
+        self.context.metrics.add_time(f"ts_handler_{method.__name__}", elapsed_ms)
+        return result
+
+    return measure
+
+
+def _time_of_gpu_s() -> float:
+    """Returns the time, after it has waited for the GPU: its work counts for the step before."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def with_own_state(step: Callable[..., Any], cores: int | None = None) -> Callable[..., Any]:
+    """Returns the step for other threads, with this thread's context, grad and inference mode.
+
+    Args:
+        step: is called with positional arguments.
+        cores: on how many torch computes there; None: on as many as here.
+    """
+    context, torch = contextvars.copy_context(), sys.modules.get("torch")
+    if torch is None:
+        return lambda *arguments: context.copy().run(step, *arguments)
+    threads = cores or torch.get_num_threads()
+    is_inference, has_grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def run(*arguments: Any) -> Any:
+        # Never reset: a new thread takes the number that any thread has set last.
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode(is_inference), torch.set_grad_enabled(has_grad):
+            return step(*arguments)
+
+    # A context can be entered by one thread at a time.
+    return lambda *arguments: context.copy().run(run, *arguments)
 
 
 def answer_batch(

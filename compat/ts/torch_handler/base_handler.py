@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.timer import timed
-from ts.handler_utils.utils import answer_batch
+from ts.handler_utils.utils import answer_batch, timed
 from ts.torch_handler.weights import (
     give_back_memory,
     load_onnx,

@@ -7,12 +7,12 @@ import re
 import struct
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
 
-from ts.torch_handler.pixel_limit import too_many_pixels
-from ts.utils.util import PredictionException
+from ts.utils.util import PredictionException, too_many_pixels
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -47,6 +47,13 @@ _NEVER_TOO_THIN = 10
 # takes 2 ms.
 MOST_SCANS = 50
 
+# Steps of `image_processing` that keep an image's size, by name: torchvision has each step twice
+# (`transforms.v2`).
+_KEEP_SIZE = {
+    *("ConvertImageDtype", "PILToTensor", "ToDtype", "ToImage", "ToTensor"),
+    *("Grayscale", "Normalize", "RGB"),
+}
+
 _START_OF_JPEG = b"\xff\xd8"
 _START_OF_SCAN = b"\xff\xda"
 _END_OF_JPEG = b"\xff\xd9"
@@ -65,6 +72,21 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
+
+
+def short_side_after(processing: Any) -> int | None:
+    """Returns to how many pixels these steps scale the short side, whatever the long one is.
+
+    None if they do not, or if that cannot be known.
+    """
+    for step in getattr(processing, "transforms", [processing]):
+        name = type(step).__name__
+        if name == "Resize":
+            size = step.size if isinstance(step.size, Sequence) else [step.size]
+            return size[0] if len(size) == 1 and step.max_size is None else None
+        if name not in _KEEP_SIZE:
+            return None
+    return None
 
 
 def open_image(

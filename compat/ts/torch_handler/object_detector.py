@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torchvision import transforms  # type: ignore[import-untyped]
 
-from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import timed
 from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import map_class_to_label
 

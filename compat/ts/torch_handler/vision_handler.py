@@ -1,23 +1,21 @@
 """Turns rows of bytes into one batch of pixels: the base of the image handlers."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 
-from ts.handler_utils.timer import timed
-from ts.handler_utils.utils import config_of
+from ts.handler_utils.utils import config_of, timed
 from ts.torch_handler import acceleration
-from ts.torch_handler.acceleration.image_batches import DECODERS, ImageBatches
-from ts.torch_handler.acceleration.preparation import DTYPES, measured_now, prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
-from ts.torch_handler.image_steps import keeps_grey, short_side_after
-from ts.torch_handler.images import open_image
+from ts.torch_handler.images import open_image, short_side_after
 from ts.torch_handler.weights import give_back_memory
 from ts.utils.util import PredictionException
 
 EXPLANATION_STEPS = 15
+_RGB_CHANNELS, _CONVOLUTION_DIMENSIONS = 3, 4
 
 
 class VisionHandler(BaseHandler):
@@ -39,27 +37,14 @@ class VisionHandler(BaseHandler):
         super().initialize(context)
         if self._fast_batches is None:
             return
-        config = self.model_yaml_config
-        if acceleration.choice(config, "jpeg_decoder", DECODERS) == "gpu":
+        config, choice = self.model_yaml_config, acceleration.choice
+        if choice(config, "jpeg_decoder", acceleration.DECODERS) == "gpu":
             self._fast_batches.decode_on_gpu(keeps_grey=self._keeps_grey)
-        dtype = DTYPES[acceleration.choice(config, "dtype", DTYPES)]
+        dtype = acceleration.DTYPES[choice(config, "dtype", acceleration.DTYPES)]
         is_built_in = type(self).__module__.startswith("ts.")
         is_wanted = config.get("prepare", is_built_in or "dtype" in config) is True
-        if is_wanted and self.has_one_size and self._compile_options() is None:
-            self._prepare_model(context, dtype)
-
-    # Cached properties, because some handlers call neither this class's constructor nor its
-    # `initialize`, which would set attributes.
-    @functools.cached_property
-    def _fast_batches(self) -> ImageBatches | None:
-        """Returns what reads and lays out batches faster than the plain steps; None: nothing."""
-        return ImageBatches(self, self._image) if acceleration.is_on(config_of(self)) else None
-
-    @functools.cached_property
-    def _keeps_grey(self) -> bool:
-        return keeps_grey(self)
-
-    def _prepare_model(self, context: Any, dtype: torch.dtype) -> None:
+        if not is_wanted or not self.has_one_size or self._compile_options() is not None:
+            return
         properties, section = context.system_properties, self.manifest["model"]
 
         def reload() -> Any:
@@ -67,12 +52,35 @@ class VisionHandler(BaseHandler):
 
         image = Image.new("L", (256, 256), 128)
         grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
-        example = grey.unsqueeze(0).to(self.device)
-        batch_size = properties.get("batch_size", 1)
-        recall = getattr(context, "recall", None) or measured_now
-        prepared = prepare(self.model, reload, example, dtype, batch_size, recall=recall)
-        self.model = prepared or reload()
+        example, batch_size = grey.unsqueeze(0).to(self.device), properties.get("batch_size", 1)
+        self.model = (
+            acceleration.prepare(self.model, reload, example, dtype, batch_size) or reload()
+        )
         give_back_memory()
+
+    # Cached properties, because some handlers call neither this class's constructor nor its
+    # `initialize`, which would set attributes.
+    @functools.cached_property
+    def _fast_batches(self) -> acceleration.ImageBatches | None:
+        """Returns what reads and lays out batches faster than the plain steps; None: nothing."""
+        is_on = acceleration.is_on(config_of(self))
+        return acceleration.ImageBatches(self, self._image) if is_on else None
+
+    @functools.cached_property
+    def _keeps_grey(self) -> bool:
+        """Returns whether grey images stay grey for `image_processing`, as in TorchServe.
+
+        They become RGB where grey ones would fail: in the built-in transforms, before a Normalize
+        of three means, and before a model whose first convolution takes three channels.
+        """
+        if "image_processing" not in vars(self):
+            owner = next(cls for cls in type(self).__mro__ if "image_processing" in vars(cls))
+            if owner.__module__.startswith("ts."):
+                return False
+        model = getattr(self, "model", None)  # its constructor may not call ours
+        weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
+        channels = next((w.shape[1] for w in weights if w.ndim == _CONVOLUTION_DIMENSIONS), None)
+        return _RGB_CHANNELS not in {channels, *_means(self.image_processing)}
 
     @timed
     def preprocess(self, data: Any) -> Any:
@@ -116,3 +124,14 @@ class VisionHandler(BaseHandler):
         """Returns integrated gradients of the pixels for one class."""
         result = self.ig.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]
+
+
+def _means(processing: Any) -> Iterator[int]:
+    """Yields the number of means of each Normalize; one mean is for any number of channels."""
+    steps = getattr(processing, "transforms", None)
+    if steps is None and isinstance(processing, torch.nn.Sequential):
+        steps = processing
+    for step in steps or ():
+        yield from _means(step)
+        if hasattr(step, "mean"):
+            yield torch.as_tensor(step.mean).numel()

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +31,10 @@ class PredictionException(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} : {self.error_code}"
+
+
+def emit_metrics(metrics: Any) -> None:
+    """Does nothing: the metrics in `context.metrics` are emitted anyway."""
 
 
 PT2Backend = StrEnum(
@@ -109,3 +114,18 @@ def map_class_to_label(
         }
         for classes, row in zip(lbl_classes, probs, strict=False)
     ]
+
+
+def has_too_many_pixels(error: Exception) -> bool:
+    """Returns whether Pillow has refused an image beyond `max_image_pixels`, in any handler."""
+    image: Any = sys.modules.get("PIL.Image")
+    bombs = () if image is None else (image.DecompressionBombError, image.DecompressionBombWarning)
+    return isinstance(error, bombs)
+
+
+def too_many_pixels() -> PredictionException:
+    """Returns the answer to an image beyond `max_image_pixels`, status 400."""
+    limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
+    return PredictionException(
+        f"Input is not a readable image: it has more than {limit} pixels (max_image_pixels).", 400
+    )

@@ -97,12 +97,10 @@ def test_latency_target_is_kept_or_makes_nothing_worse(model, load):
     # Given
     rate = load * model.top_rate
     plain_p99_s, plain_refused = serve(model, rate=rate, slo_s=0.0)
-
     # When: from far out of reach to easy, by what a batch of one takes
     for times in (0.5, 1.5, 2.05, 2.5, 4.0):
         slo_s = times * model.run_s(1)
         p99_s, refused = serve(model, rate=rate, slo_s=slo_s)
-
         # Then
         assert p99_s <= max(slo_s, NOISE * plain_p99_s), f"{times} times a batch of one"
         assert refused <= plain_refused, f"{times} times a batch of one"
@@ -113,10 +111,8 @@ def test_latency_target_makes_nothing_worse_when_more_comes_than_can_be_served()
     model = Model(0.030, 0.001)
     rate = 1.5 * model.top_rate
     plain_p99_s, plain_refused = serve(model, rate=rate, slo_s=0.0)
-
     # When
     p99_s, refused = serve(model, rate=rate, slo_s=0.066)
-
     # Then
     assert p99_s <= NOISE * plain_p99_s
     assert refused == pytest.approx(plain_refused, abs=0.02)
@@ -130,13 +126,11 @@ def test_latency_target_lets_a_worker_out_that_was_overrun_with_small_batches():
     for size in [*[1, 2] * 5, *[1] * 100]:
         now_s += model.run_s(size)
         policy.observe([1.0] * size, model.run_s(size), now_s)
-
     # When it goes on with batches as large as it may
     sizes = []
     for _ in range(50):
         sizes.append(policy.batch_size)
         now_s += model.run_s(sizes[-1])
         policy.observe([1.0] * sizes[-1], model.run_s(sizes[-1]), now_s)
-
     # Then they grow
     assert sizes[-1] == MAX_BATCH_SIZE

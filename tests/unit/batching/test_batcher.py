@@ -94,10 +94,8 @@ GATHERED = {
 def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(script, calls):
     # Given
     source = ScriptedSource(*script)
-
     # When
     batch = gather(source)
-
     # Then
     assert batch.items is script[-1][1].items
     assert source.calls == calls
@@ -154,10 +152,8 @@ def test_gather_claims_no_more_when_it_was_stopped_while_it_waited(
     # Given
     stopped = []
     source = ScriptedSource(("claim", claimed), (wait, lambda: stopped.append(True) or is_woken))
-
     # When
     batch = gather(source, should_stop=lambda: bool(stopped))
-
     # Then the token of a wakeup goes to a worker that goes on, and nothing more is claimed
     assert batch is None
     assert gather(source, should_stop=lambda: True) is None
@@ -168,11 +164,9 @@ def test_policy_learns_from_what_was_gathered():
     # Given
     policy = AdaptivePolicy(max_batch_size=4, max_wait_s=0.050)
     batcher = Batcher(ScriptedSource(), policy)
-
     # When two requests arrive 0.6 s apart, the second of which has waited for 0.4 s
     batcher.observe(batch_of("a"), run_s=0.010, now_s=1.010)
     batcher.observe(batch_of("b", queue_us=400_000), run_s=0.010, now_s=2.010)
-
     # Then
     assert policy.estimator.estimate.gap_s == pytest.approx(0.6)
     assert policy.estimator.estimate.run_s(1) == pytest.approx(0.010)
@@ -185,11 +179,9 @@ def test_policy_learns_from_what_was_gathered():
 def test_batch_comes_to_be_in_hand_when_its_window_ends(cost_s):
     # Given a machine on which waking up and claiming takes about `cost_s`
     claim_lead, noise = ClaimLead(), random.Random(7)
-
     # When
     for _ in range(200):
         claim_lead.observe(cost_s + noise.uniform(0, LEAD_STEP_S) - claim_lead.seconds)
-
     # Then
     assert claim_lead.seconds == pytest.approx(cost_s, abs=2 * LEAD_STEP_S)
 

@@ -32,10 +32,8 @@ def observe_steadily(estimator, *, gap_s, sizes, cost_s):
 def test_estimator_learns_gap_and_cost(sizes, cost_s, fixed_s, per_item_s):
     # Given
     estimator = Estimator()
-
     # When
     observe_steadily(estimator, gap_s=0.010, sizes=sizes, cost_s=cost_s)
-
     # Then
     estimate = estimator.estimate
     assert estimate.gap_s == pytest.approx(0.010)
@@ -49,11 +47,9 @@ def test_estimator_learns_cost_but_not_arrivals_from_jobs():
     estimator = Estimator()
     estimator.observe([0.0], 0.010, 1.010)
     estimator.observe([0.0], 0.010, 1.510)
-
     # When jobs run, alone and along with a request
     estimator.observe([], 0.030, 1.600, jobs=8)
     estimator.observe([0.0], 0.030, 2.030, jobs=7)
-
     # Then
     assert estimator.estimate.gap_s == pytest.approx(0.5)
     assert estimator.estimate.run_s(8) == pytest.approx(0.030, rel=0.01)
@@ -67,13 +63,11 @@ def test_estimator_follows_traffic_that_changes():
         estimator.observe([0.0], 0.010, at_s)
     assert estimator.estimate.gap_s == LONGEST_GAP_S
     observe_steadily(estimator, gap_s=0.001, sizes=[8] * 20, cost_s=lambda n: 0.010)
-
     # When requests come one by one
     now_s = 100.0
     for _ in range(20):
         now_s += 0.5
         estimator.observe([0.0], 0.010, now_s)
-
     # Then
     assert estimator.estimate.gap_s == pytest.approx(0.5, rel=0.1)
 

@@ -1,4 +1,3 @@
-import contextlib
 import datetime
 import pickle  # noqa: TID251 - what an attacker would send
 
@@ -21,17 +20,8 @@ REQUEST = Request(
     {"content-type": "image/jpeg", "x-note": "schön"},
     [Part("body", "image/jpeg", bytes(range(256))), Part("data", "", b"")],
 )
-REPLY = Reply(
-    status=200,
-    body=b'{"digit": 3}',
-    headers={"content-type": "application/json"},
-    phrase="OK",
-    error_type="",
-    reason="",
-    timing=BatchTiming(batch_size=8, queue_us=1200, handler_us=40_000, is_first=True),
-)
-
-
+TIMING = BatchTiming(batch_size=8, queue_us=1200, handler_us=40_000, is_first=True)
+REPLY = Reply(200, b'{"digit": 3}', {"content-type": "application/json"}, "OK", timing=TIMING)
 CHUNK = ReplyChunk(index=1, body=b"\x00piece", status=201, headers={"x-note": "schön"})
 
 
@@ -72,10 +62,8 @@ def test_wire_is_the_request_in_one_piece_or_two(size, kind, first):
     # Given
     content = kind(bytes(number % 251 for number in range(size)))
     request = Request({"x-note": "schön"}, [*first, Part("body", "image/jpeg", content)])
-
     # When
     wire = request.to_wire()
-
     # Then
     assert wire.head + wire.body == request.encode()
     assert wire.size_bytes == len(request.encode())
@@ -99,10 +87,8 @@ def test_wire_is_in_one_piece_unless_the_last_part_is_large(parts):
 def test_reply_in_pieces_is_the_reply(size, status):
     # Given
     reply = replace(REPLY, status=status, body=bytes(size))
-
     # When
     wire = reply.to_wire(b"id")
-
     # Then
     assert wire.body is reply.body
     assert b"".join(wire) == b"id" + reply.encode()
@@ -111,60 +97,35 @@ def test_reply_in_pieces_is_the_reply(size, status):
 
 @pytest.mark.parametrize("message", [REQUEST, REPLY, CHUNK], ids=["request", "reply", "chunk"])
 def test_decode_refuses_every_truncation(message):
-    # Given
     wire = message.encode()
-
-    # When
-    accepted = []
     for length in range(len(wire)):
-        with contextlib.suppress(ProtocolError):
+        with pytest.raises(ProtocolError):
             type(message).decode(bytearray(wire[:length]))
-            accepted.append(length)
-
-    # Then
-    assert accepted == []
 
 
 @pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
-    # Given
-    wire = pickle.dumps(Trap(), protocol=protocol)
-
-    # When
     with pytest.raises(ProtocolError):
-        kind.decode(wire)
-
-    # Then
+        kind.decode(pickle.dumps(Trap(), protocol=protocol))
     assert not Trap.was_sprung
 
 
+NO_MESSAGES = {
+    "deep arrays": b"\x91" * 100_000 + b"\x00",
+    "array of 2**32": b"\xdd\xff\xff\xff\xff",
+    "bytes of 2**32": b"\xc6\xff\xff\xff\xffabc",
+    "empty": b"",
+    "text that is not utf-8": b"\xa3\xff\xfe\xfd",
+    "header that is not utf-8": b"\x93\x02\x81\xa1a\xa1\xff\x90",
+    "trailing byte": REQUEST.encode() + b"\x00",
+    "timestamp": msgpack.encode(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
+    "extension": msgpack.encode(msgpack.Ext(42, b"x")),
+}
+
+
 @pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
-@pytest.mark.parametrize(
-    "wire",
-    [
-        b"\x91" * 100_000 + b"\x00",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xffabc",
-        b"",
-        b"\xa3\xff\xfe\xfd",
-        b"\x93\x02\x81\xa1a\xa1\xff\x90",
-        REQUEST.encode() + b"\x00",
-        msgpack.encode(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
-        msgpack.encode(msgpack.Ext(42, b"x")),
-    ],
-    ids=[
-        "deep arrays",
-        "array of 2**32",
-        "bytes of 2**32",
-        "empty",
-        "text that is not utf-8",
-        "header that is not utf-8",
-        "trailing byte",
-        "timestamp",
-        "extension",
-    ],
-)
+@pytest.mark.parametrize("wire", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_decode_refuses_bytes_that_are_no_message(kind, wire):
     with pytest.raises(ProtocolError):
         kind.decode(wire)
@@ -206,7 +167,7 @@ def test_message_of_the_wrong_shape_is_refused(kind, fields):
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [(Request, ({}, [])), (Reply, (200, b"", {}, "", "", "", None, 0))],
-    ids=["request", "reply"],
+    ids=repr,
 )
 def test_message_of_a_foreign_version_is_refused(kind, fields, version):
     kind.decode(msgpack.encode((WIRE_VERSION, *fields)))

@@ -21,13 +21,13 @@ from ts.handler_utils import text_utils
 from ts.handler_utils.hf_batch_streamer import TextIteratorStreamerBatch
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
-from ts.left_out import LEFT_OUT
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
 from ts.metrics.metric_encoder import MetricEncoder
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 from ts.metrics.process_memory_metric import check_process_mem_usage
+from ts.module_finder import LEFT_OUT
 from ts.service import emit_metrics
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils import util

@@ -8,8 +8,7 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.image_steps import short_side_after
-from ts.torch_handler.images import open_image
+from ts.torch_handler.images import open_image, short_side_after
 from ts.torch_handler.object_detector import ObjectDetector
 
 from tests.unit.models import picture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ts.torch_handler.request_envelope.tensors import (
+from ts.torch_handler.tensors import (
     BadTensor,
     Tensor,
     read_tensor,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torchvision import transforms
-from ts.handler_utils.thread_state import with_own_state
+from ts.handler_utils.utils import with_own_state
 from ts.torch_handler.vision_handler import VisionHandler
 
 from tests.unit.models import picture

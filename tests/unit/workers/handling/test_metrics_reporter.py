@@ -4,9 +4,7 @@ import contextlib
 import socket
 
 import pytest
-from ts.metrics.dimension import Dimension
-from ts.metrics.metric_type_enum import MetricTypes
-from ts.metrics.metrics_store import MetricsStore
+from ts.metrics import Dimension, MetricsStore, MetricTypes
 
 from batching.metrics import (
     DEFAULT_METRICS,

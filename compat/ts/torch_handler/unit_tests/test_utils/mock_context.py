@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ts.metrics.metrics_store import MetricsStore
+from ts.metrics import MetricsStore
 from ts.utils.util import get_yaml_config
 
 

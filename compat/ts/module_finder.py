@@ -1,14 +1,31 @@
-"""Names the modules that TorchServe has under `ts` and this package leaves out, with the reasons.
+"""Finds modules of TorchServe's that lie elsewhere here, and says why others are left out."""
 
-Importing such a module raises an error with the reason.
-"""
-
+import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+# Where TorchServe has a module -> the module that has its names here.
+_ELSEWHERE = {
+    "ts.handler_utils.timer": "ts.handler_utils.utils",
+    **{
+        f"ts.metrics.{name}": "ts.metrics"
+        for name in (
+            *("caching_metric", "dimension", "metric", "metric_cache_errors", "metric_encoder"),
+            *("metric_type_enum", "metrics_store", "process_memory_metric", "unit"),
+        )
+    },
+    "ts.protocol": "ts.handler_utils",
+    "ts.protocol.otf_message_handler": "ts.handler_utils.utils",
+    "ts.service": "ts.utils.util",
+    "ts.version": "ts",
+    **{
+        f"ts.torch_handler.request_envelope.{name}": "ts.torch_handler.request_envelope"
+        for name in ("base", "body", "json", "kserve", "kservev2")
+    },
+}
 # Reason -> modules and packages; everything below a package is left out with it.
 _MODULES = {
     "NVIDIA DALI pipelines; decode images in `preprocess` instead": (
@@ -59,8 +76,8 @@ _MODULES = {
 LEFT_OUT = {f"ts.{name}": reason for reason, names in _MODULES.items() for name in names}
 
 
-class LeftOutFinder(MetaPathFinder):
-    """Refuses the modules in LEFT_OUT before Python looks for files."""
+class ModuleFinder(MetaPathFinder, Loader):
+    """Is asked before Python looks for files."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -70,8 +87,9 @@ class LeftOutFinder(MetaPathFinder):
                 f"{fullname} is not part of torchferry, which leaves out {LEFT_OUT[fullname]}.",
                 name=fullname,
             )
-        return None
+        return ModuleSpec(fullname, self) if fullname in _ELSEWHERE else None
 
-
-def install() -> None:
-    sys.meta_path.insert(0, LeftOutFinder())
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system takes what stands there afterwards.
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(_ELSEWHERE[name])

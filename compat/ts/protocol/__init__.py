@@ -1,1 +1,0 @@
-"""Has the streaming helper in its older place."""

@@ -1,3 +1,0 @@
-"""Names the TorchServe release whose handler API this is."""
-
-__version__ = "0.12.0"
