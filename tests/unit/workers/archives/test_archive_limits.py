@@ -16,12 +16,12 @@ from tests.unit.workers.archives.archives import (
     write_tar,
     write_zip,
 )
-from workers.archives import archive_entries
-from workers.archives.archive_entries import unpack_entries
+from workers.archives import model_archive
 from workers.archives.model_archive import (
     hash_archive,
     inspect_archive,
     unpack_archive,
+    unpack_entries,
 )
 
 ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "..\\evil", "../work-evil/x"]
@@ -197,7 +197,7 @@ BAD_ARCHIVES = {
 @pytest.mark.parametrize(("write", "text"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
 def test_b09_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path, monkeypatch):
     # Given
-    monkeypatch.setattr(archive_entries, "MAX_ENTRIES", MAX_ENTRIES)
+    monkeypatch.setattr(model_archive, "MAX_ENTRIES", MAX_ENTRIES)
     path = write(tmp_path)
 
     # When / Then
