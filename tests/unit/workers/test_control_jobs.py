@@ -55,7 +55,6 @@ def newer(monkeypatch):
 def test_registration_by_url_can_be_repeated_after_it_has_failed(registry, store, newer):
     # When
     outcome = inspect_archive(URL)
-
     # Then
     assert outcome["value"]["url"] == URL
     assert (store / "echo.mar").read_bytes() == newer
@@ -64,7 +63,6 @@ def test_registration_by_url_can_be_repeated_after_it_has_failed(registry, store
 def test_registration_by_url_replaces_a_download_that_could_not_be_loaded(registry, store, newer):
     # Given a version that only tells of it
     registry.create(make_spec(model_url=URL, load_error="echo.mar is damaged"))
-
     # When / Then
     assert "value" in inspect_archive(URL)
     assert (store / "echo.mar").read_bytes() == newer
@@ -79,7 +77,6 @@ def test_registration_by_url_is_refused_where_a_version_has_the_file_or_an_opera
         registry.create(make_spec(model_url=url))
     else:
         (store / ".echo.mar.url").unlink()
-
     # When / Then
     assert inspect_archive(URL) == EXISTS
     assert (store / "echo.mar").read_bytes() == archive_bytes()
@@ -88,7 +85,6 @@ def test_registration_by_url_is_refused_where_a_version_has_the_file_or_an_opera
 def test_registration_at_start_takes_the_download_as_it_is(registry, store, newer):
     # When
     outcome = inspect_archive(URL, may_be_downloaded=True)
-
     # Then
     assert outcome["value"]["url"] == URL
     assert (store / "echo.mar").read_bytes() == archive_bytes()

@@ -51,7 +51,6 @@ def test_folder_that_the_operator_names_may_be_outside_of_the_store(store, tmp_p
     # Given
     folder = tmp_path / "own"
     folder.mkdir()
-
     # When / Then
     assert locate(str(folder), store, load_models=f"a.mar, own={folder}") == folder
     assert locate(str(folder), store, load_models=str(folder)) == folder
@@ -110,7 +109,6 @@ def test_file_url_outside_of_the_store_is_a_failed_download(store):
     for url in ("file:///etc/hosts", "file:///no/such/file.mar"):
         with pytest.raises(DownloadFailed) as caught:
             locate(url, store)
-
         # Then the answer is the same, and TorchServe's
         assert caught.value.message == f"Failed to download archive from: {url}"
 
@@ -118,7 +116,6 @@ def test_file_url_outside_of_the_store_is_a_failed_download(store):
 def test_named_pipe_in_the_store_is_no_archive(store):
     # Given one that has a model's name; opening it takes for ever
     os.mkfifo(store / "pipe.mar")
-
     # When / Then
     with pytest.raises(ModelNotFound):
         locate("pipe.mar", store)
@@ -147,7 +144,6 @@ def test_archive_is_found_in_the_store_also_behind_a_link_and_keeps_its_name(nam
     # Given a store that is known by another name, too
     other = tmp_path / "other"
     other.symlink_to(store)
-
     # When / Then
     assert locate(name, store) == store / name
     assert locate(f"file://{store}/{name}", other) == store / name

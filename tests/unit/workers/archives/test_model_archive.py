@@ -43,11 +43,9 @@ def test_archive_is_described_and_unpacked_in_every_format(write, tmp_path):
     # Given
     path = write(tmp_path)
     work_dir = tmp_path / "work"
-
     # When
     info = inspect_archive(path, "echo-url", work_dir)
     model_dir = unpack_archive(path, info.sha256, work_dir)
-
     # Then
     assert (info.url, info.model_name, info.model_version) == ("echo-url", "echo", "2.1")
     assert (info.handler, info.runtime) == ("echo.py:handle", "python")
@@ -68,10 +66,8 @@ def test_archive_without_manifest_is_named_after_its_file_or_link(tmp_path):
     write_zip(tmp_path / "blob", {"handler.py": b""}, manifest=None)
     path = tmp_path / "res-net.18 b.mar"
     path.symlink_to("blob")
-
     # When
     info = inspect_archive(path, path.name, tmp_path / "work")
-
     # Then
     assert (info.model_name, info.model_version) == ("res_net_18_b", "1.0")
     assert (info.manifest, info.handler, info.config) == (None, "", {})
@@ -110,7 +106,6 @@ BAD_MANIFESTS = {
 def test_manifest_is_refused_with_torchserves_text(manifest, text, tmp_path):
     # Given
     path = write_zip(tmp_path / "echo.mar", manifest=manifest)
-
     # When / Then
     with pytest.raises(InvalidModel) as caught:
         inspect_archive(path, "echo.mar", tmp_path / "work")
@@ -135,7 +130,6 @@ def test_model_config_is_refused_unless_it_is_a_plain_mapping(config, tmp_path):
     # Given
     files = FILES | {"model-config.yaml": config} if config else {"echo.py": b""}
     path = write_zip(tmp_path / "echo.mar", files)
-
     # When / Then
     with pytest.raises(InvalidModel, match=r"model-config\.yaml"):
         inspect_archive(path, "echo.mar", tmp_path / "work")
@@ -144,11 +138,9 @@ def test_model_config_is_refused_unless_it_is_a_plain_mapping(config, tmp_path):
 def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry(tmp_path):
     # Given
     path = write_zip(tmp_path / "echo.mar", FILES | {"model-config.yaml": b"day: 2026-11-20\n1: a"})
-
     # When
     info = inspect_archive(path, "echo.mar", tmp_path / "work")
     config = read_model_config(unpack_archive(path, info.sha256, tmp_path / "work"), MANIFEST)
-
     # Then
     assert info.config == {"day": "2026-11-20", "1": "a"}
     assert config["day"].year == 2026
@@ -160,7 +152,6 @@ def test_archive_is_refused_when_it_changed_since_registration(tmp_path):
     path = write_zip(tmp_path / "echo.mar")
     sha256 = hash_archive(path)
     write_zip(path, FILES | {"echo.py": b"evil"})
-
     # When / Then
     with pytest.raises(InvalidModel, match="SHA-256 differs"):
         unpack_archive(path, sha256, tmp_path / "work")
@@ -173,7 +164,6 @@ def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
     path = write_folder(tmp_path / "echo")
     (path / "echo.py").unlink()
     (path / "echo.py").symlink_to(tmp_path / "secret")
-
     # When / Then
     with pytest.raises(InvalidModel, match="link out of it"):
         inspect_archive(path, "echo", tmp_path / "work")
@@ -229,11 +219,9 @@ def test_racing_unpackers_agree_on_one_folder(tmp_path):
         )
         for _ in range(3)
     ]
-
     # When
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda process: process.communicate("go\n")[0], processes))
-
     # Then
     place = tmp_path / "work" / f"{sha256}.unused.0"
     assert answers == [f"{place / 'model'}\n"] * 3
