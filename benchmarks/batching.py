@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.load import Load, drive_with_wrk
-from benchmarks.measuring.records import Verdict, at_least, at_most, finish, parse, told
+from benchmarks.measuring.records import Verdict, at_least, at_most, finish, parse, table_of
 from benchmarks.servers.child import ferry_command
 from benchmarks.servers.running import ServedModel, Torchferry
 
@@ -52,20 +52,19 @@ def measure_size(archive: Path, batch_size: int, seconds: int) -> dict[str, Any]
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    lines = [
-        f"`python -m benchmarks.batching` at {told(record)}; {record['connections']} clients, "
-        f"{record['seconds']} s each.\n",
-        "| batch size at most | in the mean | requests/s | x single | p50 ms | p99 ms |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
+    heads = ("batch size at most", "in the mean", "requests/s", "x single", "p50 ms", "p99 ms")
     single = record["points"][0]["requests_per_s"]
-    for point in record["points"]:
-        rate = point["requests_per_s"]
-        lines.append(
-            f"| {point['batch_size']} | {point['mean_batch']:.1f} | {rate:,.0f} | "
-            f"{rate / single:.1f} | {point['p50_ms']:.1f} | {point['p99_ms']:.1f} |"
+    rows = [
+        (
+            *(point["batch_size"], f"{point['mean_batch']:.1f}"),
+            f"{point['requests_per_s']:,.0f}",
+            f"{point['requests_per_s'] / single:.1f}",
+            *(f"{point['p50_ms']:.1f}", f"{point['p99_ms']:.1f}"),
         )
-    return "\n".join(lines)
+        for point in record["points"]
+    ]
+    about = f"{record['connections']} clients, {record['seconds']} s each.\n\n"
+    return about + table_of(heads, rows)
 
 
 if __name__ == "__main__":

@@ -209,43 +209,42 @@ def judge_answers(answers: Mapping[str, Any]) -> Verdict:
 def markdown(record: Mapping[str, Any], name: str) -> str:
     """Returns the record of the workload of this name as a section of a document has it."""
     servers: Mapping[str, Any] = record["servers"]
-    # Of a failure its kind and the first line of pip or the server.
-    left_out = {name: " ".join(why.splitlines()[:2]) for name, why in record["left_out"].items()}
+    rows = []
+    for server, measured in servers.items():
+        median, turns = measured["median"], measured.get("ratios_of_turns")
+        rate = median["requests_per_s"]
+        rows.append(
+            (
+                f"{server} {measured['version']}".strip(),
+                f"{rate:,.0f}" if rate >= _MANY else f"{rate:.2f}",
+                f"{measured['ratio']:.2f}" if turns else "",
+                f"{min(turns):.2f} to {max(turns):.2f}" if turns else "",
+                *(f"{median['p50_ms']:.2f}", f"{median['p99_ms']:.1f}"),
+                f"{median['cpu_us']:,.0f}" if median["cpu_us"] else "",
+                median["errors"],
+            )
+        )
     lines = [
         f"`python -m benchmarks.compare --workload {name}` at {records.told(record)}; "
         f"{record['pairs']} turns of {record['seconds']:g} s each. Other processes took "
         f"{record['others_percent']:g} % of the machine.",
         "",
-        f"| {' | '.join(HEADS)} |",
-        f"|---{'|---:' * (len(HEADS) - 1)}|",
-        *(_row(name, server) for name, server in servers.items()),
+        records.table_of(HEADS, rows),
         "",
         *_spent(servers[OURS]["median"]),
         *records.verdict_lines(record),
-        *(f"- left out: {name}: {why}" for name, why in left_out.items()),
+        # Of a failure its kind and the first line of pip or the server.
         *(
-            f"- **slower than {name}**, which does {1 / server['ratio']:.2f} x as much"
-            for name, server in servers.items()
-            if server.get("ratio", 1.0) < 1
+            f"- left out: {server}: {' '.join(why.splitlines()[:2])}"
+            for server, why in record["left_out"].items()
+        ),
+        *(
+            f"- **slower than {server}**, which does {1 / measured['ratio']:.2f} x as much"
+            for server, measured in servers.items()
+            if measured.get("ratio", 1.0) < 1
         ),
     ]
     return "\n".join(lines)
-
-
-def _row(name: str, server: Mapping[str, Any]) -> str:
-    median, turns = server["median"], server.get("ratios_of_turns")
-    rate = median["requests_per_s"]
-    cells = [
-        f"{name} {server['version']}".strip(),
-        f"{rate:,.0f}" if rate >= _MANY else f"{rate:.2f}",
-        f"{server['ratio']:.2f}" if turns else "",
-        f"{min(turns):.2f} to {max(turns):.2f}" if turns else "",
-        f"{median['p50_ms']:.2f}",
-        f"{median['p99_ms']:.1f}",
-        f"{median['cpu_us']:,.0f}" if median["cpu_us"] else "",
-        f"{median['errors']}",
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _spent(median: Run) -> list[str]:

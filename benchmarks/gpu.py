@@ -47,6 +47,10 @@ WARM_UP_S = 2.0
 # Of the forward's images per second.
 BAR = 0.9
 MODEL = "classifier"
+HEADS = (
+    *("", "Batch", "Workers", "JPEGs decoded by", "Forward as it came", "Forward alone"),
+    *("Served", "Share", "p99, ms", "Errors"),
+)
 
 
 def parse() -> argparse.Namespace:
@@ -202,27 +206,24 @@ def markdown(record: Mapping[str, Any]) -> str:
     gpu, setting, points = record["gpu"], record["setting"], record["points"]
     roles = sorted({role for point in points for role in point["cores"]})
     where = "no GPU" if gpu is None else f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}"
-    lines = [
-        f"`make bench-gpu` at {records.told(record)}; {where}; torch "
-        f"{record['versions']['torch']}, {setting['dtype']}; load average "
-        f"{record['load_average']} before. Images/s, and the cores that were busy meanwhile:",
-        "",
-        "| | Batch | Workers | JPEGs decoded by | Forward as it came | Forward alone | Served "
-        f"| Share | p99, ms | Errors | {' | '.join(roles)} |",
-        "|---|---|---|---|---|---|---|---|---|---|" + "---|" * len(roles),
-    ]
+    rows = []
     for point in points:
         share = f"{point['share']:.0%}"
-        cells = [
-            *(point[name] for name in ("network", "batch_size", "workers", "decode")),
-            *(f"{point[name]:.1f}" for name in ("raw_per_s", "forward_per_s", "served_per_s")),
-            f"**{share}**" if point["share"] >= record["bar"] else share,
-            f"{point['p99_ms']:.0f}",
-            point["errors"],
-            *(f"{point['cores'].get(role, 0.0):.1f}" for role in roles),
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        rows.append(
+            (
+                *(point[name] for name in ("network", "batch_size", "workers", "decode")),
+                *(f"{point[name]:.1f}" for name in ("raw_per_s", "forward_per_s", "served_per_s")),
+                f"**{share}**" if point["share"] >= record["bar"] else share,
+                *(f"{point['p99_ms']:.0f}", point["errors"]),
+                *(f"{point['cores'].get(role, 0.0):.1f}" for role in roles),
+            )
+        )
+    return (
+        f"`make bench-gpu` at {records.told(record)}; {where}; torch "
+        f"{record['versions']['torch']}, {setting['dtype']}; load average "
+        f"{record['load_average']} before. Images/s, and the cores that were busy meanwhile:\n\n"
+        f"{records.table_of([*HEADS, *roles], rows)}"
+    )
 
 
 def read_record(path: Path) -> dict[str, Any]:

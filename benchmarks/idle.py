@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measuring.processors import Meter, Usage, total_percent
-from benchmarks.measuring.records import Verdict, at_most, finish, parse, told
+from benchmarks.measuring.processors import Meter, Usage
+from benchmarks.measuring.records import Verdict, at_most, finish, parse, table_of
 from benchmarks.servers.running import Torchferry
 
 MODELS, MORE_MODELS = 5, 100
@@ -34,10 +34,23 @@ MORE_WAKES_PER_S = 1.0
 def measure(seconds: float) -> tuple[dict[str, Any], Iterator[Verdict]]:
     """Measures with the few models and with all. Blocks for twice `seconds`, and for settling."""
     with Torchferry(handler="nap") as server:
-        register_models(server)
+        for number in range(MODELS):
+            server.register(f"model{number}")
+        time.sleep(SETTLE_S)
         usage, resident = watch(server, seconds), ingress_bytes(server)
-        # Before and after the further models; registering has been done once before.
-        before_bytes, after_bytes = register_more(server)
+        # What registering itself needs, code that runs for the first time and garbage that waits
+        # for its collection, is no cost of being registered: all are registered once before.
+        names = [f"more{number}" for number in range(MORE_MODELS)]
+        for name in names:
+            server.register(name, initial_workers=0)
+        for name in names:
+            server.unregister(name)
+        time.sleep(SETTLE_S)
+        before_bytes = ingress_bytes(server)
+        for name in names:
+            server.register(name, initial_workers=0)
+        time.sleep(SETTLE_S)
+        after_bytes = ingress_bytes(server)
         usage_with_more = watch(server, seconds)
     found = {
         "usage": {role: asdict(one) for role, one in usage.items()},
@@ -49,32 +62,6 @@ def measure(seconds: float) -> tuple[dict[str, Any], Iterator[Verdict]]:
     about = {"measured": "what an idle server costs", "seconds": seconds, "found": found}
     more_wakes_per_s = usage_with_more["ingress"].wakes_per_s - usage["ingress"].wakes_per_s
     return about, verdicts(usage, resident, after_bytes - before_bytes, more_wakes_per_s)
-
-
-def register_models(server: Torchferry, settle_s: float = SETTLE_S) -> None:
-    """Registers the models, with a worker each, and waits until the server is idle."""
-    for number in range(MODELS):
-        server.register(f"model{number}")
-    time.sleep(settle_s)
-
-
-def register_more(server: Torchferry, settle_s: float = SETTLE_S) -> tuple[int, int]:
-    """Registers further models without workers; returns the ingress's bytes before and after.
-
-    What registering itself needs, code that runs for the first time and garbage that waits for its
-    collection, is no cost of being registered: all are registered and removed once before.
-    """
-    names = [f"more{number}" for number in range(MORE_MODELS)]
-    for name in names:
-        server.register(name, initial_workers=0)
-    for name in names:
-        server.unregister(name)
-    time.sleep(settle_s)
-    before_bytes = ingress_bytes(server)
-    for name in names:
-        server.register(name, initial_workers=0)
-    time.sleep(settle_s)
-    return before_bytes, ingress_bytes(server)
 
 
 def ingress_bytes(server: Torchferry) -> int:
@@ -94,7 +81,8 @@ def verdicts(
     usage: Mapping[str, Usage], resident: int, grown_bytes: int, more_wakes_per_s: float
 ) -> Iterator[Verdict]:
     text = f"idle, {MODELS} models: {{}} of a core, all processes together"
-    yield at_most(total_percent(usage), TOTAL_PERCENT, text, "{:.2f} %")
+    total_percent = sum(one.percent for one in usage.values())
+    yield at_most(total_percent, TOTAL_PERCENT, text, "{:.2f} %")
     yield at_most(resident / MB, INGRESS_BYTES / MB, "ingress: {} resident", "{:.1f} MB")
     text = f"{MORE_MODELS} models more: {{}} of memory in the ingress"
     yield at_most(grown_bytes / MB, MORE_MODELS_BYTES / MB, text, "{:.2f} MB")
@@ -104,21 +92,19 @@ def verdicts(
 
 def markdown(record: Mapping[str, Any]) -> str:
     usage, more = record["found"]["usage"], record["found"]["usage_with_more"]
-    lines = [
-        f"`python -m benchmarks.idle` at {told(record)}; load average before: "
-        f"{record['load_average']}. Percent of a core, over {record['seconds']:.0f} s:",
-        "",
-        f"| | {MODELS} models | wake-ups per s | {MORE_MODELS} models more | wake-ups per s |",
-        "|---|---|---|---|---|",
-    ]
+    wakes = "wake-ups per s"
+    rows = []
     for role in [*(usage | more), "together"]:
         cells = [
             sum(one[name] for key, one in some.items() if role in (key, "together"))
             for some in (usage, more)
             for name in ("percent", "wakes_per_s")
         ]
-        lines.append("| {} | {:.2f} % | {:.1f} | {:.2f} % | {:.1f} |".format(role, *cells))
-    return "\n".join(lines)
+        forms = ("{:.2f} %", "{:.1f}") * 2
+        rows.append((role, *map(str.format, forms, cells)))
+    about = f"Percent of a core, over {record['seconds']:.0f} s:\n\n"
+    heads = ("", f"{MODELS} models", wakes, f"{MORE_MODELS} models more", wakes)
+    return about + table_of(heads, rows)
 
 
 if __name__ == "__main__":

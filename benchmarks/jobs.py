@@ -227,32 +227,33 @@ def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    lines = [
-        f"`python -m benchmarks.jobs` at {records.told(record)}; load average before: "
-        f"{record['load_average']}. {RATE_PER_S:.0f} requests/s, batches of {BATCH_SIZE} that take "
-        f"{HANDLER_MS} ms, {record['seconds']:.0f} s each; pairs of neighbours in time:",
-        "",
-        "| jobs | p50 | p99 | requests/s | jobs/s | of the free seats | handler at work |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for run in (run for pair in record["free_seats"] for run in pair):
-        share = f"{100 * share_of_seats(run):.0f} %" if run["jobs"] else ""
-        lines.append(
-            f"| {run['jobs']} | {run['p50_ms']:.1f} ms | {run['p99_ms']:.1f} ms "
-            f"| {run['requests_per_s']:.0f} | {run['jobs_per_s']:.0f} | {share} "
-            f"| {run['batches_per_s'] * HANDLER_MS / 10:.0f} % |"
+    rows = [
+        (
+            *(run["jobs"], f"{run['p50_ms']:.1f} ms", f"{run['p99_ms']:.1f} ms"),
+            *(f"{run['requests_per_s']:.0f}", f"{run['jobs_per_s']:.0f}"),
+            f"{100 * share_of_seats(run):.0f} %" if run["jobs"] else "",
+            f"{run['batches_per_s'] * HANDLER_MS / 10:.0f} %",
         )
-    lines += [
-        "",
-        f"| jobs that wait | claim of {CLAIMED}, worst | a look at the next | at the last | each |",
-        "|---:|---:|---:|---:|---:|",
+        for pair in record["free_seats"]
+        for run in pair
     ]
-    lines += [
-        "| {jobs} | {claim_ms:.2f} ms, {worst_claim_ms:.2f} ms | {look_first_ms:.2f} ms "
-        "| {look_last_ms:.2f} ms | {bytes_per_job} bytes |".format(**one)
+    heads = ("jobs", "p50", "p99", "requests/s", "jobs/s", "of the free seats", "handler at work")
+    waiting_rows = [
+        (
+            one["jobs"],
+            "{claim_ms:.2f} ms, {worst_claim_ms:.2f} ms".format(**one),
+            *(f"{one[name]:.2f} ms" for name in ("look_first_ms", "look_last_ms")),
+            f"{one['bytes_per_job']} bytes",
+        )
         for one in record["waiting"]
     ]
-    return "\n".join(lines)
+    claims = f"claim of {CLAIMED}, worst"
+    waiting_heads = ("jobs that wait", claims, "a look at the next", "at the last", "each")
+    return (
+        f"{RATE_PER_S:.0f} requests/s, batches of {BATCH_SIZE} that take {HANDLER_MS} ms, "
+        f"{record['seconds']:.0f} s each; pairs of neighbours in time:\n\n"
+        f"{records.table_of(heads, rows)}\n\n{records.table_of(waiting_heads, waiting_rows)}"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.measuring.records import CACHE, Verdict, at_most, finish, parse, told
+from benchmarks.measuring.records import CACHE, Verdict, at_most, finish, parse, table_of
 from benchmarks.servers.child import run_module
 from benchmarks.servers.installed import torchserve_python
 from benchmarks.servers.running import ServedModel, Server, Torchferry, TorchServe
@@ -75,17 +75,12 @@ def verdicts(seconds: Mapping[str, Seconds]) -> Iterator[Verdict]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    lines = [
-        f"`python -m benchmarks.loading` at {told(record)}; medians of {record['rounds']}, load "
-        f"average before: {record['load_average']}. Seconds:",
-        "",
-        "| | TorchServe | torchferry | |",
-        "|---|---:|---:|---:|",
-    ]
+    rows = []
     for name, times in record["seconds"].items():
         other, ours = map(statistics.median, times.values())
-        lines.append(f"| {name} | {other:.1f} | {ours:.1f} | {ours / other:.2f} |")
-    return "\n".join(lines)
+        rows.append((name, f"{other:.1f}", f"{ours:.1f}", f"{ours / other:.2f}"))
+    about = f"Seconds, medians of {record['rounds']}:\n\n"
+    return about + table_of(("", "TorchServe", "torchferry", ""), rows)
 
 
 if __name__ == "__main__":

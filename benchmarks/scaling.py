@@ -56,8 +56,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdi
         "alone_p50_ms": alone_ms(seconds, 1 if is_short else ROUNDS),
         "points": list(throughputs({1: (1, 2)} if is_short else LAYOUTS, seconds)),
     }
-    with EmbeddedRedis(find_server()) as redis:
-        times = claim_times_ms(redis.url, waiting=WAITING, limit=CLAIMED, claims=CLAIMS)
+    times = claim_times_ms()
     record["claim_ms"] = {"median": round(statistics.median(times), 3), "worst": max(times)}
     return record, verdicts(record)
 
@@ -87,14 +86,10 @@ def throughputs(layouts: Mapping[int, Sequence[int]], seconds: float) -> Iterato
         with Torchferry(handler="nap", nodes=nodes) as server:
             server.register("nap", batch_size=BATCH_SIZE, max_batch_delay=0, initial_workers=0)
             for workers in counts:
-                scale(server, "nap", workers // nodes)
+                asked = {"min_worker": workers // nodes, "synchronous": "true"}
+                server.manage("PUT", "models/nap", **asked)
+                time.sleep(SETTLE_S)  # until they are idle
                 yield _point(server, nodes, workers, seconds)
-
-
-def scale(server: Torchferry, model_name: str, workers: int) -> None:
-    """Scales the model to this many workers per node and waits until they are idle."""
-    server.manage("PUT", f"models/{model_name}", min_worker=workers, synchronous="true")
-    time.sleep(SETTLE_S)
 
 
 def _point(server: Torchferry, nodes: int, workers: int, seconds: float) -> Point:
@@ -122,31 +117,32 @@ def _point(server: Torchferry, nodes: int, workers: int, seconds: float) -> Poin
     }
 
 
-def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> list[float]:
-    """Measures each claim of `limit` requests, in ms, as its worker sees it, decoding included.
-
-    Before each of them exactly `waiting` wait.
-    """
+def claim_times_ms() -> list[float]:
+    """Measures claims as their worker sees them, decoding included; before each WAITING wait."""
     key = VersionKey("waiting", "1.0")
     wire = Request({}, [Part("body", "", b"x" * 1024)]).to_wire()
     numbers = itertools.count()
     took_ms = []
-    with asyncio.Runner() as runner, connect(redis_url) as client:
-        async_client = connect_async(redis_url)
+    with (
+        EmbeddedRedis(find_server()) as redis,
+        asyncio.Runner() as runner,
+        connect(redis.url) as client,
+    ):
+        async_client = connect_async(redis.url)
         ingress = IngressQueue(async_client, key, "ingress", 60_000)
         worker = WorkerQueue(client, key, "worker", 60_000)
-        client.hset(VersionKeys.of(key).config, "max_queue", 2 * waiting)
+        client.hset(VersionKeys.of(key).config, "max_queue", 2 * WAITING)
         runner.run(NodeQueue(async_client, 60_000).beat({key: ["worker"]}))
 
         def submit(count: int) -> None:
             requests = [Submission(f"r{next(numbers)}", 600_000, wire) for _ in range(count)]
             runner.run(ingress.submit(requests))
 
-        while (missing := waiting - client.llen(VersionKeys.of(key).queue)) > 0:
+        while (missing := WAITING - client.llen(VersionKeys.of(key).queue)) > 0:
             submit(min(missing, SUBMIT_AT_ONCE))
-        for _ in range(claims):
-            took_ms.append(claim_and_reply_ms(worker, limit))
-            submit(limit)
+        for _ in range(CLAIMS):
+            took_ms.append(claim_and_reply_ms(worker, CLAIMED))
+            submit(CLAIMED)
         runner.run(ingress.close())
         runner.run(async_client.aclose())
     return took_ms
@@ -197,21 +193,18 @@ def _judge(point: Point, share: float) -> Verdict:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    lines = [
-        f"`python -m benchmarks.scaling` at {records.told(record)}; load average before: "
-        f"{record['load_average']}. Batches of {BATCH_SIZE} that nap {NAP_MS} ms, "
-        f"{record['seconds']:.0f} s each:",
-        "",
-        "| nodes | workers | requests/s | of linear | busiest process | machine |",
-        "|---|---|---|---|---|---|",
-    ]
-    for point, share in zip(record["points"], shares(record["points"]), strict=True):
-        lines.append(
-            f"| {point['nodes']} | {point['workers']} | {point['requests_per_s']:.0f} "
-            f"| {100 * share:.1f} % | {point['busiest']} {point['busiest_percent']:.0f} % "
-            f"| {point['machine_percent']:.0f} % |"
+    rows = [
+        (
+            *(point["nodes"], point["workers"], f"{point['requests_per_s']:.0f}"),
+            f"{100 * share:.1f} %",
+            f"{point['busiest']} {point['busiest_percent']:.0f} %",
+            f"{point['machine_percent']:.0f} %",
         )
-    return "\n".join(lines)
+        for point, share in zip(record["points"], shares(record["points"]), strict=True)
+    ]
+    about = f"Batches of {BATCH_SIZE} that nap {NAP_MS} ms, {record['seconds']:.0f} s each:\n\n"
+    heads = ("nodes", "workers", "requests/s", "of linear", "busiest process", "machine")
+    return about + records.table_of(heads, rows)
 
 
 if __name__ == "__main__":

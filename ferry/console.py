@@ -1,14 +1,15 @@
 """Says where commands print: results to standard output, progress and complaints to the other."""
 
 import contextlib
-import datetime
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 # What shells report for a program that Ctrl-C has ended.
 _EXIT_INTERRUPTED = 130
@@ -33,14 +34,16 @@ def warn(text: str) -> None:
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
-def age_text(created_at: str) -> str:
-    """Returns how long ago this time of RFC 3339 was, in its largest unit."""
-    then = datetime.datetime.fromisoformat(created_at)
-    seconds = max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_s:
-            return f"{seconds // length_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints the rows, if there are any, with numbers at the right; no heads if all are empty."""
+    table = Table(box=None, show_header=any(heads))
+    for head, cells in zip(heads, zip(*rows, strict=True), strict=False):
+        is_number = not any(isinstance(cell, str) for cell in cells)
+        table.add_column(head, justify="right" if is_number else "left")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    if rows:
+        out().print(table)
 
 
 @contextlib.contextmanager

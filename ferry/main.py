@@ -5,7 +5,7 @@ import importlib.metadata
 import io
 import os
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import click
 
@@ -27,9 +27,6 @@ class LazyCommand(NamedTuple):
 
 
 MOVING = "torchferry-moving"
-# The entry points of other distributions that bring commands.
-_GROUP = "ferry.commands"
-
 _SERVE = "Serve"
 _ASK = "Use a server that runs"
 _PREPARE = "Prepare archives"
@@ -37,27 +34,24 @@ _COMPARE = "Move and measure"
 
 # The help lists sections and commands in this order.
 COMMANDS = (
-    LazyCommand("serve", "ferry.commands.serve", _SERVE, "Serve a model straight from its file."),
-    LazyCommand("up", "ferry.commands.roles", _SERVE, "Run a whole server here."),
-    LazyCommand("ingress", "ferry.commands.roles", _SERVE, "Run only the HTTP server."),
-    LazyCommand("node", "ferry.commands.roles", _SERVE, "Run only this machine's workers."),
-    LazyCommand("models", "ferry.commands.models", _ASK, "Register, scale and remove models."),
-    LazyCommand("predict", "ferry.commands.predict", _ASK, "Send files, print the answers."),
-    LazyCommand("jobs", "ferry.commands.jobs", _ASK, "Send predictions now, fetch answers later."),
-    LazyCommand("status", "ferry.commands.models", _ASK, "Show nodes, models, workers and queues."),
-    LazyCommand("new", "ferry.commands.new", _PREPARE, "Write a first model and its test."),
-    LazyCommand("archive", "ferry.commands.archive", _PREPARE, "Pack a model for serving."),
+    LazyCommand("serve", "serve", _SERVE, "Serve a model straight from its file."),
+    LazyCommand("up", "roles", _SERVE, "Run a whole server here."),
+    LazyCommand("ingress", "roles", _SERVE, "Run only the HTTP server."),
+    LazyCommand("node", "roles", _SERVE, "Run only this machine's workers."),
+    LazyCommand("models", "models", _ASK, "Register, scale and remove models."),
+    LazyCommand("predict", "predict", _ASK, "Send files, print the answers."),
+    LazyCommand("jobs", "jobs", _ASK, "Send predictions now, fetch answers later."),
+    LazyCommand("status", "models", _ASK, "Show nodes, models, workers and queues."),
+    LazyCommand("new", "new", _PREPARE, "Write a first model and its test."),
+    LazyCommand("archive", "archive", _PREPARE, "Pack a model for serving."),
     LazyCommand(
-        "doctor",
-        "ferry.commands.doctor",
-        _PREPARE,
-        "Say what of an archive or a TorchServe will run here.",
+        "doctor", "doctor", _PREPARE, "Say what of an archive or a TorchServe will run here."
     ),
-    LazyCommand("torchserve", "ferry.commands.torchserve", _COMPARE, "Run like torchserve."),
+    LazyCommand("torchserve", "torchserve", _COMPARE, "Run like torchserve."),
     LazyCommand("shadow", "", _COMPARE, "Compare the answers of two servers."),
-    LazyCommand("bench", "ferry.commands.bench", _COMPARE, "Measure the gain by batching."),
-    LazyCommand("check", "ferry.commands.check", "", "Judge a configuration, as JSON."),
-    LazyCommand("container", "ferry.commands.container", "", "Start the image `server`."),
+    LazyCommand("bench", "bench", _COMPARE, "Measure the gain by batching."),
+    LazyCommand("check", "check", "", "Judge a configuration, as JSON."),
+    LazyCommand("container", "container", "", "Start the image `server`."),
 )
 
 
@@ -68,21 +62,20 @@ class LazyGroup(click.Group):
         return [it.name for it in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = next((it.module for it in COMMANDS if it.name == cmd_name), None)
-        if module is None:
-            return None
-        if not module:
-            return added_command(cmd_name)
-        command: click.Command = getattr(importlib.import_module(module), cmd_name)
-        return command
+        for name, module, *_ in COMMANDS:
+            if name == cmd_name and not module:
+                return added_command(name)
+            if name == cmd_name:
+                found = getattr(importlib.import_module(f"ferry.commands.{module}"), name)
+                return cast("click.Command", found)
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(it.name) for it in COMMANDS)
         for section in dict.fromkeys(it.section for it in COMMANDS if it.section):
             commands = [it for it in COMMANDS if it.section == section]
-            rows = [(it.name.ljust(width), it.short_help) for it in commands]
             with formatter.section(section):
-                formatter.write_dl(rows)
+                formatter.write_dl([(it.name.ljust(width), it.short_help) for it in commands])
 
 
 def added_command(name: str) -> click.Command:
@@ -91,9 +84,8 @@ def added_command(name: str) -> click.Command:
     Raises:
         UsageError: it is not installed.
     """
-    for point in importlib.metadata.entry_points(group=_GROUP, name=name):
-        command: click.Command = point.load()
-        return command
+    for point in importlib.metadata.entry_points(group="ferry.commands", name=name):
+        return cast("click.Command", point.load())
     raise click.UsageError(f"this takes one package more: pip install {MOVING}")
 
 

@@ -6,7 +6,6 @@ and help are written in its field of `Settings`, and only there.
 
 import difflib
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ import click
 from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
 from batching.settings.loading import load_settings, switches_read_as_false, why_without_effect
-from batching.settings.setting import Setting
-from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
+from batching.settings.settings import ENV_PREFIX, SETTINGS, Setting, Settings, SettingsError
 from ferry.console import warn
 
 Command = Callable[..., Any]
@@ -32,16 +30,6 @@ class UnusableSettings(click.ClickException):
     """No start with these settings can succeed, so a supervisor need not try again."""
 
     exit_code = EXIT_UNUSABLE
-
-
-class NumberRange(click.FloatRange):
-    """Takes a range of numbers, without NaN and infinity."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
 
 
 class ServerCommand(click.Command):
@@ -110,26 +98,29 @@ def settings_from_flags(
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
     name = setting.name.replace("_", "-")
-    flag = f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}"
-    default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
     kind: dict[str, Any] = {"type": setting.kind}
     if setting.name == "load_models":
         kind = {"multiple": True, "metavar": "[NAME=]ARCHIVE"}
     elif setting.kind is Path:
         kind = {"type": click.Path(path_type=Path)}
+    first, *others = setting.doc.split(" ")
+    # A first word with other characters is a value, and values are written as they are.
+    first = first.capitalize() if first.isalpha() and first.islower() else first
+    default = "" if setting.default in ("", None) else f" [default: {setting.default}]"
     return click.option(
-        *filter(None, (setting.flag, flag, setting.name)),
-        help=f"{_sentence(setting.doc)}{default}",
+        *filter(None, (setting.flag,)),
+        f"--{name}/--no-{name}" if setting.kind is bool else f"--{name}",
+        setting.name,
+        help=f"{' '.join([first, *others])}.{default}",
         default=None,
         **kind,
     )
 
 
-def _sentence(doc: str) -> str:
-    first, *others = doc.split(" ")
-    # A first word with other characters is a value, and values are written as they are.
-    first = first.capitalize() if first.isalpha() and first.islower() else first
-    return f"{' '.join([first, *others])}."
+def local_addresses(port: int) -> dict[str, Any]:
+    """Returns the addresses of all listeners, of which predictions have this port."""
+    names = ("inference_address", "management_address", "metrics_address")
+    return {name: f"http://127.0.0.1:{port + number}" for number, name in enumerate(names)}
 
 
 def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
@@ -150,11 +141,16 @@ version_option = click.option(
 )
 
 
-def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Refuses characters that no header may have."""
+def _check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")
     return value
 
 
+content_type_option = click.option(
+    "--content-type",
+    default="",
+    callback=_check_header_value,
+    help="Content type of all files. Default: guessed from each file's name.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

@@ -9,11 +9,12 @@ from time import monotonic  # itself: a test may step the clock
 import hypothesis
 import pytest
 
+from batching.store.clients import connect, connect_async
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.suites import is_fast, is_long, is_long_file
-from tests.support import QueueHarness, server_backend
+from tests.support import Backend, QueueHarness, server_backend
 from tests.timing import has_bars
-from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 
@@ -84,12 +85,19 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that took all of its time, fixtures included, has failed.
+    """A test that took all of its time, fixtures included, has failed; failures show servers' logs.
 
     Its time-out is raised wherever it is just then: in a task that is never awaited, it goes
     unseen.
     """
     report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, FerryServer):
+                    report.sections += one.logs()
+                elif isinstance(process := getattr(one, "process", one), FerryProcess):
+                    report.sections.append(process.section())
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
     took_s = monotonic() - item.stash[BEGUN_S]
@@ -114,8 +122,15 @@ def redis_cluster():
 
 @pytest.fixture
 def on_cluster(redis_cluster):
-    """The cluster, empty."""
-    return cluster_backend(*redis_cluster)
+    """The cluster, empty; keys are looked at with redis-py's own client."""
+    cluster, admin = redis_cluster
+    cluster.flush()
+    return Backend(
+        client=admin,
+        connect=lambda: connect(cluster.url),
+        connect_async=lambda: connect_async(cluster.url),
+        url=cluster.url,
+    )
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ class Load:
     content_type: str = BINARY
     # An answer that is shorter is wrong, however fast.
     least_answer_bytes: int = 0
-    # Not with wrk.
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ async def _drive(load: Load, seconds: float, rate_per_s: float) -> Answers:
         connector=aiohttp.TCPConnector(limit=load.connections),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
-        headers={"content-type": load.content_type, **load.headers},
+        headers={"content-type": load.content_type},
     ) as session:
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:

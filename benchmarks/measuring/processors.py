@@ -106,8 +106,3 @@ class Meter:
             with contextlib.suppress(OSError):
                 spent[pid] = processor_s(pid), wakes(pid)
         return spent
-
-
-def total_percent(usage: Mapping[str, Usage]) -> float:
-    """Returns the use of all roles together, in percent of one core."""
-    return sum(one.percent for one in usage.values())

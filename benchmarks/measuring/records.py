@@ -9,7 +9,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ def verdict_lines(record: Mapping[str, Any]) -> list[str]:
     return [f"- {VERDICTS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]]
 
 
+def table_of(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Returns a table in Markdown, all but its first column to the right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -106,14 +112,19 @@ def finish(
 ) -> int:
     """Measures, prints and writes the record; returns the exit code.
 
-    Unless short, the table is also in benchmarks/results/README.md.
+    Unless short, the table is also in benchmarks/results/README.md: words about command, commit and
+    machine, which `markdown` goes on from, and the verdicts.
     """
 
     def run() -> int:
         head = {**origin(), "load_average": round(os.getloadavg()[0], 2)}
         about, verdicts = measure()
         record = {**head, **about, "verdicts": [asdict(verdict) for verdict in verdicts]}
-        table = "\n".join([markdown(record), "", *verdict_lines(record)])
+        intro = (
+            f"`python -m benchmarks.{name}` at {told(record)}; load average before: "
+            f"{record['load_average']}. "
+        )
+        table = "\n".join([intro + markdown(record), "", *verdict_lines(record)])
         print(table)
         publish(record, name, table, is_short=is_short)
         return exit_code(record)

@@ -1,6 +1,6 @@
 -- POSTs the file that the first argument names, as the second says what it is. No two heads are
 -- alike: each request has a traceparent, an x-request-id and a user-agent of its own, as those of
--- real clients have. "alike" as the third argument sends one request again and again.
+-- real clients have.
 -- Ends with one line: REPORT and JSON. `status_errors` are answers of status 400 and more;
 -- latencies in microseconds.
 
@@ -52,10 +52,8 @@ function init(args)
   wrk.headers["Content-Type"] = args[2]
   wrk.body = file:read("*a")
   file:close()
-  if args[3] ~= "alike" then
-    -- The name by which wrk asks for each request.
-    request = each_with_its_own_head()
-  end
+  -- The name by which wrk asks for each request.
+  request = each_with_its_own_head()
 end
 
 function done(summary, latency, requests)

@@ -64,12 +64,10 @@ class Server:
     kind_of = staticmethod(psutil.Process.name)
     stops_as_group = False
 
-    def __init__(
-        self, *models: ServedModel, python: Path | None = None, ports: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, *models: ServedModel, python: Path | None = None) -> None:
         self._models = models
         self._python = str(python)
-        self._ports = ports or free_ports(5)
+        self._ports = free_ports(5)
         self._client = httpx.Client(trust_env=False, timeout=START_TIMEOUT_S)
         self._children: list[Child] = []
         self._cleanup = contextlib.ExitStack()
@@ -259,7 +257,6 @@ class Torchferry(Server):
         tree: another working tree, whose code runs on the same interpreter and packages.
         nodes: how many, that of `ferry up` included.
         settings: further environment variables.
-        ports: for inference, management and metrics; any that are free unless given.
     """
 
     name = OURS
@@ -272,9 +269,8 @@ class Torchferry(Server):
         tree: Path | None = None,
         nodes: int = 1,
         settings: Mapping[str, str] | None = None,
-        ports: Sequence[int] = (),
     ) -> None:
-        super().__init__(*models, ports=ports)
+        super().__init__(*models)
         self._handler, self._nodes = handler, nodes
         self._settings = dict(settings or {})
         self._redis: EmbeddedRedis | None = None

@@ -4,12 +4,11 @@ import glob
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,54 +30,49 @@ BUILT_IN_HANDLERS = (
     "tensor_model",
 )
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _NEEDED = ("model_name", "version", "handler")
 _OR_TARGET = "Give it, or a TARGET such as model.py."
 _NOT_WITH_TARGET = ("handler", "serialized_file", "model_file", "config_file")
+_FILES = ("model_file", "requirements_file", "config_file")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+# In the manifest's order.
+_MANIFEST_KEYS = {
+    "modelName": "model_name",
+    "serializedFile": "serialized_file",
+    "handler": "handler",
+    "modelFile": "model_file",
+    "modelVersion": "version",
+    "requirementsFile": "requirements_file",
+    "configFile": "config_file",
+}
 
 # An archive's name and contents: the options, by their names, and `target`.
 Recipe = Mapping[str, Any]
 
 
-def _matching(
-    pattern: re.Pattern[str], hint: str
-) -> Callable[[click.Context, click.Parameter, str], str]:
-    def check(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-        if value and not pattern.fullmatch(value):
-            raise click.BadParameter(f"{value!r}: {hint}")
-        return value
-
-    return check
+def _check_word(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value and not VERSION_PATTERN.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: use letters, digits, '.', '_', '+' and '-', at most 128 of them, "
+            "beginning with a letter, digit or '_'."
+        )
+    return value
 
 
-class _Command(click.Command):
-    """Takes `-v=1` for `-v 1`, as torch-model-archiver does."""
-
-    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
-        shortened = [re.sub(r"^(-[vrc])=", r"\1", argument) for argument in arguments]
-        return super().parse_args(context, shortened)
-
-
-@click.command(cls=_Command)
+@click.command()
 @click.argument("target", default="")
 @click.option(
     "--model-name",
     default="",
-    callback=_matching(
-        _NAME, "use letters, digits, '_', '-' and '.', beginning with a letter or digit."
-    ),
+    callback=_check_word,
     help="Name to serve under.  [required without TARGET]",
 )
 @click.option(
     "-v",
     "--version",
     default="",
-    callback=_matching(
-        VERSION_PATTERN,
-        "no server would register it. Use letters, digits, '.', '_', '+' and '-', "
-        "at most 128 of them, beginning with a letter, digit or '_'.",
-    ),
+    callback=_check_word,
     help="Version of the model.  [required without TARGET]",
 )
 @click.option(
@@ -142,9 +136,10 @@ def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Rec
             raise click.UsageError(f"{parameter.opts[-1]} does not go with a TARGET.")
         if not target and not is_given and parameter.name in _NEEDED:
             raise click.MissingParameter(_OR_TARGET, ctx=context, param=parameter)
-    models = read_target(target) if target else []
     if not target:
         yield options
+        return
+    models = read_target(target)
     if len(models) > 1 and options["model_name"]:
         raise click.UsageError("--model-name is for one model: FILE.py:NAME picks one.")
     for model in models:
@@ -164,41 +159,10 @@ def _recipes(target: str, options: dict[str, Any], folder: Path) -> Iterator[Rec
         }
 
 
-def _manifest_of(recipe: Recipe) -> str:
-    model = {
-        "modelName": recipe["model_name"],
-        "serializedFile": recipe["serialized_file"],
-        "handler": recipe["handler"],
-        "modelFile": recipe["model_file"],
-        "modelVersion": recipe["version"],
-        "requirementsFile": recipe["requirements_file"],
-        "configFile": recipe["config_file"],
-    }
-    named = {key: Path(value).name for key, value in model.items() if value}
-    target: ServedTarget | None = recipe.get("target")
-    if target is not None:
-        named["target"] = target.text(target.path.name if target.path else "")
-    manifest = {
-        "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
-        "runtime": recipe["runtime"],
-        "model": named,
-        "archiverVersion": importlib.metadata.version("torchferry"),
-    }
-    return json.dumps(manifest, indent=2)
-
-
 def _files_of(recipe: Recipe) -> dict[str, Path]:
     """Returns the files to pack: path in the archive -> source."""
-    keys = ("model_file", "serialized_file", "requirements_file", "config_file")
-    target: ServedTarget | None = recipe.get("target")
-    named = [*(recipe[key] for key in keys), None if target else _handler_file(recipe["handler"])]
-    sources = [(file.name, file) for file in named if file is not None]
-    sources += target.sources.items() if target else ()
-    if (weights := recipe["serialized_file"]) is not None and weights.suffix == ".onnx":
-        data = weights.with_name(f"{weights.name}.data")
-        sources += [(data.name, data)] if data.is_file() else []
     files: dict[str, Path] = {}
-    for path, source in (*sources, *_extra_files(recipe["extra_files"])):
+    for path, source in (*_sources_of(recipe), *_extra_files(recipe["extra_files"])):
         if not source.is_file():
             raise click.ClickException(
                 f"{source} is a broken link, or a pipe, socket or device: only files are packed"
@@ -214,18 +178,27 @@ def _files_of(recipe: Recipe) -> dict[str, Path]:
     return files
 
 
-def _handler_file(handler: str) -> Path | None:
-    name = handler.partition(":")[0]
-    path = Path(name if name.endswith(".py") else f"{name}.py")
-    if handler in BUILT_IN_HANDLERS:
-        return None
-    if not path.is_file():
-        raise click.BadParameter(
-            f"File {str(path)!r} does not exist, and the built-in handlers are: "
-            f"{', '.join(BUILT_IN_HANDLERS)}.",
-            param_hint="'--handler'",
-        )
-    return path
+def _sources_of(recipe: Recipe) -> Iterator[tuple[str, Path]]:
+    """Yields paths in the archive and sources of all but the extra files."""
+    target: ServedTarget | None = recipe.get("target")
+    if target is not None:
+        yield from target.sources.items()
+    elif (handler := recipe["handler"]) not in BUILT_IN_HANDLERS:
+        path = Path(f"{handler.partition(':')[0].removesuffix('.py')}.py")
+        if not path.is_file():
+            raise click.BadParameter(
+                f"File {str(path)!r} does not exist, and the built-in handlers are: "
+                f"{', '.join(BUILT_IN_HANDLERS)}.",
+                param_hint="'--handler'",
+            )
+        yield path.name, path
+    weights: Path | None = recipe["serialized_file"]
+    data = weights and weights.with_name(f"{weights.name}.data")
+    if data and data.is_file() and data.suffixes[-2:] == [".onnx", ".data"]:
+        yield data.name, data
+    for file in (weights, *(recipe[key] for key in _FILES)):
+        if file is not None:
+            yield file.name, file
 
 
 def _write(path: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
@@ -254,6 +227,20 @@ def _write(path: Path, archive_format: str, recipe: Recipe, files: Mapping[str, 
                 for name, source in entries.items():
                     bundle_zip.write(source, name)
         unfinished.replace(path)
+
+
+def _manifest_of(recipe: Recipe) -> str:
+    named = {key: Path(recipe[name]).name for key, name in _MANIFEST_KEYS.items() if recipe[name]}
+    target: ServedTarget | None = recipe.get("target")
+    if target is not None:
+        named["target"] = target.text(target.path.name if target.path else "")
+    manifest = {
+        "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
+        "runtime": recipe["runtime"],
+        "model": named,
+        "archiverVersion": importlib.metadata.version("torchferry"),
+    }
+    return json.dumps(manifest, indent=2)
 
 
 def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:

@@ -12,24 +12,30 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import click
 from rich.progress import track
-from rich.table import Column, Table
 
-from ferry.api import INFERENCE_TOKEN_VARIABLE, Api, token_header
-from ferry.console import err, out, warn
-from ferry.options import NumberRange, inference_option, json_option, management_option
+from ferry.api import Api, click_errors
+from ferry.console import err, print_table, warn
+from ferry.options import inference_option, json_option, management_option
 from ferry_client.calls import read_data
+from ferry_client.connection import TOKEN_VARIABLE, token_of
 
+# Both APIs are called here, and they have keys of their own.
+_INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 _ANSWER_TIMEOUT_S = 60.0
 _FIRST_ERROR = 400
 _WIDEST_BAR = 20
 _WARMUP_S = 1.0
 # A client must not spin when no server listens.
 _PAUSE_S = 0.01
+_HEADS = ("clients", "batch size", "requests/s", "x single", "p50 ms", "p99 ms", "errors", "")
+
+# The seconds that a success took, or the text of an error.
+Answer: TypeAlias = float | str
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
@@ -37,22 +43,6 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
     if not all(number.isdecimal() and int(number) > 0 for number in numbers):
         raise click.BadParameter(f"{value!r}: whole numbers from 1 on, with commas")
     return sorted(set(map(int, numbers)))
-
-
-class Run(NamedTuple):
-    """Keeps the result of one combination; percentiles count successes only."""
-
-    batch_size: int
-    clients: int
-    requests_per_s: float
-    p50_ms: float
-    p99_ms: float
-    errors: int
-    first_error: str
-
-
-# The seconds that a success took, or the text of an error.
-Answer: TypeAlias = float | str
 
 
 @click.command(context_settings={"show_default": True})
@@ -80,7 +70,7 @@ Answer: TypeAlias = float | str
 @click.option(
     "--duration",
     "duration_s",
-    type=NumberRange(0, 86_400, min_open=True),
+    type=click.FloatRange(0, 86_400, min_open=True),
     default=5.0,
     help="Seconds for each combination, after one to warm up.",
 )
@@ -106,31 +96,50 @@ def bench(  # noqa: PLR0917 - click passes all of them by name
     """
     content, kind = read_data(body or b"")
     headers = {"content-type": kind} if kind else {}
-    headers |= token_header(INFERENCE_TOKEN_VARIABLE) or token_header()
+    with click_errors():
+        if token := token_of(_INFERENCE_TOKEN_VARIABLE) or token_of(TOKEN_VARIABLE):
+            headers["authorization"] = f"Bearer {token}"
     # A job's time limit ends it with SIGTERM, and a model left behind would keep its workers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan = list(itertools.product(sorted({1, *batch_sizes}), clients))
-    runs: list[Run] = []
+    runs: list[dict[str, Any]] = []
     with Api(management_url) as api:
         for size, count in track(plan, "", console=err(), transient=True, disable=as_json):
-            query = {"batch_size": size, "max_batch_delay": delay_ms, "initial_workers": 1}
-            with _registered(api, archive, query) as name:
+            with _registered(api, archive, size, delay_ms) as name:
                 url = f"{inference_url.rstrip('/')}/predictions/{name}"
                 post = functools.partial(_post_until, url, content, headers)
                 _drive(post, count, min(_WARMUP_S, duration_s))
-                runs.append(_run(size, count, _drive(post, count, duration_s), duration_s))
-            if not runs[0].requests_per_s:
-                raise click.ClickException(f"every request failed: {runs[0].first_error}")
+                answers = _drive(post, count, duration_s)
+            errors = [answer for answer in answers if isinstance(answer, str)]
+            times_s = sorted(answer for answer in answers if isinstance(answer, float))
+            if not runs and not times_s:
+                raise click.ClickException(f"every request failed: {''.join(errors[:1])}")
+            p50_ms, p99_ms = (
+                1000 * times_s[math.ceil(share * len(times_s)) - 1] if times_s else 0.0
+                for share in (0.5, 0.99)
+            )
+            runs.append(
+                {
+                    "batch_size": size,
+                    "clients": count,
+                    "requests_per_s": len(times_s) / duration_s,
+                    "p50_ms": p50_ms,
+                    "p99_ms": p99_ms,
+                    "errors": len(errors),
+                    "first_error": "".join(errors[:1]),
+                }
+            )
     if as_json:
-        click.echo(json.dumps([run._asdict() for run in runs], indent=2))
+        click.echo(json.dumps(runs, indent=2))
     else:
         _print(runs)
 
 
 @contextlib.contextmanager
-def _registered(api: Api, archive: str, query: dict[str, int]) -> Iterator[str]:
+def _registered(api: Api, archive: str, size: int, delay_ms: int) -> Iterator[str]:
     """Registers the archive under a name of its own, and unregisters it."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
+    query = {"batch_size": size, "max_batch_delay": delay_ms, "initial_workers": 1}
     try:
         api.call("POST", "models", url=archive, model_name=name, synchronous="true", **query)
         yield name
@@ -169,29 +178,19 @@ def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float)
     return answers
 
 
-def _run(size: int, clients: int, answers: list[Answer], seconds: float) -> Run:
-    errors = [answer for answer in answers if isinstance(answer, str)]
-    times_ms = sorted(1000 * answer for answer in answers if isinstance(answer, float)) or [0.0]
-    p50_ms, p99_ms = (times_ms[math.ceil(share * len(times_ms)) - 1] for share in (0.5, 0.99))
-    rate_per_s = (len(answers) - len(errors)) / seconds
-    return Run(size, clients, rate_per_s, p50_ms, p99_ms, len(errors), "".join(errors[:1]))
-
-
-def _print(runs: list[Run]) -> None:
+def _print(runs: list[dict[str, Any]]) -> None:
     """Prints a row and a bar per run; `x single` compares it with batches of one."""
-    heads = ("clients", "batch size", "requests/s", "x single", "p50 ms", "p99 ms", "errors")
-    grid = Table(*(Column(head, justify="right") for head in heads), "", box=None, pad_edge=False)
-    single_per_s = {run.clients: run.requests_per_s for run in runs if run.batch_size == 1}
-    most_per_s = max(run.requests_per_s for run in runs)
-    for run in sorted(runs, key=lambda run: (run.clients, run.batch_size)):
-        single = single_per_s[run.clients]
-        grid.add_row(
-            *(str(run.clients), str(run.batch_size), f"{run.requests_per_s:,.0f}"),
-            f"{run.requests_per_s / single:.1f}" if single else "-",
-            *(f"{run.p50_ms:.1f}", f"{run.p99_ms:.1f}", str(run.errors)),
-            "█" * round(_WIDEST_BAR * run.requests_per_s / most_per_s),
-        )
-    out().print(grid)
+    single_per_s = {run["clients"]: run["requests_per_s"] for run in runs if run["batch_size"] == 1}
+    most_per_s = max(run["requests_per_s"] for run in runs)
+    rows = []
+    for run in sorted(runs, key=lambda run: (run["clients"], run["batch_size"])):
+        rate_per_s, single = run["requests_per_s"], single_per_s[run["clients"]]
+        times = round(rate_per_s / single, 1) if single else "-"
+        latencies = round(run["p50_ms"], 1), round(run["p99_ms"], 1)
+        bar = "█" * round(_WIDEST_BAR * rate_per_s / most_per_s)
+        rates = round(rate_per_s), times, *latencies
+        rows.append((run["clients"], run["batch_size"], *rates, run["errors"], bar))
+    print_table(_HEADS, rows)
     for run in runs:
-        if run.errors:
-            warn(f"batch size {run.batch_size}, {run.clients} clients: {run.first_error}")
+        if run["errors"]:
+            warn(f"batch size {run['batch_size']}, {run['clients']} clients: {run['first_error']}")

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ from batching.settings.values import model_settings
 from batching.store.server_check import check_server, why_away
 from ferry.commands.torchserve import DEFAULTS, completed, torchserve
 from ferry.options import UnusableSettings
-from ferry.process_tree.embedded_redis import EmbeddedRedisError, find_server
+from ferry.process_tree.embedded_redis import find_server
 from ferry.process_tree.start_checks import check_free, require_store
 from ingress.access.certificate import certificate_of
 from ingress.access.tokens import open_keys
@@ -82,36 +82,32 @@ def check(config: Path | None, container: str | None) -> None:
     """Print what becomes of CONFIG's keys and models, and whether a server starts with it."""
     variables = None if container is None else json.loads(container)
     try:
-        rows = list(_rows(config, variables))
+        properties = {} if config is None else read_properties(config)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
+    rows = [*_key_rows(properties, variables or ())]
+    if config is not None:
+        rows += _rows_of_use(config, properties, variables)
     flags = {name: option.help or "" for option in torchserve.params for name in option.opts}
     click.echo(json.dumps({"rows": [row._asdict() for row in rows], "flags": flags}))
 
 
-def _rows(config: Path | None, variables: Mapping[str, str | None] | None) -> Iterator[CheckRow]:
-    properties = read_properties(config) if config is not None else {}
+def _key_rows(properties: Mapping[str, str], variables: Iterable[str]) -> Iterator[CheckRow]:
     yield from map(key_row, properties)
     for key, text in switches_read_as_false(properties).items():
         yield CheckRow(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
-    for variable in variables or ():
-        if variable.startswith("TS_"):
-            yield _variable_row(variable, properties)
-    if config is None:
-        return
-    # A variable whose value is not known is left out.
-    environment: Mapping[str, str] = os.environ
-    if variables is not None:
-        environment = {name: value for name, value in variables.items() if value is not None}
-    allowed_urls = DEFAULT_ALLOWED_URLS
-    with contextlib.suppress(SettingsError):  # the rows of the start say it
-        settings = _settings(config, environment, _TORCHSERVE)
-        allowed_urls = settings.allowed_urls
-        for archive in settings.load_models.split(","):
-            url = re.sub(r"^[\w.-]+=", "", archive.strip())
-            yield from _url_rows("load_models", url, allowed_urls)
-    yield from _model_rows(config, properties, allowed_urls)
-    yield from _start_rows(config, environment, is_here=variables is None)
+    keys = {f"TS_{key.upper()}": key for key in IGNORED if key not in WITHOUT_VARIABLE}
+    keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
+    counts = properties.get(ENABLE_ENVIRONMENT, "").strip().lower() == "true"
+    for variable in (it for it in variables if it.startswith("TS_")):
+        if variable not in keys:
+            text = "is no variable of TorchServe's, and has no effect"
+            yield CheckRow(variable, NOTE, text)
+        elif not counts:
+            text = f"counts only if the file says {ENABLE_ENVIRONMENT}=true, as in TorchServe"
+            yield CheckRow(variable, NOTE, text)
+        else:
+            yield key_row(keys[variable])._replace(part=variable)
 
 
 def key_row(key: str) -> CheckRow:
@@ -124,29 +120,20 @@ def key_row(key: str) -> CheckRow:
     return CheckRow(key, NOTE, why_without_effect(key))
 
 
-def _variable_row(variable: str, properties: Mapping[str, str]) -> CheckRow:
-    keys = {f"TS_{key.upper()}": key for key in IGNORED if key not in WITHOUT_VARIABLE}
-    keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
-    if variable not in keys:
-        return CheckRow(variable, NOTE, "is no variable of TorchServe's, and has no effect")
-    if properties.get(ENABLE_ENVIRONMENT, "").strip().lower() != "true":
-        text = f"counts only if the file says {ENABLE_ENVIRONMENT}=true, as in TorchServe"
-        return CheckRow(variable, NOTE, text)
-    return key_row(keys[variable])._replace(part=variable)
-
-
-def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[CheckRow]:
-    """Yields a row for an archive of another machine that this one would not fetch."""
-    is_allowed = any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(","))
-    if url.startswith(("http://", "https://")) and not is_allowed:
-        name = url.partition("?")[0]  # a query may be a secret
-        text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
-        yield CheckRow(part, CHANGE, text)
-
-
-def _model_rows(
-    config: Path, properties: Mapping[str, str], allowed_urls: str
+def _rows_of_use(
+    config: Path, properties: Mapping[str, str], variables: Mapping[str, str | None] | None
 ) -> Iterator[CheckRow]:
+    """Yields the rows of the file's models, and of a start with it."""
+    # A variable whose value is not known is left out.
+    known = {name: value for name, value in (variables or {}).items() if value is not None}
+    environment: Mapping[str, str] = os.environ if variables is None else known
+    allowed_urls = DEFAULT_ALLOWED_URLS
+    with contextlib.suppress(SettingsError):  # the rows of the start say it
+        settings = _settings(config, environment, _TORCHSERVE)
+        allowed_urls = settings.allowed_urls
+        for archive in settings.load_models.split(","):
+            url = re.sub(r"^[\w.-]+=", "", archive.strip())
+            yield from _url_rows("load_models", url, allowed_urls)
     with contextlib.suppress(ValueError):  # the rows of the start say it
         for name, versions in model_settings(properties.get("models", "")).items():
             for version, record in versions.items():
@@ -158,6 +145,29 @@ def _model_rows(
     except SettingsError as error:
         # The server starts all the same, without these models.
         yield CheckRow(SNAPSHOT, CHANGE, str(error))
+    yield from _start_rows(config, environment, is_here=variables is None)
+
+
+def _start_rows(
+    config: Path, environment: Mapping[str, str], *, is_here: bool
+) -> Iterator[CheckRow]:
+    """Yields the findings of each command; a finding that all share has one row."""
+    commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
+    findings: dict[tuple[str, str], list[str]] = {}
+    for command in commands:
+        for finding in dict.fromkeys(_start_findings(config, environment, command, is_here)):
+            findings.setdefault(finding, []).append(command)
+    for (effect, text), those in findings.items():
+        yield CheckRow(those[0] if len(those) < len(commands) else "start", effect, text)
+
+
+def _url_rows(part: str, url: str, allowed_urls: str) -> Iterator[CheckRow]:
+    """Yields a row for an archive of another machine that this one would not fetch."""
+    is_allowed = any(re.fullmatch(pattern.strip(), url) for pattern in allowed_urls.split(","))
+    if url.startswith(("http://", "https://")) and not is_allowed:
+        name = url.partition("?")[0]  # a query may be a secret
+        text = f"{name} is not in allowed_urls: name it there, or copy it into the model store"
+        yield CheckRow(part, CHANGE, text)
 
 
 def _version_rows(
@@ -185,85 +195,49 @@ def _version_rows(
     yield from _url_rows(part, url, allowed_urls)
 
 
-def _start_rows(
-    config: Path, environment: Mapping[str, str], *, is_here: bool
-) -> Iterator[CheckRow]:
-    """Yields the findings of each command; a finding that all share has one row."""
-    commands = (_TORCHSERVE, _UP) if is_here else (_TORCHSERVE,)
-    findings = {
-        (command, effect, text): None
-        for command in commands
-        for effect, text in _findings(config, environment, command, is_here=is_here)
-    }
-    parts = {
-        finding: "start" if all((it, *finding[1:]) in findings for it in commands) else finding[0]
-        for finding in findings
-    }
-    yield from dict.fromkeys(CheckRow(part, *finding[1:]) for finding, part in parts.items())
-
-
-def _findings(
-    config: Path, environment: Mapping[str, str], command: str, *, is_here: bool
-) -> Iterator[tuple[str, str]]:
-    try:
-        settings = _settings(config, environment, command)
-    except SettingsError as error:
-        yield CHANGE, str(error)
-        return
-    checks = _checks_here(settings) if is_here else [_check_listeners_elsewhere]
-    if complaints := [it for check_start in checks for it in _complaints(check_start, settings)]:
-        yield from complaints
-    elif is_here and command == _TORCHSERVE and settings.model_store is None:
-        yield NOTE, _NEEDS_STORE
-    else:
-        yield SAME, "starts"
-
-
 def _settings(config: Path, environment: Mapping[str, str], command: str) -> Settings:
     if command == _UP:
         return load_settings(config, environment)[0]
     return completed(load_settings(config, environment, None, DEFAULTS)[0])
 
 
-def _complaints(
-    check_start: Callable[[Settings], object], settings: Settings
+def _start_findings(
+    config: Path, environment: Mapping[str, str], command: str, is_here: bool
 ) -> Iterator[tuple[str, str]]:
+    """Yields effect and text of what keeps the command from starting, or that it starts."""
     try:
-        check_start(settings)
-    except (UnusableNow, EmbeddedRedisError) as error:
-        yield NOTE, f"not now: {error}"
+        settings = _settings(config, environment, command)
     except SettingsError as error:
         yield CHANGE, str(error)
-    except click.ClickException as error:
-        is_final = isinstance(error, UnusableSettings) or check_start is require_store
-        text = error.format_message()
-        yield (CHANGE, text) if is_final else (NOTE, f"not now: {text}")
-
-
-def _checks_here(settings: Settings) -> list[Callable[[Settings], object]]:
-    """Returns the checks of a start, in its order; none of them starts anything."""
-    return [
-        require_store,
-        lambda settings: check_free(settings.addresses().values()),
-        _check_redis if settings.redis_url else _check_own_redis,
-        lambda settings: read_metrics_config(settings.metrics_config),
-        work_dir_of,
-        _check_listeners,
-        _check_certificate,
-        lambda settings: open_keys(settings, only_checked=True),
-    ]
+        return
+    starts = True
+    for check_start in _CHECKS if is_here else (_check_listeners_elsewhere,):
+        try:
+            check_start(settings)
+        except SettingsError as error:
+            starts = False
+            is_final = not isinstance(error, UnusableNow)
+            yield (CHANGE, str(error)) if is_final else (NOTE, f"not now: {error}")
+        except click.ClickException as error:
+            starts = False
+            is_final = isinstance(error, UnusableSettings) or check_start is require_store
+            text = error.format_message()
+            yield (CHANGE, text) if is_final else (NOTE, f"not now: {text}")
+    if starts and is_here and command == _TORCHSERVE and settings.model_store is None:
+        yield NOTE, _NEEDS_STORE
+    elif starts:
+        yield SAME, "starts"
 
 
 def _check_redis(settings: Settings) -> None:
-    if why := why_away(settings, wait_s=0.0):
+    if not settings.redis_url:
+        find_server()
+        if (folder := settings.data_dir) is not None and not is_writable(folder):
+            raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
+    elif why := why_away(settings, wait_s=0.0):
         raise UnusableNow(why)
-    check_server(settings)
-
-
-def _check_own_redis(settings: Settings) -> None:
-    find_server()
-    if (folder := settings.data_dir) is not None and not is_writable(folder):
-        raise SettingsError(f"{folder} cannot be written. data_dir chooses another folder")
+    else:
+        check_server(settings)
 
 
 def _check_listeners(settings: Settings) -> None:
@@ -283,3 +257,16 @@ def _check_listeners_elsewhere(settings: Settings) -> None:
         listener_table(settings)
     if settings.certificate_file is None or settings.private_key_file is None:
         certificate_of(settings)
+
+
+# The checks of a start, in its order; none of them starts anything.
+_CHECKS: tuple[Callable[[Settings], object], ...] = (
+    require_store,
+    lambda settings: check_free(settings.addresses().values()),
+    _check_redis,
+    lambda settings: read_metrics_config(settings.metrics_config),
+    work_dir_of,
+    _check_listeners,
+    _check_certificate,
+    lambda settings: open_keys(settings, only_checked=True),
+)

@@ -10,15 +10,13 @@ interfaces.
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,8 +37,6 @@ _BY_SIGNAL = 128
 
 Variables = Mapping[str, str]
 
-# Where neither platform looks: nothing outside of the container reaches these.
-_PRIVATE_PORTS = (8081, 8082, 8083)
 _ONLY_MODEL = "/invocations"
 _HEALTH_ROUTES = frozenset({"/ping", "/readyz", "/livez", "/v2/health/live", "/v2/health/ready"})
 _FOLDER_IS_ARCHIVE = "MAR-INF"
@@ -54,10 +50,6 @@ _MODEL_SETTINGS = {
     "SAGEMAKER_TS_MAX_WORKERS": "maxWorkers",
     "SAGEMAKER_TS_RESPONSE_TIMEOUT": "responseTimeout",
 }
-_SAME_MEANING = {
-    "SAGEMAKER_MODEL_SERVER_WORKERS": "FERRY_DEFAULT_WORKERS_PER_MODEL",
-    "SAGEMAKER_MODEL_SERVER_TIMEOUT": "FERRY_DEFAULT_RESPONSE_TIMEOUT",
-}
 
 
 @click.command(
@@ -68,32 +60,24 @@ _SAME_MEANING = {
 def container(command: tuple[str, ...]) -> None:
     """Start as TorchServe's image does: `serve` (or nothing), or a command of its user's."""
     name, *arguments = command or ("serve",)
+    variables: dict[str, str] = {}
     if name == "serve":
-        config = ("--ts-config", str(CONFIG), "--disable-token-auth")
-        _become([*_FOREGROUND, *config, *arguments], _served(os.environ))
-    if name == "torchserve" and not _NO_START & set(arguments):
-        _become([*_FOREGROUND, *arguments], os.environ)
+        config = Path(os.environ.get(CONFIG_VARIABLE) or CONFIG)
+        try:
+            properties = read_properties(config) if config.is_file() else {}
+            variables = platform_variables(os.environ, properties)
+        except SettingsError as error:
+            raise UnusableSettings(str(error)) from error
+        with contextlib.suppress(OSError):  # the server starts whatever becomes of its output
+            for variable, value in variables.items():
+                click.echo(f"{variable}={value}")
+        arguments = ["--ts-config", str(CONFIG), "--disable-token-auth", *arguments]
+    if name == "serve" or (name == "torchserve" and not _NO_START & set(arguments)):
+        # The server itself gets the signals then, and its exit code is the container's.
+        argv = [*_FOREGROUND, *arguments]
+        os.execve(argv[0], argv, {**os.environ, **variables})  # noqa: S606 - ourselves
     # A manifest may have the whole line as one word; TorchServe's script evaluates what it gets.
     sys.exit(_run(["sh", "-c", name] if not arguments and " " in name else [name, *arguments]))
-
-
-def _served(environment: Variables) -> dict[str, str]:
-    """Adds the settings that the platform's variables stand for, and prints them."""
-    config = Path(environment.get(CONFIG_VARIABLE) or CONFIG)
-    try:
-        properties = read_properties(config) if config.is_file() else {}
-        variables = platform_variables(environment, properties)
-    except SettingsError as error:
-        raise UnusableSettings(str(error)) from error
-    with contextlib.suppress(OSError):  # the server starts whatever becomes of its output
-        for name, value in variables.items():
-            click.echo(f"{name}={value}")
-    return {**environment, **variables}
-
-
-def _become(argv: list[str], environment: Variables) -> None:
-    # The server itself gets the signals then, and its exit code is the container's.
-    os.execve(argv[0], argv, environment)  # noqa: S606 - ourselves
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -136,8 +120,19 @@ def platform_variables(environment: Variables, properties: Variables) -> dict[st
 
 
 def _vertex(environment: Variables, properties: Variables) -> dict[str, str]:
-    variables = _addresses(_number(environment, "AIP_HTTP_PORT"), _PRIVATE_PORTS)
-    variables["FERRY_PATH_ALIASES"] = ",".join(_aliases(environment))
+    # Parts of the ingress, which no other command of this process needs.
+    from ingress.torchserve.routes import parse_prediction_path  # noqa: PLC0415 - see above
+
+    variables = _addresses(_number("AIP_HTTP_PORT", environment["AIP_HTTP_PORT"]))
+    aliases: list[str] = []
+    predict, health = environment.get("AIP_PREDICT_ROUTE"), environment.get("AIP_HEALTH_ROUTE")
+    target = parse_prediction_path(predict or _ONLY_MODEL)
+    # `/anything/predict` is an old path of TorchServe's, which names a model.
+    if predict and predict != _ONLY_MODEL and (target is None or target.takes_query):
+        aliases.append(f"{predict}={_ONLY_MODEL}")
+    if health and health not in _HEALTH_ROUTES:
+        aliases.append(f"{health}=/readyz")
+    variables["FERRY_PATH_ALIASES"] = ",".join(aliases)
     if "service_envelope" not in properties and "TS_SERVICE_ENVELOPE" not in environment:
         # {"instances": [...]} comes, and {"predictions": [...]} goes.
         variables["FERRY_SERVICE_ENVELOPE"] = "json"
@@ -150,32 +145,16 @@ def _vertex(environment: Variables, properties: Variables) -> dict[str, str]:
     return variables | (_models_in(Path(storage), environment) if storage else {})
 
 
-def _aliases(environment: Variables) -> Iterator[str]:
-    # Parts of the ingress, which no other command of this process needs.
-    from ingress.torchserve.routes import parse_prediction_path  # noqa: PLC0415 - see above
-
-    predict, health = environment.get("AIP_PREDICT_ROUTE"), environment.get("AIP_HEALTH_ROUTE")
-    target = parse_prediction_path(predict or _ONLY_MODEL)
-    # `/anything/predict` is an old path of TorchServe's, which names a model.
-    if predict and predict != _ONLY_MODEL and (target is None or target.takes_query):
-        yield f"{predict}={_ONLY_MODEL}"
-    if health and health not in _HEALTH_ROUTES:
-        yield f"{health}=/readyz"
-
-
 def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
-    port = _number({"SAGEMAKER_BIND_TO_PORT": "8080", **environment}, "SAGEMAKER_BIND_TO_PORT")
-    variables = _addresses(port, _port_range(environment))
-    variables |= {
-        ours: environment[its] for its, ours in _SAME_MEANING.items() if its in environment
-    }
-    if environment.get(level := "SAGEMAKER_CONTAINER_LOG_LEVEL"):
-        variables["FERRY_LOG_LEVEL"] = logging.getLevelName(_number(environment, level)).lower()
+    port = _number("SAGEMAKER_BIND_TO_PORT", environment.get("SAGEMAKER_BIND_TO_PORT", "8080"))
+    name = "SAGEMAKER_SAFE_PORT_RANGE"
+    first_port = environment[name].partition("-")[0] if environment.get(name) else "8081"
+    variables = _addresses(port, _number(name, first_port))
     if environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
         # SageMaker itself registers models, at the port of predictions, which only it reaches.
         return {
-            "FERRY_DEFAULT_WORKERS_PER_MODEL": "1",
             **variables,
+            "FERRY_DEFAULT_WORKERS_PER_MODEL": "1",
             "FERRY_MANAGEMENT_ADDRESS": variables["FERRY_INFERENCE_ADDRESS"],
             "FERRY_ALLOW_OPEN_MANAGEMENT": "true",
             "FERRY_ENABLE_MODEL_API": "true",
@@ -184,6 +163,19 @@ def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
     if _has_files(folder / "model"):
         variables |= _models_in(folder / "model", environment)
     return variables
+
+
+def _addresses(port: int, first_private: int = 8081) -> dict[str, str]:
+    """Returns the listeners' addresses: nothing outside of the container reaches the private ones.
+
+    `first_private`: of three ports, of which predictions may have one.
+    """
+    private = [it for it in range(first_private, first_private + 3) if it != port]
+    return {
+        "FERRY_INFERENCE_ADDRESS": f"http://0.0.0.0:{port}",
+        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{private[0]}",
+        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{private[1]}",
+    }
 
 
 def _has_files(folder: Path) -> bool:
@@ -203,18 +195,18 @@ def _models_in(folder: Path, environment: Variables) -> dict[str, str]:
             f"{_FOLDER_IS_ARCHIVE}: make one with torch-model-archiver"
         )
     variables = {"FERRY_MODEL_STORE": str(folder), "FERRY_LOAD_MODELS": loaded}
-    settings: dict[str, Any] = {
-        key: _number(environment, name)
+    settings = {
+        key: _number(name, environment[name])
         for name, key in _MODEL_SETTINGS.items()
         if name in environment
     }
-    if not settings:
-        return variables
     if {"minWorkers", "maxWorkers"} & settings.keys():  # they count together only
         settings.setdefault("maxWorkers", settings.setdefault("minWorkers", 1))
-    models = dict(_name_and_version(path, environment) for path in archives)
-    records = {name: {version: settings} for name, version in models.items()}
-    return variables | {"FERRY_MODELS": json.dumps(records)}
+    if settings:
+        models = dict(_name_and_version(path, environment) for path in archives)
+        records = {name: {version: settings} for name, version in models.items()}
+        variables["FERRY_MODELS"] = json.dumps(records)
+    return variables
 
 
 def _name_and_version(path: Path, environment: Variables) -> tuple[str, str]:
@@ -231,28 +223,8 @@ def _name_and_version(path: Path, environment: Variables) -> tuple[str, str]:
     return _MODEL if path.is_dir() else archive.model_name, archive.model_version
 
 
-def _addresses(port: int, private_ports: Sequence[int]) -> dict[str, str]:
-    management, metrics = [other for other in private_ports if other != port][:2]
-    return {
-        "FERRY_INFERENCE_ADDRESS": f"http://0.0.0.0:{port}",
-        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
-        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
-    }
-
-
-def _port_range(environment: Variables) -> Sequence[int]:
-    name = "SAGEMAKER_SAFE_PORT_RANGE"
-    if not (port_range := environment.get(name)):
-        return _PRIVATE_PORTS
-    first, _, last = port_range.partition("-")
-    ports = range(_number({name: first}, name), _number({name: last}, name) + 1)
-    if len(ports) < len(_PRIVATE_PORTS):
-        raise SettingsError(f"{name}={port_range} has fewer than three ports")
-    return ports
-
-
-def _number(environment: Variables, name: str) -> int:
+def _number(name: str, text: str) -> int:
     try:
-        return int(environment[name])
+        return int(text)
     except ValueError as error:
-        raise SettingsError(f"{name}={environment[name]!r} is not a whole number") from error
+        raise SettingsError(f"{name}={text!r} is not a whole number") from error

@@ -1,7 +1,7 @@
 """`ferry doctor`: says what of an archive will run here, or whether a Redis keeps jobs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -20,9 +20,6 @@ _REDIS = ("redis://", "rediss://", "unix://", "redis+", "rediss+")
 # What the package torchferry-moving reads.
 _URLS = ("http://", "https://")
 _CONFIGURATIONS = (".properties", ".cfg", ".yml", ".yaml")
-
-# Part, verdict and sentence.
-Row = tuple[str, str, str]
 
 
 class CannotExamine(click.ClickException):
@@ -56,57 +53,58 @@ def doctor(context: click.Context, target: str, config: Path | None, as_json: bo
     Exit status: 0 nothing must change, 1 something must change, 2 TARGET cannot be read.
     """
     path = Path(target)
-    if target.startswith(_REDIS):
-        _examine_redis(context, target, as_json)
-    elif target.startswith(_URLS) or (path.is_file() and path.suffix.lower() in _CONFIGURATIONS):
+    if target.startswith(_URLS) or (path.is_file() and path.suffix.lower() in _CONFIGURATIONS):
         context.invoke(added_command("doctor"), target=target, as_json=as_json)
-    elif not path.exists():
-        raise CannotExamine(f"there is no {target}")
+        return
+    rows: Iterable[tuple[str, str, str]]
+    if target.startswith(_REDIS):
+        try:
+            rows = list(_redis_rows(facts_of(Settings(redis_url=target))))
+        except SettingsError as error:
+            raise CannotExamine(str(error)) from error
+        except OSError as error:
+            raise CannotExamine(f"this Redis does not answer: {error}") from error
+        must_change = sum(effect == "must change" for _, effect, _ in rows)
+        name = RedisUrl.parse(target).without_secrets()
+        lines = [dict(zip(("part", "effect", "text"), row, strict=True)) for row in rows]
+        record = {"target": name, "mustChange": must_change, "rows": lines}
+        sentence = f"{escape(name)}: {must_change or 'nothing'} must change."
     else:
-        _examine_archive(context, path, config, as_json)
+        if not path.exists():
+            raise CannotExamine(f"there is no {target}")
+        # Only here: the other commands load nothing of the workers.
+        from workers.examination import examine  # noqa: PLC0415 - see above
 
-
-def _examine_archive(
-    context: click.Context, archive: Path, config: Path | None, as_json: bool
-) -> None:
-    # Only here: the other commands load nothing of the workers.
-    from workers.examination import examine  # noqa: PLC0415 - see above
-
-    settings = settings_from_flags(config, {})
-    report = examine(
-        archive,
-        is_installing=settings.install_py_dep_per_model,
-        envelope=settings.service_envelope,
-    )
-    record = {
-        "archive": report.archive,
-        "modelName": report.model_name,
-        "modelVersion": report.model_version,
-        "willRun": report.will_run,
-        "findings": [finding._asdict() for finding in report.findings],
-    }
-    verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
-    sentence = f"{escape(report.archive)} {verdict}."
-    _print(record, [(*finding,) for finding in report.findings], sentence, as_json)
-    context.exit(0 if report.will_run else 1)
-
-
-def _examine_redis(context: click.Context, url: str, as_json: bool) -> None:
-    try:
-        rows = list(_redis_rows(facts_of(Settings(redis_url=url))))
-    except SettingsError as error:
-        raise CannotExamine(str(error)) from error
-    except OSError as error:
-        raise CannotExamine(f"this Redis does not answer: {error}") from error
-    must_change = sum(effect == "must change" for _, effect, _ in rows)
-    name = RedisUrl.parse(url).without_secrets()
-    lines = [dict(zip(("part", "effect", "text"), row, strict=True)) for row in rows]
-    record = {"target": name, "mustChange": must_change, "rows": lines}
-    _print(record, rows, f"{escape(name)}: {must_change or 'nothing'} must change.", as_json)
+        settings = settings_from_flags(config, {})
+        report = examine(
+            path,
+            is_installing=settings.install_py_dep_per_model,
+            envelope=settings.service_envelope,
+        )
+        rows, must_change = report.findings, not report.will_run
+        record = {
+            "archive": report.archive,
+            "modelName": report.model_name,
+            "modelVersion": report.model_version,
+            "willRun": report.will_run,
+            "findings": [finding._asdict() for finding in report.findings],
+        }
+        verdict = "[green]will run[/]" if report.will_run else "[red]will not run as it is[/]"
+        sentence = f"{escape(report.archive)} {verdict}."
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        table = Table("part", "", Column("what was found", overflow="fold"), box=None)
+        for part, effect, text in rows:
+            style = _STYLES.get(effect, "green")
+            table.add_row(escape(part), f"[{style}]{effect}[/]", escape(text))
+        console = out(wraps=True)
+        console.print(table)
+        console.print(f"\n{sentence}")
     context.exit(1 if must_change else 0)
 
 
-def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
+def _redis_rows(facts: ServerFacts) -> Iterator[tuple[str, str, str]]:
     """Yields what the server's settings mean for requests and jobs; a cluster has one asked."""
     age = ": use 7.0 or later" if facts.is_too_old else ""
     yield "version", "note" if age else "same", f"Redis {facts.version}{age}"
@@ -131,15 +129,3 @@ def _redis_rows(facts: ServerFacts) -> Iterator[Row]:
             "no": ", appendfsync no: a machine that fails loses more: set it to everysec",
         }.get(facts.fsync, "")
         yield "persistence", "note" if facts.fsync == "no" else "same", f"append-only file{loss}"
-
-
-def _print(record: object, rows: list[Row], sentence: str, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(record, indent=2))
-        return
-    table = Table("part", "", Column("what was found", overflow="fold"), box=None)
-    for part, verdict, text in rows:
-        table.add_row(escape(part), f"[{_STYLES.get(verdict, 'green')}]{verdict}[/]", escape(text))
-    console = out(wraps=True)
-    console.print(table)
-    console.print(f"\n{sentence}")

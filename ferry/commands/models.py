@@ -4,27 +4,27 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
-import httpx
-from click.core import ParameterSource
 from rich.markup import escape
-from rich.table import Table
 
 from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
-from ferry.api import Api, ApiError, error_text
-from ferry.console import ending_at_interrupt, out, spinner
+from ferry.api import Api, ApiError
+from ferry.console import ending_at_interrupt, out, print_table, spinner
 from ferry.options import inference_option, json_option, management_option, version_option
 
+_OK, _NOT_FOUND = 200, 404
 # GET /models answers at most this many names at a time.
-PAGE_SIZE = 100
+_PAGE_SIZE = 100
+_STATUS_TIMEOUT_S = 10.0
 
 # The text of a registration that was waited for.
 _REGISTERED = re.compile(r'Model "([^"]+)" Version: (\S+) registered with (\d+) initial workers')
 _NO_MODELS = "No models. `ferry models register` adds one."
+_WORKER_COLUMNS = ("id", "status", "pid", "gpu", "memoryUsage", "startTime", "host")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Record = dict[str, Any]
@@ -57,14 +57,8 @@ def models() -> None:
 @wait_option
 @management_option
 @inference_option
-@json_option
 def register(
-    url: str,
-    wait: bool,
-    management_url: str,
-    inference_url: str,
-    as_json: bool,
-    **parameters: Any,
+    url: str, wait: bool, management_url: str, inference_url: str, **parameters: Any
 ) -> None:
     """Register an archive: URL is a file in the model store, or an https address.
 
@@ -73,31 +67,15 @@ def register(
     """
     query = {"url": url, "synchronous": str(wait).lower(), "defaults": SERVING, **parameters}
     interrupted = f"The server goes on registering {url}: `ferry models list` shows it."
-    with Api(management_url) as api:
-        with (
-            ending_at_interrupt(lambda: interrupted),
-            spinner(f"Registering {url}", is_quiet=as_json or not wait),
-        ):
-            answer = api.call("POST", "models", **query)
-        _print_status(answer, as_json)
-        if not as_json and (registered := _REGISTERED.match(answer["status"])):
-            click.echo(_next_step(api, registered, management_url, inference_url))
-
-
-def _next_step(api: Api, registered: re.Match[str], management_url: str, inference_url: str) -> str:
-    """Returns a line: how to ask the model, or to start its first worker."""
-    name, version, workers = registered.groups()
-    if workers == "0":
-        return f"Start one: ferry models scale {name} --min-worker 1"
-    source = click.get_current_context().get_parameter_source("inference_url")
-    management = httpx.URL(management_url)
-    if source is ParameterSource.DEFAULT and management.port:
-        # `ferry up --port-base` and TorchServe's defaults have the one port before the other.
-        inference_url = str(management.copy_with(port=management.port - 1))
-    url = f"{inference_url.rstrip('/')}/predictions/{name}"
-    if api.call("GET", "models", name)[0]["modelVersion"] != version:
-        url += f"/{version}"
-    return f"Ask it: curl {shlex.quote(url)} -T FILE"
+    with ending_at_interrupt(lambda: interrupted):
+        said = _change(management_url, "POST", doing=f"Registering {url}", **query)
+    if registered := _REGISTERED.match(said):
+        name, version, workers = registered.groups()
+        if workers == "0":
+            click.echo(f"Start one: ferry models scale {name} --min-worker 1")
+        else:
+            url = f"{inference_url.rstrip('/')}/predictions/{name}/{version}"
+            click.echo(f"Ask it: curl {shlex.quote(url)} -T FILE")
 
 
 @models.command()
@@ -107,15 +85,10 @@ def _next_step(api: Api, registered: re.Match[str], management_url: str, inferen
 @version_option
 @wait_option
 @management_option
-@json_option
-def scale(
-    model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
-) -> None:
+def scale(model: str, version: str, wait: bool, management_url: str, **workers: Any) -> None:
     """Set how many workers each node runs for MODEL."""
-    with spinner(f"Scaling {model}", is_quiet=as_json or not wait):
-        query = {"synchronous": str(wait).lower(), **workers}
-        answer = _called(management_url, "PUT", model, version, **query)
-    _print_status(answer, as_json)
+    query = {"synchronous": str(wait).lower(), **workers}
+    _change(management_url, "PUT", model, version, doing=f"Scaling {model}", **query)
 
 
 @models.command()
@@ -125,12 +98,22 @@ def scale(
 @json_option
 def describe(model: str, version: str, management_url: str, as_json: bool) -> None:
     """Show the settings, the queue and the workers of MODEL."""
-    versions = _called(management_url, "GET", model, version)
+    with Api(management_url) as api:
+        versions = api.call("GET", "models", model, version)
     if as_json:
         click.echo(json.dumps(versions, indent=2))
         return
     for record in versions:
-        _print_version(record)
+        title = f"[bold]{escape(record['modelName'])}[/] version {escape(_version(record))}"
+        out().print(title)
+        facts = {**record, **record.get("jobQueueStatus", {})}
+        plain = [(key, value) for key, value in facts.items() if not isinstance(value, list | dict)]
+        print_table(("", ""), [(key, value) for key, value in plain if key != "error"])
+        workers = [{**worker, "status": _state(worker)} for worker in record.get("workers", ())]
+        rows = [[worker.get(key, "") for key in _WORKER_COLUMNS] for worker in workers]
+        print_table(_WORKER_COLUMNS, rows)
+        for error in _errors(record):
+            out().print(f"[red]not started:[/] {escape(error)}")
 
 
 @models.command(name="list")
@@ -140,39 +123,33 @@ def list_models(management_url: str, as_json: bool) -> None:
     """List the registered models, with all their versions."""
     with Api(management_url) as api:
         if as_json:
-            click.echo(json.dumps(_all_models(api), indent=2))
+            click.echo(json.dumps(list(_all_models(api)), indent=2))
             return
-        versions = _all_versions(api)
-    if not versions:
+        rows = [(it["modelName"], _version(it), it["modelUrl"]) for it in _all_versions(api)]
+    print_table(("model", "version", "archive"), rows)
+    if not rows:
         click.echo(_NO_MODELS)
-        return
-    _print_table(
-        ("model", "version", "archive"),
-        [(it["modelName"], _marked_version(it), it["modelUrl"]) for it in versions],
-    )
 
 
 @models.command()
 @click.argument("model")
 @version_option
 @management_option
-@json_option
-def unregister(model: str, version: str, management_url: str, as_json: bool) -> None:
+def unregister(model: str, version: str, management_url: str) -> None:
     """Remove a version of MODEL, with its workers.
 
     The default version can only be removed when it is the last one.
     """
-    _print_status(_called(management_url, "DELETE", model, version), as_json)
+    _change(management_url, "DELETE", model, version)
 
 
 @models.command(name="set-default")
 @click.argument("model")
 @click.argument("version")
 @management_option
-@json_option
-def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
+def set_default(model: str, version: str, management_url: str) -> None:
     """Send requests for MODEL that name no version to VERSION."""
-    _print_status(_called(management_url, "PUT", model, version, "set-default"), as_json)
+    _change(management_url, "PUT", model, version, "set-default")
 
 
 @click.command()
@@ -185,83 +162,66 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     The exit status is 0 even if the server is not ready: scripts look at `ready` of --json, or ask
     /readyz.
     """
-    with Api(inference_url, answer_timeout_s=10) as inference:
-        response = inference.answer("GET", "readyz")
-    with Api(management_url, answer_timeout_s=10) as management:
+    with Api(inference_url, answer_timeout_s=_STATUS_TIMEOUT_S) as inference:
+        ready = inference.answer("GET", "readyz")
+    with Api(management_url, answer_timeout_s=_STATUS_TIMEOUT_S) as management:
         nodes = management.call("GET", "nodes")
         versions = _all_versions(management)
-    is_ready = response.status_code == httpx.codes.OK
+    is_ready = ready.status_code == _OK
+    reason = "" if is_ready else str(ready.json()["status"])
     counts = Counter(worker["node"] for version in versions for worker in version["workers"])
     record = {
         "ready": is_ready,
-        "reason": "" if is_ready else _unready_reason(response),
+        "reason": reason,
         "nodes": {node["node"]: counts[node["node"]] for node in nodes},
         "hosts": {node["node"]: node["host"] for node in nodes},
-        "models": [_summary(version) for version in versions],
+        "models": [
+            {
+                "model": version["modelName"],
+                "version": version["modelVersion"],
+                "is_default": version.get("isDefault", False),
+                "workers": dict(Counter(map(_state, version["workers"]))),
+                "workers_per_node": version["minWorkers"],
+                "waiting": version["jobQueueStatus"]["pendingRequests"],
+                "room": version["jobQueueStatus"]["remainingCapacity"],
+                "errors": _errors(version),
+            }
+            for version in versions
+        ],
     }
     if as_json:
         click.echo(json.dumps(record, indent=2))
-    else:
-        _print_summary(record)
-
-
-def _unready_reason(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["status"])
-    except (ValueError, KeyError, TypeError):  # a proxy's answer, perhaps, or a refusal
-        return error_text(response)
-
-
-def _summary(version: Record) -> Record:
-    queue = version["jobQueueStatus"]
-    return {
-        "model": version["modelName"],
-        "version": version["modelVersion"],
-        "is_default": version.get("isDefault", False),
-        "workers": dict(Counter(_state(worker) for worker in version["workers"])),
-        "workers_per_node": version["minWorkers"],
-        "waiting": queue["pendingRequests"],
-        "room": queue["remainingCapacity"],
-        "errors": _errors(version),
-    }
-
-
-def _print_summary(record: Record) -> None:
-    console = out()
-    console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
-    hosts = {name: f" on {host}" if host else "" for name, host in record["hosts"].items()}
-    nodes = ", ".join(
-        f"{name}{hosts[name]} ({count} worker{'s' * (count != 1)})"
-        for name, count in record["nodes"].items()
-    )
-    console.print(f"Nodes: {escape(nodes) or 'none runs. `ferry node` starts one.'}")
-    if not record["models"]:
-        console.print(_NO_MODELS)
         return
-    rows = [
-        (
-            model["model"],
-            f"{model['version']}{' (default)' if model['is_default'] else ''}",
-            ", ".join(f"{count} {state}" for state, count in model["workers"].items()) or "none",
-            *(model[name] for name in ("workers_per_node", "waiting", "room")),
-        )
-        for model in record["models"]
-    ]
-    _print_table(("model", "version", "workers", "per node", "waiting", "room"), rows)
-    for model in record["models"]:
-        for error in model["errors"]:
-            name = escape(f"{model['model']} {model['version']}")
+    console = out()
+    console.print("[green]ready[/]" if is_ready else f"[red]{escape(reason)}[/]")
+    print_table(
+        ("node", "host", "workers"),
+        [(node["node"], node["host"], counts[node["node"]]) for node in nodes],
+    )
+    if not nodes:
+        console.print("No node runs. `ferry node` starts one.")
+    rows = []
+    for version in versions:
+        states = Counter(map(_state, version["workers"])).items()
+        workers = ", ".join(f"{count} {state}" for state, count in states) or "none"
+        queue = version["jobQueueStatus"]
+        numbers = version["minWorkers"], queue["pendingRequests"], queue["remainingCapacity"]
+        rows.append((version["modelName"], _version(version), workers, *numbers))
+    print_table(("model", "version", "workers", "per node", "waiting", "room"), rows)
+    if not rows:
+        console.print(_NO_MODELS)
+    for version in versions:
+        name = escape(f"{version['modelName']} {version['modelVersion']}")
+        for error in _errors(version):
             console.print(f"[red]not loaded:[/] {name}: {escape(error)}", soft_wrap=True)
 
 
-def _all_models(api: Api) -> list[dict[str, str]]:
-    listed: list[dict[str, str]] = []
+def _all_models(api: Api) -> Iterator[Record]:
     start: str | None = "0"
     while start is not None:
-        page = api.page("models", limit=PAGE_SIZE, next_page_token=start)
-        listed += page["models"]
+        page = api.call("GET", "models", limit=_PAGE_SIZE, next_page_token=start)
+        yield from page["models"]
         start = page.get("nextPageToken") if page["models"] else None
-    return listed
 
 
 def _all_versions(api: Api) -> list[Record]:
@@ -271,12 +231,12 @@ def _all_versions(api: Api) -> list[Record]:
             versions += api.call("GET", "models", model["modelName"], "all")
         except ApiError as error:
             # It may have been unregistered since it was listed.
-            if error.status != httpx.codes.NOT_FOUND:
+            if error.status != _NOT_FOUND:
                 raise
     return versions
 
 
-def _marked_version(record: Record) -> str:
+def _version(record: Record) -> str:
     return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
 
 
@@ -290,31 +250,10 @@ def _state(worker: Record) -> str:
     return str(worker.get("state") or worker["status"])
 
 
-def _called(management_url: str, method: str, *path: str, **query: Any) -> Any:
-    with Api(management_url) as api:
-        return api.call(method, "models", *filter(None, path), **query)
-
-
-def _print_status(answer: Record, as_json: bool) -> None:
-    click.echo(json.dumps(answer, indent=2) if as_json else answer["status"])
-
-
-def _print_table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    table = Table(*heads, box=None, show_header=any(heads))
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    if rows:
-        out().print(table)
-
-
-def _print_version(record: Record) -> None:
-    version = escape(_marked_version(record))
-    out().print(f"[bold]{escape(record['modelName'])}[/] version {version}")
-    facts = {**record, **record.get("jobQueueStatus", {})}
-    plain = [(key, value) for key, value in facts.items() if not isinstance(value, list | dict)]
-    _print_table(("", ""), [(key, value) for key, value in plain if key != "error"])
-    columns = ("id", "status", "pid", "gpu", "memoryUsage", "startTime", "host")
-    workers = [{**worker, "status": _state(worker)} for worker in record.get("workers", ())]
-    _print_table(columns, [tuple(it.get(key, "") for key in columns) for it in workers])
-    for error in _errors(record):
-        out().print(f"[red]not started:[/] {escape(error)}")
+def _change(management_url: str, method: str, *path: str, doing: str = "", **query: Any) -> str:
+    """Prints what the server says of a change, and returns it."""
+    is_quiet = query.get("synchronous") != "true"
+    with Api(management_url) as api, spinner(doing, is_quiet=is_quiet):
+        said: str = api.call(method, "models", *filter(None, path), **query)["status"]
+    click.echo(said)
+    return said

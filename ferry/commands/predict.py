@@ -1,37 +1,39 @@
 """`ferry predict`: sends files to a model and prints what it answers."""
 
-import concurrent.futures
 import contextlib
 import json
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.progress import track
 
-from ferry.api import Api, error_text
-from ferry.console import ending_at_interrupt, err, out
-from ferry.options import check_header_value, inference_option, json_option, version_option
+from ferry.api import ApiError, click_errors, complaint
+from ferry.console import ending_at_interrupt, err
+from ferry.options import content_type_option, inference_option, json_option, version_option
 from ferry_client.calls import guessed_type
+from ferry_client.client import Client
+from ferry_client.errors import AnswerError, FerryError, ServerUnreachable, Unauthorized
+from ferry_client.jobs import Prediction
+
+T = TypeVar("T")
 
 # More at once only lengthen the queue; a batch is filled long before.
-MAX_CONCURRENT = 64
+_MOST_AT_ONCE = 64
 
 
 class FileAnswer(NamedTuple):
-    """Keeps a file's answer or error; `status` is None where no server answered."""
+    """Keeps what became of a file; `result` is the path of the answer, `job` its job's id."""
 
     file: str
-    status: int | None
-    answer: Any
-    is_ok: bool = False
-
-    @property
-    def classes(self) -> dict[str, float]:
-        """Returns the answer as label -> probability; empty if it is something else."""
-        answer = self.answer if self.is_ok and isinstance(self.answer, dict) else {}
-        return answer if all(map(_is_probability, answer.values())) else {}
+    job: str | None = None
+    status: int | None = None
+    answer: Any = None
+    result: str | None = None
+    error: str | None = None
 
 
 @click.command()
@@ -44,12 +46,7 @@ class FileAnswer(NamedTuple):
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
 )
 @version_option
-@click.option(
-    "--content-type",
-    default="",
-    callback=check_header_value,
-    help="Content type of all files. Default: guessed from each file's name.",
-)
+@content_type_option
 @inference_option
 @json_option
 def predict(  # noqa: PLR0917 - click passes all of them by name
@@ -61,90 +58,86 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
     as_json: bool,
 ) -> None:
     """Send each FILE to MODEL, several at once, and print the answers. `-` is standard input."""
-    bodies = []
-    for name in files:
+
+    def send(name: str) -> FileAnswer:
         with click.open_file(name, "rb") as file:
-            bodies.append((name, file.read()))
-    path = [segment for segment in ("predictions", model, version) if segment]
-    predictions = _sent(bodies, inference_url, path, content_type)
-    if all(prediction.status is None for prediction in predictions):
-        raise click.ClickException(predictions[0].answer)
-    if as_json:
-        records = [prediction_record(prediction) for prediction in predictions]
-        click.echo(json.dumps(records, indent=2))
-    else:
-        print_predictions(predictions)
-    if not all(prediction.is_ok for prediction in predictions):
+            content = file.read()
+        kind = content_type or guessed_type(name)
+        try:
+            answer = client.predict(model, content, version=version, content_type=kind)
+        except FerryError as error:
+            return failed(name, error)
+        return FileAnswer(name, status=answer.status, answer=answer_value(answer))
+
+    rest = "The server finishes the batches that it has begun, and drops the other files."
+    with click_errors(), Client(inference_url, patience_s=0) as client:
+        answers = send_all(send, files, _MOST_AT_ONCE, rest)
+    print_answers(answers, as_json=as_json)
+    if any(answer.error for answer in answers):
         sys.exit(1)
 
 
-def _sent(
-    bodies: list[tuple[str, bytes]], inference_url: str, path: list[str], content_type: str
+def send_all(
+    send: Callable[[T], FileAnswer], files: Sequence[T], in_flight: int, rest: str
 ) -> list[FileAnswer]:
-    answered: list[str] = []
+    """Sends the files, `in_flight` at a time, with a progress bar on a terminal.
+
+    Args:
+        send: sends a file; its FerryError ends the command.
+        files: to send.
+        in_flight: how many may be under way at once.
+        rest: says what becomes of the rest when Ctrl-C is pressed.
+    """
+    sending: list[Future[FileAnswer]] = []
 
     def interruption() -> str:
-        return (
-            f"Stopped after {len(answered)} of {len(bodies)} answers. The server finishes the "
-            "batches that it has begun, and drops the other files."
-        )
+        return f"Stopped after {sum(map(Future.done, sending))} of {len(files)} answers. {rest}"
 
-    def send(body: tuple[str, bytes]) -> FileAnswer:
-        name, content = body
-        kind = content_type or guessed_type(name)
+    console = err()
+    with ThreadPoolExecutor(in_flight) as pool, ending_at_interrupt(interruption):
+        sending.extend(pool.submit(send, file) for file in files)
         try:
-            response = api.answer("POST", *path, content=content, content_type=kind)
-        except click.ClickException as error:
-            return FileAnswer(name, None, error.message)
-        answered.append(name)
-        if response.is_error:
-            return FileAnswer(name, response.status_code, error_text(response))
-        answer = answer_value(response.content, response.headers.get("content-type", ""))
-        return FileAnswer(name, response.status_code, answer, is_ok=True)
-
-    threads = min(len(bodies), MAX_CONCURRENT)
-    with (
-        Api(inference_url) as api,
-        concurrent.futures.ThreadPoolExecutor(threads) as pool,
-        ending_at_interrupt(interruption),
-    ):
-        return list(pool.map(send, bodies))
+            shown = track(sending, "Sent", console=console, disable=not console.is_terminal)
+            return [future.result() for future in shown]
+        except FerryError as error:
+            pool.shutdown(cancel_futures=True)
+            raise ApiError(error) from error
 
 
-def answer_value(content: bytes, content_type: str) -> Any:
+def failed(file: str, error: FerryError, job: str | None = None) -> FileAnswer:
+    """Returns the file's error; raises one that every other file would meet, too."""
+    is_unreachable = isinstance(error, ServerUnreachable) and not error.was_sent
+    if job is None and (is_unreachable or isinstance(error, Unauthorized)):
+        raise error
+    status = error.status if isinstance(error, AnswerError) else None
+    return FileAnswer(file, job, status, error=complaint(error))
+
+
+def answer_value(answer: Prediction) -> Any:
     """Returns an answer to print: JSON, text, or a sentence about the bytes."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
-        return json.loads(content)
+        return json.loads(answer.content)
     try:
-        return content.decode()
+        return answer.content.decode()
     except UnicodeDecodeError:
-        return f"{len(content)} bytes of {content_type or 'data'}"
+        return f"{len(answer.content)} bytes of {answer.content_type or 'data'}"
 
 
-def prediction_record(prediction: FileAnswer) -> dict[str, Any]:
-    key = "answer" if prediction.is_ok else "error"
-    return {"file": prediction.file, "status": prediction.status, key: prediction.answer}
-
-
-def print_predictions(predictions: list[FileAnswer]) -> None:
-    table = Table("file", "class", Column("probability", justify="right"), box=None)
-    for prediction in predictions:
-        for label, number in prediction.classes.items():
-            table.add_row(escape(prediction.file), escape(label), f"{number:.4f}")
-    if table.row_count:
-        out().print(table)
-    for prediction in predictions:
-        if not prediction.is_ok:
-            status = f" (HTTP {prediction.status})" if prediction.status else ""
-            complaint = f"{prediction.file}: {prediction.answer}{status}"
-            err().print(escape(complaint), style="red", soft_wrap=True)
-        elif not prediction.classes:
-            prefix = f"{prediction.file}: " if len(predictions) > 1 else ""
-            answer = prediction.answer
-            click.echo(
-                prefix + (answer if isinstance(answer, str) else json.dumps(answer, indent=2))
-            )
-
-
-def _is_probability(value: Any) -> bool:
-    return isinstance(value, float) and 0 <= round(value, 2) <= 1  # a softmax may say 1.0000001
+def print_answers(answers: Sequence[FileAnswer], *, as_json: bool) -> None:
+    """Prints answers as they are, and complains of errors."""
+    if as_json:
+        records = [
+            {name: value for name, value in answer._asdict().items() if value is not None}
+            for answer in answers
+        ]
+        click.echo(json.dumps(records, indent=2))
+        return
+    for file, job, status, answer, result, error in answers:
+        if error is not None:
+            parts = [f"HTTP {status}"] * bool(status) + [f"job {job}"] * bool(job)
+            text = f"{file}: {error}" + (f" ({', '.join(parts)})" if parts else "")
+            err().print(escape(text), style="red", soft_wrap=True)
+        elif status is not None and result is None:
+            prefix = f"{file}: " if len(answers) > 1 else ""
+            text = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
+            click.echo(prefix + text)

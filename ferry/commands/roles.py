@@ -11,11 +11,9 @@ import click
 
 from batching.process.part import run_part
 from batching.settings.settings import Settings
-from ferry.options import ServerCommand, settings_options
+from ferry.options import ServerCommand, local_addresses, settings_options
 from ferry.process_tree.embedded_redis import FSYNC_ALWAYS, FSYNC_EVERY_SECOND
 from ferry.process_tree.start_checks import allow_many_files, require_store
-
-_ADDRESSES = ("inference_address", "management_address", "metrics_address")
 
 
 @click.command(cls=ServerCommand)
@@ -24,7 +22,8 @@ _ADDRESSES = ("inference_address", "management_address", "metrics_address")
     "--port-base",
     type=click.IntRange(1, 65533),
     metavar="PORT",
-    help="Listen on 127.0.0.1 at PORT (inference), PORT+1 (management) and PORT+2 (metrics).",
+    help="Listen on 127.0.0.1 at PORT (inference), PORT+1 (management) and PORT+2 (metrics), "
+    "whatever else is set.",
 )
 @click.option(
     "--redis-memory",
@@ -46,18 +45,7 @@ def up(settings: Settings, port_base: int | None, redis_memory: str, redis_fsync
     from ferry.process_tree.whole_server import run_server  # noqa: PLC0415 - see above
 
     if port_base is not None:
-        # Flags only: --port-base overrides the addresses of a file or the environment.
-        given = click.get_current_context().params
-        flags = [f"--{name.replace('_', '-')}" for name in _ADDRESSES if given[name] is not None]
-        if flags:
-            complaint = f"--port-base and {', '.join(flags)} do not go together: which one?"
-            raise click.UsageError(complaint)
-        settings = replace(
-            settings,
-            inference_address=f"http://127.0.0.1:{port_base}",
-            management_address=f"http://127.0.0.1:{port_base + 1}",
-            metrics_address=f"http://127.0.0.1:{port_base + 2}",
-        )
+        settings = replace(settings, **local_addresses(port_base))
     # Somebody waits at the terminal. Containers start in any order: other commands wait for it.
     run_server(settings, redis_memory=redis_memory, redis_fsync=redis_fsync, needs_redis=True)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from batching.settings.settings import Settings
-from ferry.options import settings_from_flags
+from ferry.options import local_addresses, settings_from_flags
 from ferry.process_tree.start_checks import check_free
 from ferry.process_tree.whole_server import run_server
 from ferry.serving.served_targets import read_targets, spec_fields
@@ -58,24 +57,23 @@ def serve(  # noqa: PLR0917 - click passes them by name
     wants_reload = sys.stdout.isatty() if is_reloading is None else is_reloading
     is_followed = wants_reload and any(target.sources for target in targets)
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as folder:
-        settings = _settings(port, Path(folder), "info" if verbose else "error")
+        store = Path(folder) / "store"
+        store.mkdir()
+        flags = {
+            **local_addresses(port),
+            "config_snapshots": False,
+            "log_level": "info" if verbose else "error",
+            "show_tracebacks": True,  # only this machine asks
+        }
+        settings = replace(
+            settings_from_flags(None, flags),
+            redis_url="",
+            model_store=store,
+            data_dir=None,
+            load_models="",
+        )
         check_free(settings.addresses().values(), f"ferry serve {target} --port {port + 10}")
         if settings.work_dir is None and not any(target.is_archive for target in targets):
             settings = replace(settings, work_dir=Path(folder) / "work")
         session = Session(arguments, targets, fields, device, is_followed, is_opening)
         run_server(settings, is_restoring=False, occupant=session)
-
-
-def _settings(port: int, folder: Path, log_level: str) -> Settings:
-    flags = {
-        "inference_address": f"http://127.0.0.1:{port}",
-        "management_address": f"http://127.0.0.1:{port + 1}",
-        "metrics_address": f"http://127.0.0.1:{port + 2}",
-        "config_snapshots": False,
-        "log_level": log_level,
-        "show_tracebacks": True,  # only this machine asks
-    }
-    store = folder / "store"
-    store.mkdir()
-    settings = settings_from_flags(None, flags)
-    return replace(settings, redis_url="", model_store=store, data_dir=None, load_models="")

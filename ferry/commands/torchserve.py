@@ -34,10 +34,10 @@ from ferry.process_tree.whole_server import run_server
 # Programs that wait for TorchServe's process look for this, as SageMaker's inference toolkit does.
 # Python ignores an option -X that it does not know.
 _MARK = ("-X", "org.pytorch.serve.ModelServer")
-STOP_TIMEOUT_S = 60.0
-STOP_LOOK_S = 0.1
+_STOP_TIMEOUT_S = 60.0
+_STOP_LOOK_S = 0.1
 CONFIG_VARIABLE = "TS_CONFIG_FILE"
-DEFAULT_CONFIG = Path("config.properties")
+_DEFAULT_CONFIG = Path("config.properties")
 
 DEFAULTS: Mapping[str, Any] = {
     "token_auth": True,
@@ -128,7 +128,7 @@ def find_config(
     named = environment.get(CONFIG_VARIABLE) or ts_config
     if named is not None:
         return _existing("--ts-config", Path(named))
-    own = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    own = _DEFAULT_CONFIG if _DEFAULT_CONFIG.is_file() else None
     if not is_reading_snapshots:
         return own
     try:
@@ -229,13 +229,13 @@ def _stop() -> None:
     with contextlib.suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
         # A second start right after this must find the ports free.
-        give_up_s = time.monotonic() + STOP_TIMEOUT_S
+        give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         while not has_ended(process):
             if time.monotonic() > give_up_s:
                 raise click.ClickException(
-                    f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
+                    f"the server (pid {process.pid}) has not stopped within {_STOP_TIMEOUT_S:.0f} s"
                 )
-            time.sleep(STOP_LOOK_S)
+            time.sleep(_STOP_LOOK_S)
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
 

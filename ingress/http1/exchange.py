@@ -86,7 +86,9 @@ class Exchange:
         fields, self._then, self._limit_bytes = self.fields, then, limit_bytes
         if "transfer-encoding" in fields or "content-encoding" in fields:
             self._refusal = self._why_encoded()
-        length_bytes = _number(fields.get("content-length", "0"))
+        # The parser refuses a length that is no number, and stops at the announced one. Thousands
+        # of zeros before it would be too many digits for int().
+        length_bytes = int(fields.get("content-length", "").lstrip("0") or "0")
         is_unwanted = self._refusal is not None
         if max(length_bytes, self._size_bytes) > limit_bytes:
             self._refusal = self._refusal or PayloadTooLarge("")
@@ -221,9 +223,3 @@ Application = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 def refuse_encoded(content_encoding: str) -> None:
     if content_encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
-
-
-def _number(length: str) -> int:
-    # The parser refuses a length that is no number, and stops at the announced one. Thousands of
-    # zeros before it would be too many digits for int().
-    return int(length.lstrip("0") or "0")

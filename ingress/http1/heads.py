@@ -228,13 +228,14 @@ def head_bytes(
     own = ""
     if headers and headers[0][0] == _REQUEST_ID:
         own, headers = _line(*headers[0]), headers[1:]
-    render = _known_lines if len(headers) <= _USUAL_HEADERS else _lines
+    render = _lines if len(headers) <= _USUAL_HEADERS else _lines.__wrapped__
     lines = render(status, tuple(headers), added, keeps_alive)
     date = _date_line(int(time.time()))  # noqa: TID251 - it is written for people and caches
     end = f"{framing}\r\n" if framing else ""
     return f"{lines}{own}{date}{end}\r\n".encode("latin-1", "replace")
 
 
+@lru_cache(maxsize=64)
 def _lines(
     status: int, headers: tuple[Header, ...], added: tuple[Header, ...], keeps_alive: bool
 ) -> str:
@@ -247,9 +248,6 @@ def _lines(
     # Without the version, which helps attackers most.
     lines.append(_line("server", "torchferry"))
     return "".join(lines)
-
-
-_known_lines = lru_cache(maxsize=64)(_lines)
 
 
 def _line(name: str, value: str) -> str:

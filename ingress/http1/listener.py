@@ -139,9 +139,8 @@ class Listener:
             return
         try:
             rest = self._app(exchange)
-        except Exception:  # the outermost frame
-            log.exception("request failed")
-            _end_unanswered(exchange)
+        except Exception as error:  # the outermost frame
+            _fail(exchange, error)
         else:
             if rest is not None:
                 task = asyncio.get_running_loop().create_task(_finish(exchange, rest))
@@ -183,7 +182,11 @@ class Listener:
         bound = socket.socket(family if path is None else socket.AF_UNIX)
         try:
             if path is not None:
-                _remove_stale(path)
+                with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+                    try:
+                        probe.connect(str(path))
+                    except ConnectionRefusedError:
+                        path.unlink()  # a killed server has left it
                 bound.bind(str(path))
                 return bound
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -217,21 +220,14 @@ def _names_one_host(exchange: Exchange) -> bool:
 async def _finish(exchange: Exchange, rest: Coroutine[Any, Any, None]) -> None:
     try:
         await rest
-    except Exception:  # the outermost frame
-        log.exception("request failed")
-    finally:
-        _end_unanswered(exchange)
+    except Exception as error:  # the outermost frame
+        _fail(exchange, error)
+    else:
+        if exchange.status == 0:
+            _fail(exchange, None)
 
 
-def _end_unanswered(exchange: Exchange) -> None:
+def _fail(exchange: Exchange, error: Exception | None) -> None:
+    log.error("request failed", exc_info=error)
     if exchange.status == 0:
         exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
-
-
-def _remove_stale(path: Path) -> None:
-    """Removes a socket file that a killed server has left."""
-    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()

@@ -47,17 +47,12 @@ _COUNTERS = (
     ("ferry_requests", "Predictions answered, by HTTP status.", ("code",), "codes"),
     (
         "ferry_errors",
-        "Predictions answered with an error, by the word in x-ferry-reason.",
+        "Predictions answered with an error, by x-ferry-reason.",
         ("reason",),
         "reasons",
     ),
     ("ferry_batches", "Batches run, by why they left: full, or late.", ("release",), "batches"),
-    (
-        "ferry_unbatched_batches",
-        "Batches that failed as a whole, and whose requests then succeeded one by one.",
-        (),
-        "unbatched",
-    ),
+    ("ferry_unbatched_batches", "Batches that failed, but not one by one.", (), "unbatched"),
 )
 _HISTOGRAMS = (
     ("ferry_queue_wait_seconds", "From submit to claim, per request.", "queue_seconds"),

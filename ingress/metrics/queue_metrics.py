@@ -45,19 +45,19 @@ _QUEUE_GAUGES = (
     ("ferry_queue_depth", "Requests waiting for a worker.", "waiting"),
     (
         "ferry_queue_open_requests",
-        "Requests waiting or at a worker, of all ingresses.",
+        "Requests waiting or running, of all ingresses.",
         "open_requests",
     ),
     ("ferry_queue_capacity", "Requests that may wait (job_queue_size).", "capacity"),
     (
         "ferry_queue_oldest_age_seconds",
-        "Since the oldest waiting request arrived; 0: none.",
+        "Age of the oldest waiting request; 0: none.",
         "oldest_age_s",
     ),
     ("ferry_jobs_waiting", "Jobs waiting for a worker; urgent ones are requests.", "jobs"),
     (
         "ferry_jobs_oldest_age_seconds",
-        "Since the oldest waiting job arrived; 0: none.",
+        "Age of the oldest waiting job; 0: none.",
         "oldest_job_age_s",
     ),
 )
@@ -72,7 +72,7 @@ _REDIS_COUNTERS = (
     ("ferry_redis_commands", "Commands that Redis has carried out.", "commands"),
     (
         "ferry_redis_evicted_keys",
-        "Keys that Redis dropped at maxmemory; with noeviction none.",
+        "Keys dropped at maxmemory; with noeviction none.",
         "evicted_keys",
     ),
 )
@@ -84,13 +84,10 @@ def queue_families(registry: Registry) -> list[Metric]:
     try:
         store = registry.store()
         families: list[Metric] = [GaugeMetricFamily(*up, value=1)]
-        for kind, table in (
-            (GaugeMetricFamily, _REDIS_GAUGES),
-            (CounterMetricFamily, _REDIS_COUNTERS),
-        ):
-            families += [
-                kind(name, meaning, value=getattr(store, of)) for name, meaning, of in table
-            ]
+        for name, meaning, attribute in _REDIS_GAUGES:
+            families.append(GaugeMetricFamily(name, meaning, value=getattr(store, attribute)))
+        for name, meaning, attribute in _REDIS_COUNTERS:
+            families.append(CounterMetricFamily(name, meaning, value=getattr(store, attribute)))
         return [*families, *_worker_families(registry), *_version_families(registry)]
     except StoreUnavailable:
         return [GaugeMetricFamily(*up, value=0)]

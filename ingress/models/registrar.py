@@ -6,19 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from batching.errors import (
-    BadRequest,
-    DependenciesFailed,
-    Draining,
-    InternalError,
-    InvalidModel,
-    ModelNotFound,
-    NotFound,
-    OutOfResources,
-    RecordUnreadable,
-    ServeError,
-    Unavailable,
-)
+from batching import errors
+from batching.errors import DependenciesFailed, InternalError, OutOfResources
 from batching.models.entry import check_names
 from batching.models.registration import (
     bool_parameter,
@@ -81,10 +70,10 @@ class Registrar:
             progress = self._workers(spec, {}, spec.model_version)
             if progress is WorkerProgress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
-        except (InternalError, OutOfResources, DependenciesFailed, Draining):
+        except (InternalError, OutOfResources, DependenciesFailed, errors.Draining):
             # A version whose workers cannot load is unregistered. So it is when this server stops:
             # its client registers with another server, which must not refuse that.
-            with contextlib.suppress(ServeError):
+            with contextlib.suppress(errors.ServeError):
                 self._registry.remove(spec.key, only=spec)
                 log.warning("removed model=%s version=%s: not started", *spec.key)
             self._forget(spec.model_name)
@@ -95,13 +84,13 @@ class Registrar:
         """Registers the version; nodes begin to start its workers."""
         url = parameters.get("url")
         if url is None:
-            raise BadRequest("Parameter url is required.")
+            raise errors.BadRequest("Parameter url is required.")
         if not url:
-            raise ModelNotFound("empty url")
+            raise errors.ModelNotFound("empty url")
         check_parameters(parameters)  # a download may take many minutes
         if not self._wait.for_node():
             self._registry.require_writable()  # otherwise no node can report that it runs
-            raise Unavailable(
+            raise errors.Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )
         archive = self._control.inspect_archive(
@@ -109,13 +98,15 @@ class Registrar:
         )
         if not at_startup and archive.manifest is None and not parameters.get("model_name"):
             # As in TorchServe, only startup models are named after their files.
-            raise InvalidModel("Model name is not defined.")
+            raise errors.InvalidModel("Model name is not defined.")
         require_served(archive.config)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         if at_startup and spec.min_worker > 0 and not spec.handler:
             # load_models=all takes the whole folder, even lost+found: with that registered, the
             # server would never be ready.
-            raise InvalidModel("It names no handler, and default_service_handler is not set.")
+            raise errors.InvalidModel(
+                "It names no handler, and default_service_handler is not set."
+            )
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
         self._remove_unloaded(spec)
@@ -155,15 +146,15 @@ class Registrar:
         min_worker = int_parameter(parameters, "min_worker", 1)
         max_worker = int_parameter(parameters, "max_worker", min_worker)
         if max_worker < min_worker:
-            raise BadRequest("max_worker cannot be less than min_worker.")
+            raise errors.BadRequest("max_worker cannot be less than min_worker.")
         if min_worker < 0:
-            raise BadRequest("min_worker cannot be negative.")
+            raise errors.BadRequest("min_worker cannot be negative.")
         check_worker_count(min_worker)
         asked = model_version or parameters.get("model_version") or None
         known = self.resolve(model_name, asked)
         if known.load_error and min_worker > 0:
             why = known.load_error.rstrip(".")
-            raise InvalidModel(f"{why}. It was not loaded: register it again.")
+            raise errors.InvalidModel(f"{why}. It was not loaded: register it again.")
         key = known.key
         failures_before = failures_by_slot(self._registry.workers(key))
         spec = self._registry.scale(key, min_worker, max_worker)
@@ -191,7 +182,7 @@ class Registrar:
             self._registry.remove(key)
             self._forget(model_name)
             self._wait.until_gone(key, self._settings.unregister_model_timeout_s)
-        except RecordUnreadable:
+        except errors.RecordUnreadable:
             if model_version is not None:
                 raise  # the model may have other versions, whose workers serve
             self._registry.remove_unreadable(model_name)  # without a wait for its workers
@@ -208,7 +199,7 @@ class Registrar:
             names = (spec.model_name, name_of_archive(other.model_url))
             is_same = other.model_url == spec.model_url and other.model_name in names
             if other.load_error and is_same and other.key != spec.key:
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(errors.NotFound):
                     self._registry.remove(other.key, only=other)
                 self._forget(other.model_name)
 

@@ -13,14 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batching.errors import (
-    BadRequest,
-    Conflict,
-    Draining,
-    InvalidModel,
-    ServeError,
-    Unavailable,
-)
+from batching import errors
 from batching.models.spec import NAME_PATTERN, ModelSpec
 from batching.settings.files import read_properties
 from batching.settings.settings import Settings, SettingsError
@@ -58,7 +51,7 @@ class StartupLoader:
         in the background: a registered model need not be ready.
         """
         path = self._services.settings.snapshot_file
-        with contextlib.suppress(Draining):
+        with contextlib.suppress(errors.Draining):
             steps = [self._load_configured]
             # A snapshot is a complete registry. Merged into another, it would undo later changes,
             # of the default version for example.
@@ -138,18 +131,18 @@ class StartupLoader:
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
             self._persist(model, lambda: complete(spec))
             log.info("registered model=%s version=%s", *spec.key)
-        except Conflict as error:
+        except errors.Conflict as error:
             # Another ingress was faster, the snapshot has the model, or Redis remembers it.
             log.info("kept model=%s: %s", model, error.message)
-        except Draining:
+        except errors.Draining:
             raise
-        except ServeError as error:
+        except errors.ServeError as error:
             reason = ". ".join(filter(None, (error.message, error.operators_text)))
             log.error("not loaded model=%s: %s", model, reason)
             self._failures.append({"model": model, "error": reason})
             register = partial(self._registrar.register_unloaded, parameters, error.message, saved)
             # Its name may not be one for a model, and Redis may remember the version.
-            with contextlib.suppress(BadRequest, Conflict, InvalidModel):
+            with contextlib.suppress(errors.BadRequest, errors.Conflict, errors.InvalidModel):
                 self._persist(model, register)
             return False
         return True
@@ -163,12 +156,12 @@ class StartupLoader:
         while not self._services.lifecycle.is_draining:
             try:
                 return attempt()
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 if time.monotonic() >= say_at_s:
                     say_at_s = time.monotonic() + self._services.patience.remind_s
                     log.warning("not yet loaded model=%s: %s", model, error.message)
                 time.sleep(_RETRY_S)
-        raise Draining("The server is shutting down.")
+        raise errors.Draining("The server is shutting down.")
 
 
 def startup_parameters(settings: Settings) -> list[dict[str, Any]]:

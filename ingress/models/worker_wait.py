@@ -6,15 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
-from batching.errors import (
-    DependenciesFailed,
-    Draining,
-    InternalError,
-    OutOfResources,
-    RequestTimeout,
-    ServeError,
-    StoreUnavailable,
-)
+from batching import errors
 from batching.models.entry import still_registered
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
@@ -131,7 +123,7 @@ class WorkerWait:
         Redis that goes away is an error, as the version is registered.
         """
         ends_s = time.monotonic() + self._patience.listed_s
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(errors.StoreUnavailable):
             self._until(
                 lambda: not spec.min_worker or bool(self._registry.workers(spec.key)),
                 lambda: ends_s,
@@ -156,7 +148,7 @@ class WorkerWait:
         if not self._until(is_gone, lambda: ends_s):
             if self._should_stop():
                 raise _draining()
-            raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+            raise errors.RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
 
     def _until(
         self,
@@ -180,14 +172,14 @@ class WorkerWait:
                             return False
                         wait(min(left_s, slice_s))
                     return True
-            except StoreUnavailable:
+            except errors.StoreUnavailable:
                 if not is_patient or time.monotonic() >= ends_s() or self._should_stop():
                     raise
                 time.sleep(_RETRY_S)
 
 
-def _draining() -> Draining:
-    return Draining("The server is shutting down.", retry_after_s=1.0)
+def _draining() -> errors.Draining:
+    return errors.Draining("The server is shutting down.", retry_after_s=1.0)
 
 
 def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> WorkerProgress:
@@ -212,15 +204,17 @@ def _failed(
     ]
 
 
-def _why_failed(failed: Sequence[WorkerStatus], key: VersionKey, version_text: str) -> ServeError:
+def _why_failed(
+    failed: Sequence[WorkerStatus], key: VersionKey, version_text: str
+) -> errors.ServeError:
     for worker in failed:
-        if worker.reason == DependenciesFailed.reason:
-            return DependenciesFailed(worker.error)
+        if worker.reason == errors.DependenciesFailed.reason:
+            return errors.DependenciesFailed(worker.error)
     # The answer has TorchServe's text. What handlers raise is for operators only.
-    errors = "; ".join(sorted({worker.error for worker in failed if worker.error}))
-    log.error("not started model=%s version=%s: %s", *key, errors)
+    reasons = "; ".join(sorted({worker.error for worker in failed if worker.error}))
+    log.error("not started model=%s version=%s: %s", *key, reasons)
     is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
-    kind = OutOfResources if is_out_of_memory else InternalError
+    kind = errors.OutOfResources if is_out_of_memory else errors.InternalError
     error = kind(failed_text(key.model_name, version_text))
     causes = sorted({worker.traceback or worker.error for worker in failed} - {""})
     error.operators_text = "\n\n".join(causes[:_MOST_CAUSES])

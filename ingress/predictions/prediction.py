@@ -6,9 +6,9 @@ A thread for each waiting request costs most, and a task for each a good part (d
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
@@ -61,14 +61,6 @@ _SCALE_UP = (
     ". Please use scale workers API to add workers. If this is a sequence inference, please check "
     "if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
 )
-
-
-class StreamedAnswer(NamedTuple):
-    """An answer that is sent in pieces while its handler runs; whoever takes it closes `pieces`."""
-
-    status: int
-    headers: list[Header]
-    pieces: AsyncGenerator[bytes]
 
 
 class HttpPredictions:
@@ -318,19 +310,43 @@ class Prediction(PendingRequest):
     # --- an answer in pieces
 
     async def _stream(self, stream: ReplyStream) -> None:
+        """Sends the pieces no faster than the client reads; HTTP/1.0 gets one answer of all."""
+        exchange = self.exchange
         try:
             status, headers = stream_head(await stream.first(), self.request_id)
         except BaseException:
             await stream.close()
             raise
-        if self.exchange.method == "HEAD" or status in WITHOUT_BODY:
+        if exchange.method == "HEAD" or status in WITHOUT_BODY:
             self.count(status)
-            self.exchange.respond(status, headers, b"")
+            exchange.respond(status, headers, b"")
             await stream.close()
             return
-        pieces = self._pieces(status, stream)
-        await anext(pieces)
-        await self.send_stream(StreamedAnswer(status, headers, pieces))
+        async with aclosing(self._pieces(status, stream)) as pieces:
+            await anext(pieces)
+            if exchange.http_version < "1.1":
+                await self._send_at_once(status, headers, pieces)
+                return
+            try:
+                await exchange.respond_in_pieces(status, headers, pieces)
+            except ServeError as error:
+                log.warning("stream broken off: %s", error.message)
+            except ConnectionEnded:
+                pass  # the client has left, or does not read
+
+    async def _send_at_once(
+        self, status: int, headers: list[Header], pieces: AsyncIterator[bytes]
+    ) -> None:
+        body = bytearray()
+        try:
+            async for piece in pieces:
+                body += piece
+                if len(body) > self._shared.settings.max_response_size_bytes:
+                    raise InternalError("The answer is too large for this connection.")
+        except ServeError as error:
+            self.exchange.respond(*error_answer(error))
+        else:
+            self.exchange.respond(status, headers, bytes(body))
 
     async def _pieces(self, status: int, stream: ReplyStream) -> AsyncGenerator[bytes]:
         """Yields the pieces; counts the answer, and tells a handler that still runs to stop."""
@@ -347,27 +363,6 @@ class Prediction(PendingRequest):
         finally:
             self.count(outcome, stream.timing, reason)
             await stream.close()
-
-    async def send_stream(self, answer: StreamedAnswer) -> None:
-        """Sends the pieces no faster than the client reads; HTTP/1.0 gets one answer of all."""
-        exchange, (status, headers, pieces) = self.exchange, answer
-        is_at_once, body = exchange.http_version < "1.1", bytearray()
-        async with aclosing(pieces):
-            try:
-                if not is_at_once:
-                    await exchange.respond_in_pieces(status, headers, pieces)
-                    return
-                async for piece in pieces:
-                    body += piece
-                    if len(body) > self._shared.settings.max_response_size_bytes:
-                        raise InternalError("The answer is too large for this connection.")
-                exchange.respond(status, headers, bytes(body))
-            except ServeError as error:
-                log.warning("stream broken off: %s", error.message)
-                if is_at_once:
-                    exchange.respond(*error_answer(error))
-            except ConnectionEnded:
-                pass  # the client has left, or does not read
 
 
 class InferenceRouter:

@@ -12,9 +12,9 @@ from batching.models.entry import check_names, existing
 from batching.models.spec import ModelSpec
 from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import HttpAnswer
-from ingress.predictions.prediction import Prediction, StreamedAnswer
+from ingress.predictions.prediction import Prediction
 from ingress.rest.page_api import interface_of
-from ingress.rest.wsgi_bridge import AwaitedExchange, PlainResponse, flask_exchange
+from ingress.rest.wsgi_bridge import flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
 from ingress.torchserve.openapi import VERSION, model_prediction_document
@@ -29,15 +29,6 @@ class WorkflowNotFound(NotFound):
 
     type = "WorkflowNotFoundException"
     reason = "workflow_not_found"
-
-
-class AwaitedPrediction(Prediction):
-    """Hands the pieces of its answer to the WSGI thread, which sends them."""
-
-    exchange: AwaitedExchange
-
-    async def send_stream(self, answer: StreamedAnswer) -> None:
-        self.exchange.take(answer)
 
 
 class InferenceView:
@@ -60,26 +51,10 @@ class InferenceView:
         if self._services.keys is not None:
             exchange.headers = [item for item in exchange.headers if item[0] != "authorization"]
             exchange.fields.pop("authorization", None)
-        prediction = AwaitedPrediction(self._services.http_predictions, target, exchange)
+        prediction = Prediction(self._services.http_predictions, target, exchange)
         self._services.loop.call_soon_threadsafe(prediction.submit, body)
         del body
-        answer = exchange.answered.result()
-        return self._stream(answer) if isinstance(answer, StreamedAnswer) else answer
-
-    def _stream(self, answer: StreamedAnswer) -> Response:
-        """Returns a response that sends the pieces; an exception closes its connection."""
-        on_loop, pieces = self._services.on_loop, answer.pieces
-
-        async def next_piece() -> bytes | None:
-            return await anext(pieces, None)
-
-        async def close() -> None:
-            await pieces.aclose()
-
-        sent = iter(lambda: on_loop(next_piece()), None)
-        response = PlainResponse(sent, status=answer.status, headers=answer.headers)
-        response.call_on_close(lambda: on_loop(close()))
-        return response
+        return exchange.answered.result()
 
     def predict_workflow(self, tail: str) -> HttpAnswer:
         raise WorkflowNotFound(f"Workflow not found: {tail}")

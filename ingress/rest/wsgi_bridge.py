@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import sys
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ from batching.process.daemon_thread import in_daemon_thread
 from batching.settings.settings import Settings
 from ingress.access.tokens import Authorizer
 from ingress.http1.exchange import Body, Content, Exchange, Header, HttpAnswer
-from ingress.predictions.prediction import StreamedAnswer
 from ingress.torchserve.answers import error_answer
 
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
@@ -45,15 +45,27 @@ class AwaitedExchange(Exchange):
     ) -> None:
         headers = list(fields.items())
         super().__init__(peer, method, path, query, "1.1", headers, fields, keeps_alive=False)
-        self.answered: Future[HttpAnswer | StreamedAnswer] = Future()
+        self.answered: Future[HttpAnswer | Response] = Future()
 
-    def respond(self, status: int, headers: list[Header], body: Body) -> None:  # type: ignore[override]
-        self.take(HttpAnswer(status, headers, body))
-
-    def take(self, answer: HttpAnswer | StreamedAnswer) -> None:
-        """Answers the request, unless it has an answer already."""
+    def respond(self, status: int, headers: Sequence[Header], body: Body) -> None:
         if not self.answered.done():
-            self.answered.set_result(answer)
+            self.answered.set_result(HttpAnswer(status, [*headers], body))
+
+    async def respond_in_pieces(
+        self, status: int, headers: Sequence[Header], pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Lets the thread fetch the pieces, until it closes its response."""
+        loop, is_closed = asyncio.get_running_loop(), asyncio.Event()
+
+        async def next_piece() -> bytes | None:
+            return await anext(pieces, None)
+
+        # An exception closes the client's connection.
+        fetched = iter(lambda: asyncio.run_coroutine_threadsafe(next_piece(), loop).result(), None)
+        response = PlainResponse(fetched, status=status, headers=[*headers])
+        response.call_on_close(partial(loop.call_soon_threadsafe, is_closed.set))
+        self.answered.set_result(response)
+        await is_closed.wait()
 
 
 def flask_exchange() -> AwaitedExchange:

@@ -12,13 +12,7 @@ from typing import Any
 
 import msgspec
 
-from batching.errors import (
-    InternalError,
-    MethodNotAllowed,
-    NotFound,
-    PayloadTooLarge,
-    ServeError,
-)
+from batching import errors
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply, ReplyChunk, fresh_request_id
 from ingress.http1.exchange import HttpAnswer
@@ -72,9 +66,9 @@ def status_answer(text: str, status: int = 200) -> HttpAnswer:
     return json_answer({"status": text}, status)
 
 
-def error_answer(error: ServeError, request_id: str = "") -> HttpAnswer:
+def error_answer(error: errors.ServeError, request_id: str = "") -> HttpAnswer:
     """Returns the answer for an error; TorchServe's own 413 has no body."""
-    if type(error) is PayloadTooLarge:
+    if type(error) is errors.PayloadTooLarge:
         return HttpAnswer(error.status, [("x-ferry-reason", error.reason)], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
     if error.retry_after_s is not None:
@@ -104,7 +98,7 @@ def reply_answer(reply: Reply, request_id: str = "") -> HttpAnswer:
     A prediction has no content type unless the handler sets one.
     """
     if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
-        return error_answer(InternalError(_NO_STATUS), request_id)
+        return error_answer(errors.InternalError(_NO_STATUS), request_id)
     if reply.error_type:
         message = bytes(reply.body).decode("utf-8", "replace")
         return _failure(reply.status, reply.error_type, message, reply.reason, request_id)
@@ -121,7 +115,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
         InternalError: a status that no answer can have.
     """
     if not _LOWEST_STATUS <= first.status <= _HIGHEST_STATUS:
-        raise InternalError(_NO_STATUS)
+        raise errors.InternalError(_NO_STATUS)
     headers = [("x-request-id", request_id), *_NO_CACHE_HEADERS, ("ts_stream_next", "true")]
     return first.status, headers + clean_headers(first.headers)
 
@@ -144,12 +138,12 @@ def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def not_found() -> NotFound:
-    return NotFound("Requested resource is not found, please refer to API document.")
+def not_found() -> errors.NotFound:
+    return errors.NotFound("Requested resource is not found, please refer to API document.")
 
 
-def wrong_method() -> MethodNotAllowed:
-    return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+def wrong_method() -> errors.MethodNotAllowed:
+    return errors.MethodNotAllowed("Requested method is not allowed, please refer to API document.")
 
 
 def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> HttpAnswer:

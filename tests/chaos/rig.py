@@ -21,7 +21,7 @@ from tests.chaos.crowd import Crowd
 from tests.e2e.archives import HANDLER, Call, Ledger, make_archive
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.ports import free_ports
-from tests.support import came_true, eventually
+from tests.support import Backend, came_true, eventually
 
 READY_S = 20.0
 FRESH_BEAT_MS = 1000
@@ -70,16 +70,19 @@ class Rig(FerryServer):
         self.process = self.launch(["ingress", *words, *self._options()])
         self.process.wait_for_line(f"listening address={self.metrics}")
 
+    def restart_ingress(self) -> None:
+        """Kills the ingress, and starts another one in its place."""
+        self.process.kill()
+        self.start_ingress()
+
     def add_node(self, *more: str) -> FerryProcess:
         """Starts one more node, with more options, and waits until it has joined."""
-        known = self._nodes_that_joined()
+        joined = lambda: set(self.redis.zrange("{ferry}:nodes", 0, -1))  # noqa: E731
+        known = joined()
         node = self.launch_node(*more)
         # A dead one may be forgotten meanwhile, so that their number stays.
-        assert came_true(lambda: self._nodes_that_joined() - known, READY_S), node.log()
+        assert came_true(lambda: joined() - known, READY_S), node.log()
         return node
-
-    def _nodes_that_joined(self) -> set[bytes]:
-        return set(self.redis.zrange("{ferry}:nodes", 0, -1))
 
     def launch_node(self, *more: str) -> FerryProcess:
         """Starts one more node without waiting for it."""
@@ -103,8 +106,7 @@ class Rig(FerryServer):
         for part in (self.process, *self.nodes):
             part.wake()
         if self.process.has_ended() or self._drains(self.process) or not self._answers():
-            self.process.kill()
-            self.start_ingress()
+            self.restart_ingress()
         for node in self.nodes[1:]:
             if not node.has_ended():
                 node.stop(signal.SIGTERM)
@@ -142,9 +144,7 @@ class Rig(FerryServer):
         self.redis.close()
 
     def logs(self) -> list[tuple[str, str]]:
-        """Returns name and end of each part's log, as sections of a report."""
-        parts = (self.process, *self.nodes)
-        return [(f"log of {part.log_path.name}", part.log()) for part in parts]
+        return [part.section() for part in (self.process, *self.nodes)]
 
     def processes(self) -> list[psutil.Process]:
         """Returns every living process of the server, Redis apart."""
@@ -230,6 +230,11 @@ class Served:
         record = self.rig.redis.hgetall(self.keys.counters)
         return {name.decode(): int(value) for name, value in record.items()}
 
+    def leaks(self) -> list[str]:
+        """Returns keys of all models that would stay for ever although nothing says so."""
+        backend = Backend(client=self.rig.redis, connect=lambda: None, connect_async=lambda: None)
+        return [name for name in backend.leaks() if not name.startswith("rq:")]
+
     def waiting(self) -> int:
         return int(self.rig.redis.llen(self.keys.queue))
 
@@ -238,6 +243,10 @@ class Served:
 
     def pids(self) -> list[int]:
         return self.rig.worker_pids(self.name)
+
+    def living_pids(self) -> list[int]:
+        """Returns the workers that live: one of a node that was just killed is listed a while."""
+        return [pid for pid in self.pids() if psutil.pid_exists(pid)]
 
     def wait_staffed(self, workers: int = 1) -> None:
         eventually(lambda: len(self.pids()) == workers, READY_S)

@@ -4,11 +4,9 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
-import psutil
 import pytest
 import requests
 import uvloop
@@ -37,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 @pytest.fixture
-def arena_rig(tmp_path: Path) -> Iterator[ArenaRig]:
+def arena_rig(tmp_path):
     with open_arena_rig(tmp_path) as rig:
         yield rig
 
@@ -78,8 +76,7 @@ class Faults:
 
     def _is_staffed(self) -> bool:
         with contextlib.suppress(requests.RequestException, AssertionError):
-            pids = self._model.pids()
-            return len(pids) == 2 and all(map(psutil.pid_exists, pids))
+            return len(self._model.living_pids()) == 2
         return False
 
     def _kill_worker(self) -> None:
@@ -87,8 +84,7 @@ class Faults:
 
     def _kill_ingress(self) -> None:
         self.count()
-        self._rig.process.kill()
-        self._rig.start_ingress()
+        self._rig.restart_ingress()
 
     def _flush_redis(self) -> None:
         self._rig.redis.flushall()
@@ -101,8 +97,8 @@ class Faults:
 
 @pytest.mark.timeout(3600)
 def test_f47_memory_that_is_used_again_shows_no_request_another_ones_byte(
-    arena_rig: ArenaRig, record_promise
-) -> None:
+    arena_rig, record_promise
+):
     rig = arena_rig
     count, turn_s = (200_000, 3.0) if is_long() else (4_000, 0.3)
     seed = random.randrange(2**32)

@@ -30,9 +30,7 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def test_f26_work_of_clients_that_left_the_queue_is_not_done(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f26_work_of_clients_that_left_the_queue_is_not_done(rig, crowd, record_promise):
     with rig.serve("f26", batch_size=8) as model:
         # Given six hundred clients behind a busy worker
         crowd.send("f26", ["hold|first"])
@@ -57,9 +55,7 @@ def test_f26_work_of_clients_that_left_the_queue_is_not_done(
         model.check(crowd)
 
 
-def test_f27_client_that_leaves_a_running_batch_harms_no_other_request(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f27_client_that_leaves_a_running_batch_harms_no_other_request(rig, crowd, record_promise):
     with rig.serve("f27", batch_size=4, max_batch_delay=TIME_TO_FILL_MS) as model:
         # When one of a batch of four leaves while it runs
         gone = crowd.send("f27", ["hold|leaves"])
@@ -81,9 +77,7 @@ def test_f27_client_that_leaves_a_running_batch_harms_no_other_request(
         model.check(crowd)
 
 
-def test_f28_deadline_is_kept_to_the_tenth_of_a_second(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f28_deadline_is_kept_to_the_tenth_of_a_second(rig, crowd, record_promise):
     with rig.serve("f28") as model:
         # When requests have half a second behind a worker that is busy for longer
         crowd.send("f28", ["hold|first"])
@@ -102,7 +96,7 @@ def test_f28_deadline_is_kept_to_the_tenth_of_a_second(
         model.check(crowd)
 
 
-def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f29_work_of_a_dead_ingress_is_not_done(rig, crowd, record_promise):
     with rig.serve("f29") as model:
         # Given twenty requests behind a busy worker
         crowd.send("f29", ["hold|first"])
@@ -128,9 +122,7 @@ def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_p
         rig.restore()
 
 
-def test_f33_overload_is_refused_at_once_and_costs_no_throughput(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f33_overload_is_refused_at_once_and_costs_no_throughput(rig, crowd, record_promise):
     seconds = 30.0 if is_long() else 8.0
     with rig.serve("f33", pace_s=0.05, batch_size=8, queue_size=64) as model:
         # Given what the model can do: batches of eight, 50 ms each
@@ -197,9 +189,7 @@ def open_ports(rig: Rig) -> set[int]:
 
 
 @pytest.mark.timeout(150)
-def test_f34_clients_that_hardly_read_slow_no_other_client_down(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f34_clients_that_hardly_read_slow_no_other_client_down(rig, crowd, record_promise):
     with rig.serve("f34", pace_s=0.002) as model:
         # Given the usual latency
         latencies(crowd, "f34", 20, "warm")
@@ -233,9 +223,7 @@ def test_f34_clients_that_hardly_read_slow_no_other_client_down(
 
 
 @pytest.mark.timeout(150)
-def test_f35_half_sent_requests_take_nothing_from_others(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f35_half_sent_requests_take_nothing_from_others(rig, crowd, record_promise):
     heads = [
         b"POST /predictions/f35 HTTP/1.1\r\nHost: x\r\nX-Slow: a",
         b"POST /predictions/f35 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nslow",
@@ -265,9 +253,7 @@ def test_f35_half_sent_requests_take_nothing_from_others(
             record_promise("F35 closed", f"{took_s:.0f} s")
 
 
-def test_f36_idle_request_waits_no_longer_than_the_delay(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f36_idle_request_waits_no_longer_than_the_delay(rig, crowd, record_promise):
     count = 40 if is_long() else 16
     with (
         rig.serve("f36-window", batch_size=8, max_batch_delay=5),

@@ -6,7 +6,7 @@ the caller of that verb does then, and looks at the queue from outside.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -94,14 +94,14 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def proxy(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosProxy]:
+def proxy(redis_server, tmp_path_factory):
     path = redis_server.socket_path.with_name("proxy.sock")
     with ChaosProxy(path, redis_server.socket_path) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def line(real_harness: QueueHarness, proxy: ChaosProxy) -> Iterator[Line]:
+def line(real_harness, proxy):
     line = Line(real_harness, proxy)
     yield line
     proxy.heal()
@@ -124,7 +124,7 @@ def settle(harness: QueueHarness) -> None:
 
 @pytest.mark.parametrize("at", CUTS)
 @pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
-def test_f21_f37_submit_again_queues_once(line: Line, at: int, size: int) -> None:
+def test_f21_f37_submit_again_queues_once(line, at, size):
     names = "a" if size else "ab"
     submissions = [Submission(name, 60_000, wire_of(name, size=size)) for name in names]
 
@@ -142,7 +142,7 @@ def test_f21_f37_submit_again_queues_once(line: Line, at: int, size: int) -> Non
 
 @pytest.mark.parametrize("at", CUTS)
 @pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
-def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size: int) -> None:
+def test_f21_claim_whose_answer_was_cut_is_given_back(line, at, size):
     names = [f"r{number}" for number in range(4)]
     line.harness.ingress().submit([Submission(n, 60_000, wire_of(n, size=size)) for n in names])
 
@@ -160,7 +160,7 @@ def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size:
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
+def test_f21_recover_may_be_cut_itself(line, at):
     names = ["a", "b", "c"]
     line.harness.submit(*names)
     line.cut(lambda: line.worker.claim(3, 0.0), at)
@@ -177,7 +177,7 @@ def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
     settle(line.harness)
 
 
-def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) -> None:
+def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line):
     # Given a request that a worker died with, claimed again with an answer that was lost
     leased(line.harness, "suspect")
     line.harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
@@ -195,7 +195,7 @@ def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) ->
 
 @pytest.mark.parametrize("at", CUTS)
 @pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
-def test_f21_reply_again_is_stored_once(line: Line, at: int, size: int) -> None:
+def test_f21_reply_again_is_stored_once(line, at, size):
     # Given: a large reply is written before the script
     names = ["a"] if size else ["a", "b"]
     items = leased(line.harness, *names)
@@ -213,7 +213,7 @@ def test_f21_reply_again_is_stored_once(line: Line, at: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) -> None:
+def test_f21_large_reply_whose_write_was_cut_is_sent_again(line, at):
     items = leased(line.harness, "a")
 
     # When
@@ -228,7 +228,7 @@ def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) 
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_replies_list_that_was_cut_is_found_by_the_audit(line: Line, at: int) -> None:
+def test_f21_replies_list_that_was_cut_is_found_by_the_audit(line, at):
     items = leased(line.harness, "a")
     line.harness.worker().reply(items, [make_reply("x")])
 
@@ -247,7 +247,7 @@ def test_f21_replies_list_that_was_cut_is_found_by_the_audit(line: Line, at: int
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
+def test_f21_cancel_again_is_harmless(line, at):
     line.harness.submit("a", "b")
 
     # When
@@ -262,7 +262,7 @@ def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_wakeup_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
+def test_f21_wakeup_and_window_that_were_cut_only_wake(line, at):
     # Given a wake-up that is popped into the broken connection
     line.harness.submit("a")
     line.cut(lambda: line.worker.wait_for_work(BLOCK_S), at)
@@ -281,7 +281,7 @@ def test_f21_wakeup_and_window_that_were_cut_only_wake(line: Line, at: int) -> N
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any) -> None:
+def test_f21_node_verbs_may_be_repeated(line, at, record_promise):
     harness, node = line.harness, line.node
     leased(harness, "a", "b")
 
@@ -332,9 +332,7 @@ class Beats:
 
 @pytest.mark.parametrize("after", [0, 1], ids=["beat", "record"])
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
-    line: Line, at: int, after: int
-) -> None:
+def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(line, at, after):
     # Given a node that joins while the answer to its beat, or to its record, is lost
     beats = Beats(line)
     line.proxy.cut_next(at, after=after)
@@ -376,7 +374,7 @@ class Served:
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: int) -> None:
+def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line, at):
     # Given requests, and a worker that will not hear what its first claim brought
     line.harness.submit("a", "b")
     line.proxy.cut_next(at, after=1)  # it looks first for what it may own
@@ -390,7 +388,7 @@ def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: i
     assert line.harness.unaccounted() == 0
 
 
-def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: Line) -> None:
+def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line):
     # Given a worker whose claim was lost, and that waits for work again
     harness = line.harness
     line.proxy.cut_next(0, after=1)  # it looks first for what it may own
@@ -408,7 +406,7 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
     assert harness.unaccounted() == 0
 
 
-def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(line: Line) -> None:
+def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(line):
     # Given a worker whose line goes down under its batch for longer than it keeps replies
     known = line.proxy.connections
     line.harness.submit("a", "b")

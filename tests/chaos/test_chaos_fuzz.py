@@ -108,7 +108,7 @@ async def fuzz(rig: Rig, fuzzed: Fuzzed, seconds: float) -> Found:
 
 
 @pytest.mark.timeout(900)
-def test_f43_mutated_requests_harm_no_valid_client(rig: Rig, record_promise) -> None:
+def test_f43_mutated_requests_harm_no_valid_client(rig, record_promise):
     seconds = 600.0 if is_long() else 20.0
     fuzzed = Fuzzed(seed=random.randrange(2**32))
     options = {"files": FILES, "workers": 2, "batch_size": 8, "max_batch_delay": 2}

@@ -1,14 +1,12 @@
 """F44 and F45: handlers that fork, and handlers that abuse the process they run in."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.chaos.crowd import Crowd
-from tests.chaos.rig import Rig, Served
 from tests.e2e.archives import HANDLER
 from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
@@ -49,13 +47,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 @pytest.fixture(scope="module")
-def people(whole_rig: Rig) -> Iterator[Crowd]:
+def people(whole_rig):
     with Crowd(whole_rig.port) as people:
         yield people
 
 
 @pytest.fixture(scope="module")
-def abused(whole_rig: Rig) -> Iterator[Served]:
+def abused(whole_rig):
     """One worker for all of these tests, and its successors."""
     options = {"batch_size": BATCH_SIZE, "max_batch_delay": TIME_TO_FILL_MS}
     # A handler that waits for a child that never ends must not hold the tests up for long.
@@ -73,9 +71,7 @@ def family_of(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_f44_fork_that_comes_back_from_a_call_ends(
-    whole_rig: Rig, abused: Served, people: Crowd, record_promise, end: str
-) -> None:
+def test_f44_fork_that_comes_back_from_a_call_ends(whole_rig, abused, people, record_promise, end):
     [pid] = abused.pids()
 
     # When a handler's child comes back as if it were the worker
@@ -99,7 +95,7 @@ def test_f44_fork_that_comes_back_from_a_call_ends(
     assert sum(TOLD in line and "model=abused" in line for line in lines) == 1
 
 
-def test_f44_fork_that_comes_back_from_loading_ends(whole_rig: Rig) -> None:
+def test_f44_fork_that_comes_back_from_loading_ends(whole_rig):
     files = {**FILES, "forks_at_load": ""}
     with whole_rig.serve("forked", files=files) as model, Crowd(whole_rig.port) as people:
         # Given a handler that forked while it was loaded
@@ -112,7 +108,7 @@ def test_f44_fork_that_comes_back_from_loading_ends(whole_rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("abuse", ABUSES)
-def test_f45_abuse_hits_no_other_request(abused: Served, people: Crowd, abuse: str) -> None:
+def test_f45_abuse_hits_no_other_request(abused, people, abuse):
     # When a request has its handler do this, in a batch with others
     neighbours = [f"{abuse} neighbour", f"{abuse} other"]
     [bad, *good] = people.ask("abused", [f"{abuse}|", *neighbours])

@@ -29,7 +29,6 @@ from batching.store.jobs.job_store import JobRequest
 from batching.store.keys import job_version
 from batching.store.node_queue import ReclaimMode
 from batching.store.worker_queue import WorkerQueue
-from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos.promises import is_long
 from tests.support import (
     KEY,
@@ -618,12 +617,12 @@ def run_machine(machine: type[QueueMachine], url: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_f40_queue_does_what_its_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+def test_f40_queue_does_what_its_model_says(redis_server, record_promise):
     run_machine(QueueMachine, redis_server.url)
     record_promise("F40", f"server: {EXAMPLES} x {STEPS} steps")
 
 
 @pytest.mark.timeout(600)
-def test_f40_jobs_do_what_their_model_says(redis_server: EmbeddedRedis, record_promise) -> None:
+def test_f40_jobs_do_what_their_model_says(redis_server, record_promise):
     run_machine(JobMachine, redis_server.url)
     record_promise("F40", f"jobs: {EXAMPLES} x {STEPS} steps")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
@@ -47,8 +46,8 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
 
 @pytest.mark.parametrize("loss", ["restart", "flush"])
 def test_f15_f17_requests_survive_a_redis_that_lost_everything(
-    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, loss: str
-) -> None:
+    rig, crowd, chaos_redis, record_promise, loss
+):
     name = f"f15-{loss}"
     with rig.serve(name, pace_s=0.05, batch_size=4, max_batch_delay=10) as model:
         # Given thirty requests of which eight are done, one is at work, and the rest wait
@@ -84,9 +83,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
         model.check(crowd)
 
 
-def test_f16_outage_is_told_and_ends_by_itself(
-    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise
-) -> None:
+def test_f16_outage_is_told_and_ends_by_itself(rig, crowd, chaos_redis, record_promise):
     outage_s, deadline_s = (20.0, 5.0) if is_long() else (4.0, 2.0)
     with rig.serve("f16", pace_s=0.02, batch_size=4) as model:
         # Given requests in flight
@@ -118,7 +115,7 @@ def test_f16_outage_is_told_and_ends_by_itself(
         model.check(crowd)
 
 
-def test_f18_killed_connections_lose_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f18_killed_connections_lose_nothing(rig, crowd, record_promise):
     seconds = 10.0 if is_long() else 3.0
     with rig.serve("f18", pace_s=0.01, batch_size=4) as model:
         # When every connection is killed five times a second under load
@@ -134,8 +131,8 @@ def test_f18_killed_connections_lose_nothing(rig: Rig, crowd: Crowd, record_prom
 
 @pytest.mark.parametrize("how", ["CLIENT PAUSE", "SIGSTOP"])
 def test_f19_redis_that_stands_still_makes_no_worker_dead(
-    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, how: str
-) -> None:
+    rig, crowd, chaos_redis, record_promise, how
+):
     name = "f19-pause" if how == "CLIENT PAUSE" else "f19-stop"
     with rig.serve(name, pace_s=0.01, batch_size=4) as model, crowd.flow(name, 30, "r"):
         # Given a load, and a request at work all the while
@@ -164,7 +161,7 @@ def test_f19_redis_that_stands_still_makes_no_worker_dead(
     assert checker.answers(log) + checker.executions(log, model.calls()) == []
 
 
-def test_f20_forgotten_scripts_are_sent_again(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f20_forgotten_scripts_are_sent_again(rig, crowd, record_promise):
     with rig.serve("f20", pace_s=0.01, batch_size=4) as model:
         # When the server forgets its scripts ten times a second
         with crowd.flow("f20", 50, "r"), again_and_again(rig.redis.script_flush, 0.1):
@@ -176,7 +173,7 @@ def test_f20_forgotten_scripts_are_sent_again(rig: Rig, crowd: Crowd, record_pro
         model.check(crowd)
 
 
-def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f23_full_memory_stops_admission_only(rig, crowd, record_promise):
     with rig.serve("f23", pace_s=0.3, batch_size=2) as model:
         # Given memory for some ten bodies of 150 kB
         used = rig.redis.info("memory")["used_memory"]
@@ -217,9 +214,7 @@ def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_pro
         assert crowd.ask("f23", ["after"])[0].status == 200
 
 
-def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(rig, crowd, record_promise):
     with rig.serve("f23n") as model:
         # Given requests that wait, and memory that is full
         sent = crowd.send("f23n", [f"hold|{number}" for number in range(10)])
@@ -242,7 +237,7 @@ def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(
 
 
 @pytest.fixture
-def far_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, ChaosProxy, TcpRedis]]:
+def far_rig(tmp_path_factory):
     """A rig whose parts reach their Redis only through the proxy."""
     folder = Path(tmp_path_factory.mktemp("far"))
     with TcpRedis() as primary:
@@ -257,9 +252,7 @@ def far_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Cha
 
 
 @pytest.mark.timeout(180)
-def test_f22_f24_far_and_failing_over_redis_loses_nothing(
-    far_rig: tuple[Rig, ChaosProxy, TcpRedis], record_promise
-) -> None:
+def test_f22_f24_far_and_failing_over_redis_loses_nothing(far_rig, record_promise):
     rig, proxy, primary = far_rig
     with (
         TcpRedis() as replica,

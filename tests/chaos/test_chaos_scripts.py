@@ -52,8 +52,8 @@ def serve_all(harness: QueueHarness, worker_id: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
-    real_harness: QueueHarness, record_promise, point: str
-) -> None:
+    real_harness, record_promise, point
+):
     # Given eight requests, and a worker that crashes at this point of its turn
     real_harness.submit(*NAMES)
     real_harness.silence_ingress(ms=-60_000)  # it lives, however long a process takes to start
@@ -78,9 +78,7 @@ def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
     assert real_harness.open_ids() == set()
 
 
-def test_f12_late_reply_counts_once_and_the_request_is_not_run_again(
-    harness: QueueHarness, record_promise
-) -> None:
+def test_f12_late_reply_counts_once_and_the_request_is_not_run_again(harness, record_promise):
     # Given a worker that was taken for dead while it worked
     harness.submit("a", "b")
     first = harness.worker("first")
@@ -102,9 +100,7 @@ def test_f12_late_reply_counts_once_and_the_request_is_not_run_again(
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_f25_clock_steps_of_parts_mean_nothing(
-    real_harness: QueueHarness, record_promise, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_f25_clock_steps_of_parts_mean_nothing(real_harness, record_promise, monkeypatch, hours):
     # Given a waiting and a claimed request
     real_harness.submit("claimed", "waiting", ttl_ms=60_000)
     worker = real_harness.worker()
@@ -145,9 +141,7 @@ class WakeupThief(WorkerQueue):
         return super().wait_for_work(timeout_s)
 
 
-async def test_f38_lost_wakeup_costs_a_second_at_most(
-    real_harness: QueueHarness, record_promise
-) -> None:
+async def test_f38_lost_wakeup_costs_a_second_at_most(real_harness, record_promise):
     # Given a worker about to wait, a node that has just beaten, and a request that comes just then
     client = real_harness.backend.connect()
     worker = WakeupThief(client, KEY, "worker-a", DEAD_AFTER_MS)
@@ -180,9 +174,7 @@ def heart_of(queue: NodeQueue) -> Heartbeat:
     return Heartbeat(queue, NODE, lambda: [record], lambda: [KEY], lambda: None, outage=outage)
 
 
-def test_f39_cancel_storm_leaves_nothing_to_wade_through(
-    real_harness: QueueHarness, record_promise
-) -> None:
+def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_harness, record_promise):
     # Given ten thousand requests before eight others
     storm = [f"storm-{number}" for number in range(STORM)]
     real_harness.open(max_queue=2 * STORM)

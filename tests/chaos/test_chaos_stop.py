@@ -12,8 +12,7 @@ import pytest
 
 from batching.process.part import REPEAT_WINDOW_S
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd, for_seconds
-from tests.chaos.rig import Rig
+from tests.chaos.crowd import for_seconds
 from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
 from tests.timing import assert_within
@@ -24,7 +23,7 @@ FORCED_S = 1.0
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f30_nodes_can_be_replaced_under_load(rig, crowd, record_promise):
     with rig.serve("f30", pace_s=0.02, batch_size=4) as model:
         # When, under load, each node is told to stop once its successor serves
         seconds, codes = [], []
@@ -48,7 +47,7 @@ def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_pro
         model.check(crowd)
 
 
-def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f31_ingress_answers_all_it_accepted(rig, crowd, record_promise):
     with rig.serve("f31", batch_size=4) as model:
         # Given requests at work and in the queue
         sent = crowd.send("f31", [f"hold|{number}" for number in range(20)])
@@ -79,9 +78,7 @@ def ask_on(connection: http.client.HTTPConnection, name: str, found: list[int]) 
             found.append(answer.status)
 
 
-def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
-    rig: Rig, record_promise
-) -> None:
+def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(rig, record_promise):
     with rig.serve("f31-kept", batch_size=4) as model:
         # Given ten clients that ask again and again, each over its one connection
         found: list[int] = []
@@ -108,7 +105,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
         rig.restore()
 
 
-def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f32_second_signal_gives_back_at_once(rig, crowd, record_promise):
     rig.add_node()
     with rig.serve("f32", batch_size=2, max_batch_delay=TIME_TO_FILL_MS) as model:
         model.wait_staffed(2)

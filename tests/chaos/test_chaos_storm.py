@@ -5,19 +5,17 @@ import os
 import random
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from batching.store.keys import REPLY_TTL_MS
-from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, Served, kill
-from tests.support import Backend, came_true, eventually
+from tests.support import came_true, eventually
 
 MIB = 1024 * 1024
 GROWTH_BYTES = 10 * MIB
@@ -28,52 +26,35 @@ STILL_S = 25.0  # a node that is silent for three is taken for dead
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-class Killer:
-    """Kills a node or a worker at each turn; a node is started again half a second later."""
-
-    def __init__(self, rig: Rig, model: Served, seed: int) -> None:
-        self.kills: dict[str, int] = defaultdict(int)
-        self._rig = rig
-        self._model = model
-        self._random = random.Random(seed)
-
-    def turn(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        if self._random.random() < 0.5:
-            node = self._random.choice(self._rig.nodes)
-            self._rig.remove_node(node)
-            self.kills["nodes"] += 1
-            for_seconds(0.5)
-            self._rig.launch_node()
-        # A worker of a node that was just killed is listed for a while.
-        elif pids := [pid for pid in self._model.pids() if psutil.pid_exists(pid)]:
-            kill(self._random.choice(pids))
-            self.kills["workers"] += 1
-        for_seconds(max(0.0, end - time.monotonic()))
-
-
 @pytest.mark.timeout(180)
-def test_f03_kill_storm_loses_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f03_kill_storm_loses_nothing(rig, crowd, record_promise):
     turns = 20 if is_long() else 5
     rig.add_node()
     rig.add_node()
     with rig.serve("f03", pace_s=0.01, batch_size=8, max_batch_delay=10) as model:
         # Given three nodes with a worker each, under load
         model.wait_staffed(3)
-        killer = Killer(rig, model, seed=3)
+        chance, kills = random.Random(3), {"nodes": 0, "workers": 0}
 
         # When every two seconds one of them, or one of their workers, is killed
         with crowd.flow("f03", 150, "r"):
             for _ in range(turns):
-                killer.turn(2.0)
+                end = time.monotonic() + 2.0
+                if chance.random() < 0.5:
+                    rig.remove_node(chance.choice(rig.nodes))
+                    kills["nodes"] += 1
+                    for_seconds(0.5)
+                    rig.launch_node()
+                elif pids := model.living_pids():
+                    kill(chance.choice(pids))
+                    kills["workers"] += 1
+                for_seconds(max(0.0, end - time.monotonic()))
 
         # Then no client sees anything but a delay
         found = checker.statuses(crowd.log)
         slowest_s = max(one.seconds for one in crowd.log)
         doubled = model.counters()["replied"] - len(crowd.log)
-        record_promise(
-            "F3", f"{2 * turns} s, {dict(killer.kills)}: {found}, slowest {slowest_s:.1f} s"
-        )
+        record_promise("F3", f"{2 * turns} s, {kills}: {found}, slowest {slowest_s:.1f} s")
         assert set(found) == {"200"}, found
         assert doubled == 0
         model.check(crowd)
@@ -92,9 +73,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(120)
-def test_machine_that_stands_still_loses_nothing(
-    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis
-) -> None:
+def test_machine_that_stands_still_loses_nothing(rig, crowd, chaos_redis):
     with rig.serve("frozen", pace_s=0.01, batch_size=4, workers=2) as model:
         # Given a load, and a request at work
         with crowd.flow("frozen", 4, "r"):
@@ -126,45 +105,26 @@ def figures(rig: Rig) -> dict[str, tuple[int, int]]:
     return found
 
 
-class Faults:
-    """Small faults at a low rate, none of which may be seen by a client."""
+def small_faults(
+    rig: Rig, model: Served, crowd: Crowd, chance: random.Random, seconds: float
+) -> None:
+    """Does one every three seconds, which no client may see; the last few seconds are calm."""
 
-    def __init__(self, rig: Rig, model: Served, crowd: Crowd) -> None:
-        self._rig, self._model, self._crowd = rig, model, crowd
-        self._random = random.Random(41)
-
-    def go_on(self, seconds: float) -> None:
-        """A fault every three seconds; the last few seconds are calm."""
-        end = time.monotonic() + seconds
-        while (left_s := end - time.monotonic()) > 0:
-            if left_s > CALM_S:
-                self._random.choice([self._kill, self._cut, self._flush, self._leave])()
-            for_seconds(min(3.0, left_s))
-
-    def _kill(self) -> None:
-        pids = [pid for pid in self._model.pids() if psutil.pid_exists(pid)]
-        if len(pids) > 1:
+    def kill_a_worker() -> None:
+        if len(pids := model.living_pids()) > 1:
             kill(pids[0])
 
-    def _cut(self) -> None:
-        self._rig.redis.client_kill_filter(_type="normal", skipme=True)
-
-    def _flush(self) -> None:
-        self._rig.redis.script_flush()
-
-    def _leave(self) -> None:
-        self._crowd.leave(self._crowd.send("f41", [f"left {time.monotonic()}"]))
-
-
-def growth(
-    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns by how much bytes and descriptors of the lasting processes have grown."""
-    lasting = before.keys() & after.keys()
-    return (
-        {name: after[name][0] - before[name][0] for name in lasting},
-        {name: after[name][1] - before[name][1] for name in lasting},
+    faults = (
+        kill_a_worker,
+        lambda: rig.redis.client_kill_filter(_type="normal", skipme=True),
+        rig.redis.script_flush,
+        lambda: crowd.leave(crowd.send("f41", [f"left {time.monotonic()}"])),
     )
+    end = time.monotonic() + seconds
+    while (left_s := end - time.monotonic()) > 0:
+        if left_s > CALM_S:
+            chance.choice(faults)()
+        for_seconds(min(3.0, left_s))
 
 
 def request_keys(rig: Rig, *kinds: bytes) -> list[bytes]:
@@ -173,24 +133,26 @@ def request_keys(rig: Rig, *kinds: bytes) -> list[bytes]:
 
 
 @pytest.mark.timeout(480)
-def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f41_soak_grows_nothing(rig, crowd, record_promise):
     seconds, run_in_s = (300.0, 120.0) if is_long() else (24.0, 10.0)
     with rig.serve("f41", pace_s=0.005, batch_size=8, workers=2) as model:
         # When the server has run in, under faults, and then goes on for longer
-        faults = Faults(rig, model, crowd)
+        chance = random.Random(41)
         with (
             crowd.flow("f41", 50, "small "),
             crowd.flow("f41", 25, "middle ", padding=8_000),
             crowd.flow("f41", 5, "large ", padding=150_000),
         ):
-            faults.go_on(run_in_s)
+            small_faults(rig, model, crowd, chance, run_in_s)
             before = figures(rig)
-            faults.go_on(seconds - run_in_s)
+            small_faults(rig, model, crowd, chance, seconds - run_in_s)
             after = figures(rig)
         log = crowd.wait()
 
         # Then no process that lived through it has grown
-        grown, descriptors = growth(before, after)
+        lasting = before.keys() & after.keys()
+        grown = {name: after[name][0] - before[name][0] for name in lasting}
+        descriptors = {name: after[name][1] - before[name][1] for name in lasting}
         record_promise(
             "F41 memory",
             f"{seconds:.0f} s: {max(grown.values()) / MIB:+.1f} MB, {len(grown)} processes",
@@ -209,8 +171,7 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
         came_true(lambda: not request_keys(rig, b":replies:"), 65 if is_long() else 0.1)
         replies = request_keys(rig, b":replies:")
         assert all(0 < rig.redis.pttl(name) <= REPLY_TTL_MS for name in replies)
-        backend = Backend(client=rig.redis, connect=lambda: None, connect_async=lambda: None)
-        leaks = [name for name in backend.leaks() if not name.startswith("rq:")]
+        leaks = model.leaks()
         record_promise(
             "F41 keys",
             f"{len(replies)} reply keys, {len(leaks)} without TTL, "

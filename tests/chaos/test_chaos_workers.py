@@ -9,9 +9,8 @@ from collections import Counter
 import pytest
 
 from tests.chaos.checker import DEADLINE_SLACK_S
-from tests.chaos.crowd import Crowd
 from tests.chaos.promises import is_long
-from tests.chaos.rig import Rig, kill
+from tests.chaos.rig import kill
 from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
 from tests.timing import assert_within
@@ -24,7 +23,7 @@ STILL_S = 2.0  # until the next one has loaded
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f01_killed_child_costs_its_batch_only_time(rig, crowd, record_promise):
     with rig.serve("f01", batch_size=8, max_batch_delay=TIME_TO_FILL_MS, workers=2) as model:
         # Given a batch of eight that a worker is at
         sent = crowd.send("f01", ["hold|0", *(str(number) for number in range(1, 8))])
@@ -51,7 +50,7 @@ def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, reco
         model.check(crowd)
 
 
-def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
+def test_f02_killed_node_costs_its_batch_only_time(rig, crowd, record_promise):
     rig.add_node()
     with rig.serve("f02", batch_size=8, max_batch_delay=TIME_TO_FILL_MS) as model:
         # Given a batch of eight on one of two nodes
@@ -75,9 +74,7 @@ def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, recor
 
 
 @pytest.mark.parametrize("case", [("F4", 32, 1), ("F5", 16, 2)], ids=["f04", "f05"])
-def test_f04_f05_poison_fails_alone(
-    rig: Rig, crowd: Crowd, record_promise, case: tuple[str, int, int]
-) -> None:
+def test_f04_f05_poison_fails_alone(rig, crowd, record_promise, case):
     row, size, poisons = case
     options = {"batch_size": size, "max_batch_delay": TIME_TO_FILL_MS, "workers": 2}
     with rig.serve(row.lower(), **options) as model:
@@ -100,9 +97,7 @@ def test_f04_f05_poison_fails_alone(
         model.check(crowd)
 
 
-def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(
-    rig: Rig, crowd: Crowd
-) -> None:
+def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(rig, crowd):
     with rig.serve("f04b") as model:
         # When one after the other kills the only worker, right after its start
         with crowd.flow("f04b", 20, "good"):
@@ -117,7 +112,7 @@ def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(
         model.check(crowd)
 
 
-def test_f04_poison_in_a_batch_that_fails_runs_three_times(rig: Rig, crowd: Crowd) -> None:
+def test_f04_poison_in_a_batch_that_fails_runs_three_times(rig, crowd):
     options = {"batch_size": 2, "max_batch_delay": TIME_TO_FILL_MS}
     with rig.serve("f04c", **options) as model:
         # When a batch fails as a whole, and one of its requests kills the worker that runs it alone
@@ -133,9 +128,7 @@ def test_f04_poison_in_a_batch_that_fails_runs_three_times(rig: Rig, crowd: Crow
 
 
 @pytest.mark.parametrize("poison", ["hog|too much", "killed|as by the kernel"])
-def test_f06_request_that_runs_out_of_memory_fails_alone(
-    rig: Rig, crowd: Crowd, record_promise, poison: str
-) -> None:
+def test_f06_request_that_runs_out_of_memory_fails_alone(rig, crowd, record_promise, poison):
     with rig.serve("f06", batch_size=8, max_batch_delay=50) as model:
         # When one request of a batch takes more memory than there is
         good = [f"good {number}" for number in range(7)]
@@ -151,8 +144,8 @@ def test_f06_request_that_runs_out_of_memory_fails_alone(
 
 @pytest.mark.parametrize("hangs", ["sleep 600|hangs", "deaf 600|hangs"])
 def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
-    rig: Rig, crowd: Crowd, record_promise, hangs: str
-) -> None:
+    rig, crowd, record_promise, hangs
+):
     with rig.serve("f07", batch_size=4, max_batch_delay=50, response_timeout=1) as model:
         # When one request of a batch never ends
         good = [f"good {number}" for number in range(3)]
@@ -171,7 +164,7 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
         model.check(crowd)
 
 
-def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: Crowd) -> None:
+def test_f07_worker_that_stands_still_is_ended_after_its_time(rig, crowd):
     with rig.serve("f07b", response_timeout=2) as model:
         # Given a worker that is stopped in the middle of a batch
         [sent] = crowd.send("f07b", ["hold|stopped"])
@@ -189,9 +182,7 @@ def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: C
         model.check(crowd)
 
 
-def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(rig, crowd, record_promise):
     rig.add_node()
     with rig.serve("f08") as model:
         model.wait_staffed(2)
@@ -225,9 +216,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
         model.wait_staffed(2)
 
 
-def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(rig, crowd, record_promise):
     loads = 5 if is_long() else 4
     archive, ledger = rig.archive("f13", files={"dies_at_load": ""})
     query = {"url": archive, "initial_workers": 1, "synchronous": "false"}
@@ -256,9 +245,7 @@ def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
         rig.manage("DELETE", "models/f13")
 
 
-def test_f14_requests_wait_for_the_successor_of_the_last_worker(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f14_requests_wait_for_the_successor_of_the_last_worker(rig, crowd, record_promise):
     with rig.serve("f14", pace_s=0.01, batch_size=4) as model:
         # Given a worker that has proven itself and fifty requests
         crowd.ask("f14", ["first"])
@@ -278,9 +265,7 @@ def test_f14_requests_wait_for_the_successor_of_the_last_worker(
         model.check(crowd)
 
 
-def test_f14_requests_are_told_at_their_deadline_when_no_worker_comes(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f14_requests_are_told_at_their_deadline_when_no_worker_comes(rig, crowd, record_promise):
     with rig.serve("f14b", batch_size=1) as model:
         # Given a request at work and fifty behind it, with two seconds each
         crowd.send("f14b", ["hold|first"], timeout_ms=2000)

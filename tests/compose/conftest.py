@@ -1,6 +1,5 @@
 """One composed server for the whole run; each test leaves it as it found it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from tests.compose.stack import BUILD_S, ROOT, MadeImages, Stack, engine_missing
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory):
     """Redis, one ingress and one worker, built, started and healthy."""
     if reason := engine_missing():
         pytest.skip(reason)
@@ -24,7 +23,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> MadeImages:
+def images(tmp_path_factory):
     """All images, made by `make images`."""
     if reason := engine_missing():
         pytest.skip(reason)
@@ -32,14 +31,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> MadeImages:
 
 
 @pytest.fixture
-def crowd(stack: Stack) -> Iterator[Crowd]:
+def crowd(stack):
     """Clients of the published inference port."""
     with Crowd(stack.port) as crowd:
         yield crowd
 
 
 @pytest.fixture(scope="module")
-def balanced(stack: Stack) -> Iterator[Stack]:
+def balanced(stack):
     """Two ingresses; the balancer has their ports."""
     before = stack.environment
     stack.environment = before | balanced_environment()

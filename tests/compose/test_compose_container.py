@@ -30,7 +30,7 @@ def documented(document: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+def image(tmp_path_factory):
     """Built as docs/container.md says."""
     if reason := engine_missing():
         pytest.skip(reason)

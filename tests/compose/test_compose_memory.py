@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.compose.stack import Stack
 from tests.support import came_true
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -11,13 +10,13 @@ BODY = "b" * 100_000
 
 
 @pytest.fixture
-def echo(stack: Stack):
+def echo(stack):
     stack.serve("large-echo")
     yield "large-echo"
     stack.restore()
 
 
-def test_large_bodies_go_by_the_volume_in_memory(stack: Stack, echo: str) -> None:
+def test_large_bodies_go_by_the_volume_in_memory(stack, echo):
     def answers() -> bool:
         url = f"http://127.0.0.1:{stack.port}/predictions/{echo}"
         return bool(stack.http.post(url, data=BODY, timeout=30).text == BODY)

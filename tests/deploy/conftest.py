@@ -1,7 +1,6 @@
 """A server with traffic of every kind, and what it exports."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -34,13 +33,13 @@ class Exported:
 
 
 @pytest.fixture(scope="module")
-def redis_server() -> Iterator[EmbeddedRedis]:
+def redis_server():
     with EmbeddedRedis(find_server()) as redis:
         yield redis
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
+def server(tmp_path_factory):
     """A server with a model of which one worker runs batches of four."""
     with ferry_server(tmp_path_factory.mktemp("deploy")) as running:
         archive, _ = make_scripted(running.store, "watched")
@@ -49,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
 
 
 @pytest.fixture(scope="session")
-def exported(server: FerryServer) -> Exported:
+def exported(server):
     """Reads /metrics after answers, errors, full batches and single requests."""
     with Clients(server.inference, BATCH_SIZE) as clients:
         clients.ask("/predictions/watched", ["sleep 0.01|"] * BATCH_SIZE)

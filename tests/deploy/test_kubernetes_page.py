@@ -5,10 +5,13 @@ the others that only note what they were asked.
 """
 
 import argparse
+import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ from tests.deploy.chart import (
     render,
     validate,
 )
+from tests.http_server import serving
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -196,6 +200,35 @@ def test_page_packs_its_model_and_registers_it(commands, tmp_path, monkeypatch):
     assert called[0] == ["models", "register", source]
     for words in called:
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if self.path == "/predictions/model" else 404)
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
+
+
+def test_pages_client_counts_answers_by_their_status(commands, releases):
+    # Given
+    [[name, *words]] = of(commands, "kubectl", "run")
+    program = words[-1]
+    [inference] = find(releases[0], "Service", NAME)["spec"]["ports"]
+    # When: for a moment, and beside a server of this test
+    with serving(HTTPServer(("127.0.0.1", 0), Answers)) as url:
+        here = program.replace(f"http://{NAME}:{inference['port']}", url)
+        here = here.replace("+ 180", "+ 1.5")
+        run = [sys.executable, "-c", here]
+        done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=30)
+    # Then
+    answers = ast.literal_eval(done.stdout)
+    assert list(answers) == [200]
+    assert answers[200] > 1
+    assert of(commands, "kubectl", "logs", "--follow", name)
+    assert of(commands, "kubectl", "delete", "pod", name)
 
 
 def test_pages_values_for_archives_from_a_url_are_valid():

@@ -25,7 +25,7 @@ from tests.topology.whole_suite import IS_ON_CLUSTER, lend_cluster
 
 FERRY = Path(sys.executable).parent / "ferry"
 MARK = "FERRY_E2E_MARK"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # a machine that others keep busy imports torch slowly
 STOP_TIMEOUT_S = 8.0
 HTTP_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 8000
@@ -100,6 +100,10 @@ class FerryProcess:
 
     def log(self) -> str:
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def section(self) -> tuple[str, str]:
+        """Returns name and end of the log, as a section of a report."""
+        return f"log of {self.log_path.name}", self.log()
 
     def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until the text is in the output; kills the process if it does not come."""
@@ -189,6 +193,10 @@ class FerryServer:
 
     def wait_started(self) -> None:
         self.process.wait_for_line("Model server started.")
+
+    def logs(self) -> list[tuple[str, str]]:
+        """Returns the end of each part's log, as sections of a report."""
+        return [self.process.section()]
 
     def predict(self, path: str, body: bytes = b"", **options: Any) -> requests.Response:
         """Returns the answer to `POST /predictions/{path}` over a connection of its own."""

@@ -43,9 +43,7 @@ def registered(server: FerryServer) -> list[str]:
     return [model["modelName"] for model in server.manage("GET", "models").json()["models"]]
 
 
-def test_bench_shows_what_batching_does_and_leaves_no_model(
-    server: FerryServer, tmp_path: Path
-) -> None:
+def test_bench_shows_what_batching_does_and_leaves_no_model(server, tmp_path):
     # Given a model that takes as long for eight requests as for one
     archive = make_archive(server.store, "napping", {"handler.py": SLOW})
     # When

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +41,7 @@ def test_all_configurations_are_found():
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_check_says_what_each_start_does(name, tmp_path: Path):
+def test_check_says_what_each_start_does(name, tmp_path):
     # Given
     store = tmp_path / "store"
     store.mkdir()

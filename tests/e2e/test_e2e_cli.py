@@ -24,13 +24,14 @@ pytestmark = pytest.mark.slow
 
 
 class Command:
-    """Runs `ferry` against this server, which it knows by its management API alone."""
+    """Runs `ferry` against this server."""
 
     def __init__(self, server: FerryServer) -> None:
         self._environment = {
             "PATH": f"{FERRY.parent}:/usr/bin:/bin",
             "COLUMNS": "120",
             "FERRY_MANAGEMENT_URL": server.management,
+            "FERRY_INFERENCE_URL": server.inference,
         }
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -52,10 +53,10 @@ class Command:
         )
 
     @contextlib.contextmanager
-    def begun(self, *words: str | Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    def begun(self, *words: str | Path) -> Iterator["subprocess.Popen[str]"]:
         process = subprocess.Popen(
             [str(FERRY), *map(str, words)],
-            env={**self._environment, **environment},
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -91,7 +92,7 @@ def test_registered_model_is_asked_by_the_printed_line_listed_scaled_and_unregis
         described = server.describe("plain")
         assert (described["batchSize"], described["batchPolicy"]) == (8, "adaptive")
 
-        # And the line that is printed asks it, wherever the server listens
+        # And the line that is printed asks it
         line = step.removeprefix("Ask it: ").replace("FILE", shlex.quote(f"{tmp_path}/it's.txt"))
         assert ferry.shell(f"{line} -s").stdout == "hello"
 
@@ -209,7 +210,7 @@ def test_interrupted_predictions_end_and_the_server_drops_the_rest(
 
     with server.model(archive, "held"):
         words = ("predict", "held", *files, "--content-type", "image/png")
-        with ferry.begun(*words, FERRY_INFERENCE_URL=server.inference) as it:
+        with ferry.begun(*words) as it:
             eventually(lambda: waiting() == 2, 20)
 
             # When Ctrl-C is pressed, then the command ends at once, and tells

@@ -4,7 +4,6 @@ import psutil
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
 # Its thread never ends, and the interpreter would wait for it.
@@ -14,15 +13,6 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 
 def handle(data, context):
     return [sys.exit() if row["body"] == b"exit" else row["body"] for row in data or ()]
-"""
-
-DEAF = """
-import signal
-
-def handle(data, context):
-    if data:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return [row["body"] for row in data or ()]
 """
 
 # What it holds is let go of by the collector alone.
@@ -45,7 +35,7 @@ def handle(data, context):
 pytestmark = pytest.mark.slow
 
 
-def test_handler_ends_its_own_processes(server: FerryServer, scripted: str) -> None:
+def test_handler_ends_its_own_processes(server, scripted):
     # Given
     with server.model(scripted, "pools", batch_size=1, response_timeout=10) as model:
         [pid] = server.worker_pids(model)
@@ -73,7 +63,7 @@ def handle(data, context):
 
 
 @pytest.mark.parametrize("name", ["batching", "workers"])
-def test_module_of_an_archive_may_be_called_as_one_of_ours(name: str, server: FerryServer) -> None:
+def test_module_of_an_archive_may_be_called_as_one_of_ours(name, server):
     # Given
     files = {
         "handler.py": HANDLER.format(name=name),
@@ -90,7 +80,7 @@ def test_module_of_an_archive_may_be_called_as_one_of_ours(name: str, server: Fe
         assert answers[2].text == "mine"
 
 
-def test_worker_ends_though_a_thread_of_its_handler_does_not(server: FerryServer) -> None:
+def test_worker_ends_though_a_thread_of_its_handler_does_not(server):
     # Given
     archive = make_archive(server.store, "threads", {"handler.py": WITH_A_THREAD})
     with server.model(archive, "threads", batch_size=1) as model:
@@ -105,19 +95,7 @@ def test_worker_ends_though_a_thread_of_its_handler_does_not(server: FerryServer
         eventually(lambda: not psutil.pid_exists(pid), 20)
 
 
-def test_worker_is_stopped_though_its_handler_took_the_signal(server: FerryServer) -> None:
-    # Given a handler that does as libraries do at their first call
-    archive = make_archive(server.store, "deaf", {"handler.py": DEAF})
-    with server.model(archive, "deaf") as model:
-        assert server.predict(model, b"x").text == "x"
-        [pid] = server.worker_pids(model)
-        # When
-        server.manage("PUT", f"models/{model}", min_worker=0)
-        # Then
-        eventually(lambda: not psutil.pid_exists(pid), 20)
-
-
-def test_worker_that_ends_lets_go_of_what_its_handler_holds(server: FerryServer) -> None:
+def test_worker_that_ends_lets_go_of_what_its_handler_holds(server):
     # Given
     archive = make_archive(server.store, "holding", {"handler.py": LAST_WORDS})
     with server.model(archive, "holding") as model:
@@ -127,27 +105,3 @@ def test_worker_that_ends_lets_go_of_what_its_handler_holds(server: FerryServer)
         server.manage("PUT", f"models/{model}", min_worker=0)
         # Then
         server.process.wait_for_line("held no longer")
-
-
-GREEDY = """
-def handle(data, context):
-    for row in data or ():
-        # In pieces, as the C library has them; all of them are used.
-        pieces = [bytes(4000) for _ in range(100_000)] if row["body"] == b"much" else []
-    return [b"done" for _ in data or ()]
-"""
-
-
-def test_worker_gives_back_what_a_rare_batch_has_taken(server: FerryServer) -> None:
-    # Given
-    archive = make_archive(server.store, "greedy", {"handler.py": GREEDY})
-    with server.model(archive, "greedy") as model:
-        [pid] = server.worker_pids(model)
-        worker = psutil.Process(pid)
-        assert server.predict(model, "x").text == "done"
-        usual = worker.memory_info().rss
-        # When one request takes 400 MB
-        assert server.predict(model, "much").text == "done"
-        # Then
-        eventually(lambda: worker.memory_info().rss < usual + 100e6, 15)
-        assert server.worker_pids(model) == [pid]

@@ -6,18 +6,15 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
-from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
-from tests.ports import free_ports
 from tests.support import command_lines, eventually
-from tests.topology.whole_suite import own_redis
 
 CONNECTIONS = 32
 # Of 32 connections, one process in 10,000,000 runs has fewer than this.
@@ -105,7 +102,7 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def running_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def running_host(tmp_path_factory):
     folder = tmp_path_factory.mktemp("host")
     (folder / "store").mkdir()
     archive, _ = make_scripted(folder / "store", "loaded", config="minWorkers: 1\nmaxWorkers: 1\n")
@@ -120,12 +117,12 @@ def running_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture
-def host(running_host: Host) -> Iterator[Host]:
+def host(running_host):
     yield running_host
     running_host.disconnect()
 
 
-def test_connections_are_spread_over_the_processes(host: Host) -> None:
+def test_connections_are_spread_over_the_processes(host):
     # When
     connections = [host.connect() for _ in range(CONNECTIONS)]
     answers = [one.ask("/predictions/loaded", "x") for one in connections]
@@ -136,7 +133,7 @@ def test_connections_are_spread_over_the_processes(host: Host) -> None:
     assert min(spread.values()) >= FEWEST
 
 
-def test_one_process_loads_and_saves_the_models(host: Host) -> None:
+def test_one_process_loads_and_saves_the_models(host):
     # Given / When
     log = host.server.process.log()
     # Then
@@ -144,7 +141,7 @@ def test_one_process_loads_and_saves_the_models(host: Host) -> None:
     assert log.count("saved snapshot=") == 1
 
 
-def test_model_that_one_process_registers_is_served_by_the_other(host: Host) -> None:
+def test_model_that_one_process_registers_is_served_by_the_other(host):
     # Given
     archive, _ = make_scripted(host.server.store, "new")
     manager, _ = host.connect_to_each("management")
@@ -162,7 +159,7 @@ def test_model_that_one_process_registers_is_served_by_the_other(host: Host) -> 
     eventually(lambda: client.ask("/predictions/new", "x")[0] == 404)
 
 
-def test_token_that_one_process_renews_opens_the_other(host: Host) -> None:
+def test_token_that_one_process_renews_opens_the_other(host):
     # Given
     api = host.connect_to_each("management", host.token("API"))[0]
     # When
@@ -173,7 +170,7 @@ def test_token_that_one_process_renews_opens_the_other(host: Host) -> None:
     assert other.ask("/predictions/loaded", "x") == (200, "x")
 
 
-def test_killed_process_takes_only_its_own_connections_along(host: Host) -> None:
+def test_killed_process_takes_only_its_own_connections_along(host):
     # Given requests of both processes at work, and all earlier ones counted
     connections = [host.connect() for _ in range(CONNECTIONS)]
     before = Scrape(host.server).value("ferry_requests_total", model="loaded")
@@ -208,33 +205,3 @@ def with_answering(server: FerryServer, count: int) -> Scrape | None:
     scrape = Scrape(server)
     is_whole = scrape.value("ferry_ingress_processes", state="answering") == count
     return scrape if is_whole else None
-
-
-@contextlib.contextmanager
-def ingress_alone(folder: Path, *more: str) -> Iterator[tuple[FerryProcess, str]]:
-    """Runs `ferry ingress`, as containers do; gives the URL of its management port, too."""
-    port = free_ports(3)
-    names = ("inference", "management", "metrics")
-    words = [
-        word
-        for number, name in enumerate(names)
-        for word in (f"--{name}-address", f"http://127.0.0.1:{port + number}")
-    ]
-    with own_redis() as redis_url:
-        process = FerryProcess(folder, ["ingress", *words, "--redis-url", redis_url, *more])
-        try:
-            yield process, f"http://127.0.0.1:{port + 1}"
-        finally:
-            process.kill()
-
-
-def test_ingress_alone_has_several_processes_where_the_setting_says_so(tmp_path: Path) -> None:
-    with ingress_alone(tmp_path, "--ingress-processes", "2") as (ingress, _):
-        # Given
-        eventually(lambda: ingress.log().count("roles=metrics") == 2, 30)
-        assert len(ingress_pids(ingress.pid)) == 2
-        # When
-        stopped = ingress.stop(signal.SIGTERM)
-        # Then
-        assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
-        assert "did not stop" not in ingress.log()

@@ -2,52 +2,21 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import ferry
 from tests.e2e.archives import Ledger
-from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def model(server: FerryServer, scripted: str, ledger: Ledger) -> Iterator[str]:
-    """The scripted model with one worker, which takes one request at a time."""
-    with server.model(scripted, "asked", batch_size=1) as name:
-        yield name
-
-
-@pytest.fixture
-def client(server: FerryServer) -> Iterator[ferry.Client]:
+def client(server):
     with ferry.Client(server.inference) as made:
         yield made
-
-
-def test_job_is_submitted_waited_for_and_its_result_fetched(client, model, ledger):
-    # Given a job that runs
-    job = client.submit(model, b"hold|x", idempotency_key="one")
-    eventually(lambda: job.refresh().status == "running")
-    with pytest.raises(ferry.WaitTimeout, match=job.id):
-        job.wait(timeout_s=0.3)
-    with pytest.raises(ferry.WaitTimeout):
-        job.result(timeout_s=1)
-
-    # When
-    ledger.let_go()
-    result = job.result()
-
-    # Then the result is the synchronous answer, and any client finds it
-    assert (result.status, result.content, result.request_id) == (200, b"hold|x", job.id)
-    assert client.predict(model, b"hold|x").content == b"hold|x"
-    assert job.wait().status == "succeeded"
-    assert client.job(job.id).result().text == "hold|x"
-    assert client.submit(model, b"hold|x", idempotency_key="one").id == job.id
-    assert job.state.started_at is not None
 
 
 @pytest.mark.chaos

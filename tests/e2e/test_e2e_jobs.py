@@ -1,6 +1,5 @@
 """Jobs over HTTP, as curl would ask for them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def model(server: FerryServer, scripted: str, ledger: Ledger) -> Iterator[str]:
+def model(server, scripted, ledger):
     """The scripted model with one worker, which takes one request at a time."""
     with server.model(scripted, "worked", batch_size=1) as name:
         yield name

@@ -3,32 +3,23 @@
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.archives import Ledger, make_archive, make_scripted
+from tests.e2e.archives import make_archive
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer, ferry_server
+from tests.e2e.ferry_process import ferry_server
 from tests.support import eventually
 from tests.timing import assert_within
-from tests.unit.models import NAMES, Convolved, picture, scripted, trained
 
 pytestmark = pytest.mark.slow
 
 ECHO = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
-CLASSIFIER = """
-from ts.torch_handler.image_classifier import ImageClassifier
-
-class Classifier(ImageClassifier):
-    pass
-"""
 # The supervisor, Redis, the ingress, the node, and the worker.
 MOST_PROCESSES = 5
 
 
-def test_server_with_one_worker_answers_and_has_five_processes(tmp_path: Path) -> None:
+def test_server_with_one_worker_answers_and_has_five_processes(tmp_path):
     # Given
     with ferry_server(tmp_path) as server:
         server.register(make_archive(server.store, "echo", {"handler.py": ECHO}))
@@ -40,9 +31,7 @@ def test_server_with_one_worker_answers_and_has_five_processes(tmp_path: Path) -
         assert eventually(lambda: len(server.process.family()) <= MOST_PROCESSES, 30)
 
 
-def test_scaling_up_and_down_to_none_changes_who_answers(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
+def test_scaling_up_and_down_to_none_changes_who_answers(server, scripted, ledger):
     with server.model(scripted, "elastic", batch_size=1, max_batch_delay=0):
         # When the model is scaled up, waiting
         parameters = {"min_worker": 3, "synchronous": "true"}
@@ -90,12 +79,8 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
     ids=["scaled to none", "unregistered"],
 )
 def test_model_that_goes_answers_what_waits_and_leaves_no_worker(
-    server: FerryServer,
-    scripted: str,
-    ledger: Ledger,
-    change: tuple[str, dict[str, Any]],
-    refused: int,
-) -> None:
+    server, scripted, ledger, change, refused
+):
     # Given a busy worker and requests that wait
     with (
         server.model(scripted, "leaving", batch_size=1, max_batch_delay=0),
@@ -135,7 +120,7 @@ def handle(data, context):
 """
 
 
-def test_handler_that_changes_its_folder_serves_at_each_start(server: FerryServer) -> None:
+def test_handler_that_changes_its_folder_serves_at_each_start(server):
     # Given
     files = {"handler.py": RENAMES, "weights.pt": "heavy"}
     archive = make_archive(server.store, "changing", files)
@@ -153,48 +138,3 @@ def test_handler_that_changes_its_folder_serves_at_each_start(server: FerryServe
 
         # Then
         assert server.predict("changing").text == "heavy"
-
-
-@pytest.mark.long  # a server of its own
-def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
-    # Given a server with one model, and what was unpacked for another one
-    work_dir = tmp_path / "work"
-    with ferry_server(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"}) as server:
-        archive, _ = make_scripted(server.store, "current")
-        server.register(archive)
-        [needed] = [path for path in work_dir.iterdir() if len(path.name) > 64]
-        unused = work_dir / ("0" * 64)
-        unused.mkdir()
-        # When both were used long ago, as far as the disk knows
-        for path in (needed, unused):
-            os.utime(path, (0, 0))
-        # Then one goes, and the other one is marked as needed
-        eventually(lambda: not unused.exists(), 10)
-        eventually(lambda: needed.stat().st_mtime > 0, 10)
-        assert server.predict("current", b"x").text == "x"
-
-
-def test_network_is_timed_when_it_is_loaded_first_and_not_again(tmp_path: Path) -> None:
-    # Given TorchScript on two threads, whatever the machine has
-    environment = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    with ferry_server(tmp_path, environment=environment) as server:
-        files = {
-            "handler.py": CLASSIFIER,
-            "model.pt": scripted(trained(Convolved)),
-            "index_to_name.json": NAMES,
-        }
-        archive = make_archive(
-            server.store, "network", files, config="prepare: true", serializedFile="model.pt"
-        )
-        with server.model(archive, "network", batch_size=4):
-            first = server.predict("network", picture()).json()
-
-        # When
-        with server.model(archive, "network", batch_size=4):
-            second = server.predict("network", picture()).json()
-
-        # Then
-        server.process.wait_for_line("measured at an earlier load")
-        log = server.process.log_path.read_text()
-    assert log.count("timing 4 batches of 4") == 1
-    assert second == pytest.approx(first)

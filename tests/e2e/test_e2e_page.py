@@ -1,6 +1,7 @@
 """The page in a real Chromium: what a person sees, tries and watches."""
 
 import contextlib
+import json
 import shlex
 import subprocess
 import threading
@@ -12,7 +13,6 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from benchmarks.pictures import CHROMIUM, FLAGS
-from tests.e2e.python_archives import make_python_model
 from tests.support import eventually
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -75,6 +75,8 @@ MODELS = {
     "labelled": ("Labelled", LABELLED),
 }
 
+SETTINGS = "{minWorkers: 1, maxWorkers: 1, batchSize: 16, maxBatchDelay: 10, batchPolicy: adaptive}"
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -86,7 +88,16 @@ pytestmark = [
 def models(server, innocent):
     """The server with Python models, and a handler of TorchServe's."""
     for name, (target, source) in MODELS.items():
-        server.register(make_python_model(server.store, name, target, source))
+        # An archive may be a folder.
+        folder = server.store / name
+        (folder / "MAR-INF").mkdir(parents=True)
+        (folder / f"{name}.py").write_text(source)
+        (folder / "model-config.yaml").write_text(SETTINGS)
+        model = {"modelName": name, "modelVersion": "1.0", "handler": "python_model"}
+        model |= {"target": f"{name}.py:{target}", "configFile": "model-config.yaml"}
+        manifest = {"runtime": "python", "model": model}
+        (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+        server.register(name)
     yield server
     for name in MODELS:
         server.manage("DELETE", f"models/{name}")

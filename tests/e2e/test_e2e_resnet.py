@@ -4,18 +4,15 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.networks import make_network, pixels
+from benchmarks.networks import make_network, photo, pixels
 from tests.e2e.clients import TIME_TO_FILL_MS, Clients
-from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
-from tests.e2e.photos import photos
 
 ARCHIVER = Path(sys.executable).parent / "torch-model-archiver"
 PHOTOS = 8
@@ -65,11 +62,9 @@ def archive(network: torch.nn.Module, config: str, folder: Path, store: Path) ->
 
 
 @pytest.fixture(scope="module", params=TOLERANCES)
-def served(
-    request: pytest.FixtureRequest, server: FerryServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def served(request, server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resnet")
-    contents = photos(PHOTOS)
+    contents = [photo(number) for number in range(PHOTOS)]
     paths = []
     for number, content in enumerate(contents):
         paths.append(folder / f"photo-{number}.jpg")
@@ -100,9 +95,7 @@ def assert_is_direct_forward(
     )
 
 
-def test_resnet_152_answers_eight_photos_of_one_batch_like_direct_forwards(
-    server: FerryServer, served: Served
-) -> None:
+def test_resnet_152_answers_eight_photos_of_one_batch_like_direct_forwards(server, served):
     # Given answers of which any two differ by far more than the tolerance: a mix-up would be seen
     for one, other in itertools.combinations(served.expected, 2):
         assert (one - other).abs().max() > 10 * max(TOLERANCES.values())

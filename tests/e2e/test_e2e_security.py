@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +12,7 @@ import requests
 from batching.store.clients import connect
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import command_lines, eventually
@@ -44,7 +42,7 @@ def handle(data, context):
 """
 
 
-def test_b12_server_listens_on_loopback_only(server: FerryServer) -> None:
+def test_b12_server_listens_on_loopback_only(server):
     # Given every process of the server
     pids = {int(line.split()[0]) for line in server.process.family()}
     pids |= {child for pid in pids for child in command_lines(pid)}
@@ -70,15 +68,13 @@ def test_b12_server_listens_on_loopback_only(server: FerryServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def odd(server: FerryServer) -> Iterator[str]:
+def odd(server):
     archive = make_archive(server.store, "odd", {"handler.py": ODD_ANSWERS})
     with server.model(archive, "odd") as name:
         yield name
 
 
-def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worker(
-    server: FerryServer, odd: str
-) -> None:
+def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worker(server, odd):
     # Given
     pids = server.worker_pids(odd)
     unfit = ["object", "itself", "few", "many", "scalar", "key", "surrogate", "generator", "set"]
@@ -99,7 +95,7 @@ def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worke
 
 
 @pytest.fixture
-def guarded_redis() -> Iterator[EmbeddedRedis]:
+def guarded_redis():
     """A Redis with the users of deploy/redis; the nameless one is this test's own way in."""
     with EmbeddedRedis(find_server()) as redis:
         client = connect(redis.url)
@@ -126,9 +122,7 @@ def check_jobs(inference: str, management: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_redis_users_are_enough_for_a_whole_day_of_work(
-    guarded_redis: EmbeddedRedis, tmp_path: Path
-) -> None:
+def test_redis_users_are_enough_for_a_whole_day_of_work(guarded_redis, tmp_path):
     # Given an ingress and a node, each with its own user
     base, store = free_ports(3), tmp_path / "store"
     store.mkdir()

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[FerryServer]:
+def own_server(tmp_path):
     """A server that the test stops itself, with a model loaded at start."""
     store = tmp_path / "store"
     store.mkdir()
@@ -38,9 +37,7 @@ def own_server(tmp_path: Path) -> Iterator[FerryServer]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_stop_answers_what_is_running_and_leaves_no_process(
-    own_server: FerryServer, number: signal.Signals
-) -> None:
+def test_stop_answers_what_is_running_and_leaves_no_process(own_server, number):
     # Given requests at work
     with Clients(own_server.inference, 2) as clients:
         clients.send("/predictions/loaded", ["hold|a", "hold|b"])
@@ -63,7 +60,7 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
     assert stopped.left_behind == []
 
 
-def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> None:
+def test_killed_server_takes_its_processes_along(own_server):
     # When the server is killed without a chance to clean up
     os.kill(own_server.process.pid, signal.SIGKILL)
 
@@ -82,7 +79,7 @@ def is_free(port: int) -> bool:
 
 
 @pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
-def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path):
     if not all(is_free(port) for port in DEMO_PORTS):
         pytest.skip("the demo's ports 8080 to 8082 are in use")
 

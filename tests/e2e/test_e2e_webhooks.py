@@ -1,24 +1,14 @@
-"""Webhooks of jobs: one real server, and a receiver that verifies what it is told."""
+"""Webhooks of jobs: one real server, and the receiver of docs/jobs.md with TLS in front."""
 
 import datetime
 import json
-import queue
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+from http.server import ThreadingHTTPServer
 
-import psutil
 import pytest
-import redis
 from standardwebhooks import Webhook
 
-from batching.models.spec import VersionKey
-from batching.store.clients import at, connect
-from batching.store.keys import VersionKeys
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer, ferry_server
+from tests.e2e.ferry_process import ferry_server
 from tests.e2e.page_blocks import only_block
 from tests.http_server import serving
 from tests.support import eventually
@@ -33,156 +23,74 @@ def handle(data, context):
 """
 
 
-class Receiver(BaseHTTPRequestHandler):
-    """Puts what it is told into a queue, and answers with what the path says."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.told.put((headers, body))  # type: ignore[attr-defined]
-        path = self.path.strip("/")
-        status = self.server.statuses.pop(0) if path == "next" else int(path)  # type: ignore[attr-defined]
-        if status:
-            self.send_response(status)
-            self.end_headers()
-        else:
-            self.server.held.get(timeout=60)  # type: ignore[attr-defined]
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-class QuietServer(ThreadingHTTPServer):
-    """Says nothing of clients that leave."""
-
-    daemon_threads = True
-    told: "queue.Queue[tuple[dict[str, str], bytes]]"
-    held: "queue.Queue[None]"
-    statuses: list[int]
-
-    def handle_error(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = make_certificates(tmp_path_factory.mktemp("certificates"))
-    return folder
+@pytest.fixture
+def certificates(tmp_path):
+    return make_certificates(tmp_path)
 
 
 @pytest.fixture
-def receiver(certificates: Path) -> Iterator[QuietServer]:
-    server = QuietServer(("127.0.0.1", 0), Receiver)
-    server.told, server.held, server.statuses = queue.Queue(), queue.Queue(), []
-    context = server_context(certificates, "here")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    with serving(server):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def server(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
-    folder = tmp_path_factory.mktemp("webhooks")
+def server(certificates, tmp_path):
     environment = {
         "FERRY_WEBHOOK_SECRETS": ",".join(SECRETS),
         "FERRY_WEBHOOK_ALLOWED_HOSTS": "localhost",
         "FERRY_WEBHOOK_CA_FILE": str(certificates / "authority.pem"),
     }
-    with ferry_server(folder, environment=environment) as running:
+    with ferry_server(tmp_path, environment=environment) as running:
         running.register(make_archive(running.store, "fine", {"handler.py": HANDLER}))
         yield running
 
 
-def submit(server: FerryServer, receiver: QuietServer, path: str, **headers: str) -> dict[str, Any]:
-    url = f"https://localhost:{receiver.server_port}/{path}"
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = server.predict(
-        "fine", b"x", headers={"Prefer": "respond-async", "Webhook-Url": url} | sent
-    )
-    assert answer.status_code == 202, answer.text
-    job: dict[str, Any] = answer.json()
-    return job
-
-
-def verified(told: tuple[dict[str, str], bytes]) -> dict[str, Any]:
-    """What a receiver with either secret understands."""
-    headers, body = told
-    for secret in SECRETS:
-        Webhook(secret).verify(body, headers)
-    message: dict[str, Any] = json.loads(body)
-    return message
-
-
-def webhook_of(server: FerryServer, job: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = server.http.get(job["cancel_url"]).json()["webhook"]
-    return found
-
-
-def make_due(server: FerryServer) -> None:
-    """Moves the events of the model to now, in place of a wait."""
-    keys = VersionKeys.of(VersionKey("fine", "1.0"))
-    with closing(_redis(server, keys.tag)) as client:
-        for event in client.zrange(keys.webhooks, 0, -1):
-            client.zadd(keys.webhooks, {event: 0})
-
-
-def _redis(server: FerryServer, tag: str) -> redis.Redis:
-    # Of the server's own Redis only its parts know the address.
-    urls = set()
-    for part in psutil.Process(server.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            urls.add(part.environ().get("FERRY_REDIS_URL"))
-    [url] = urls - {None}
-    return at(connect(url), tag)
-
-
-def test_receiver_is_told_once_of_start_and_end(server: FerryServer, receiver: QuietServer) -> None:
-    # When
-    job = submit(
-        server, receiver, "200", Webhook_Events="started,completed", Webhook_Include="result"
-    )
-    # Then
-    messages = [verified(receiver.told.get(timeout=20)) for _ in range(2)]
-    assert {message["type"] for message in messages} == {"job.started", "job.succeeded"}
-    [ended] = [message for message in messages if message["type"] == "job.succeeded"]
-    assert (ended["data"]["id"], ended["data"]["status"]) == (job["id"], "succeeded")
-    assert ended["data"]["result"]["body"] == "fine"
-    assert ended["data"]["result_url"] == job["result_url"]
-    eventually(lambda: webhook_of(server, job)["status"] == "delivered", 10)
-    make_due(server)
-    with pytest.raises(queue.Empty):
-        receiver.told.get(timeout=2.5)
-
-
-def test_receiver_of_the_page_knows_ours_from_others(
-    server: FerryServer, certificates: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    # Given the page's receiver, with TLS in front
+def test_receiver_of_the_page_is_told_and_knows_ours_from_others(
+    server, certificates, monkeypatch, capsys
+):
+    # Given
     monkeypatch.setenv("FERRY_WEBHOOK_SECRETS", SECRETS[0])
-    page: dict[str, Any] = {"__name__": "page"}
+    page = {"__name__": "page"}
     exec(only_block("jobs.md", "python", "Call me back"), page)
-    told: list[tuple[Any, bytes]] = []
+    told = []
 
-    def is_ours(headers: Any, body: bytes) -> bool:
-        told.append((headers, body))
-        return bool(page_check(headers, body))
+    def is_ours(headers, body):
+        told.append(({name.lower(): value for name, value in headers.items()}, body))
+        return page_check(headers, body)
 
     page_check, page["is_ours"] = page["is_ours"], is_ours
     page["Receiver"].log_message = lambda *_: None
-    receiver = QuietServer(("127.0.0.1", 0), page["Receiver"])
+    receiver = ThreadingHTTPServer(("127.0.0.1", 0), page["Receiver"])
     context = server_context(certificates, "here")
     receiver.socket = context.wrap_socket(receiver.socket, server_side=True)
 
-    # When
+    # When a job is to tell of its start and end
     with serving(receiver):
-        job = submit(server, receiver, "done")
-        eventually(lambda: webhook_of(server, job)["status"] == "delivered", 20)
+        headers = {
+            "Prefer": "respond-async",
+            "Webhook-Url": f"https://localhost:{receiver.server_port}/done",
+            "Webhook-Events": "started,completed",
+            "Webhook-Include": "result",
+        }
+        answer = server.predict("fine", b"x", headers=headers)
+        assert answer.status_code == 202, answer.text
+        job = answer.json()
 
-    # Then it took the message, and takes no other one for ours
+        def is_delivered():
+            known = server.http.get(job["cancel_url"], timeout=20).json()["webhook"]
+            return len(told) == 2 and known["status"] == "delivered"
+
+        eventually(is_delivered, 20)
+
+    # Then each was told once, to a receiver with either secret
+    for headers, body in told:
+        for secret in SECRETS:
+            Webhook(secret).verify(body, headers)
+    messages = {message["type"]: message["data"] for message in (json.loads(b) for _, b in told)}
+    assert messages.keys() == {"job.started", "job.succeeded"}
+    ended = messages["job.succeeded"]
+    assert (ended["id"], ended["status"]) == (job["id"], "succeeded")
+    assert ended["result"]["body"] == "fine"
+    assert ended["result_url"] == job["result_url"]
     assert f"job.succeeded {job['id']}" in capsys.readouterr().out
-    [(headers, body)] = told
-    real = {name.lower(): value for name, value in headers.items()}
-    assert page_check(real, body)
+
+    # And the page's receiver takes no other message for ours
+    real, body = told[-1]
     late = str(int(real["webhook-timestamp"]) - 600)
     for changed, content in (
         (real, body + b" "),
@@ -192,9 +100,10 @@ def test_receiver_of_the_page_knows_ours_from_others(
         ({}, body),
     ):
         assert not page_check(changed, content)
+    assert page_check(real, body)
 
 
-def signed(secret: str, headers: dict[str, str], sent: str, body: bytes) -> dict[str, str]:
+def signed(secret, headers, sent, body):
     """The signature that this secret's owner would send at this time."""
     at = datetime.datetime.fromtimestamp(int(sent), datetime.UTC)
     return {"webhook-signature": Webhook(secret).sign(headers["webhook-id"], at, body.decode())}

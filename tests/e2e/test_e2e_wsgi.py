@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from tests.conformance.driving import drive
 from tests.conformance.test_conformance import RECORDED, target_of
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.ports import free_ports
-from tests.support import came_true
 from tests.topology.whole_suite import own_redis
 
-BIN = Path(sys.executable).parent
+GUNICORN = Path(sys.executable).with_name("gunicorn")
 # What handlers are given, what becomes of their answers, and of their failures.
 PREDICTIONS = ("rows", "answers", "failures")
 
@@ -33,7 +31,7 @@ def variables_of(scene: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[FerryServer, str]]:
+def server(tmp_path):
     """`ferry up`, which registers models and runs them, and the Redis that it uses."""
     config = tmp_path / "config.properties"
     config.write_text(properties_of("main"))
@@ -48,48 +46,30 @@ def server(tmp_path: Path) -> Iterator[tuple[FerryServer, str]]:
             running.process.kill()
 
 
-def launch(folder: Path, port: int, url: str, program: str) -> FerryProcess:
-    words = {
-        "gunicorn": ["--bind", f"127.0.0.1:{port}", "--threads", "8", "--preload"],
-        "flask": ["--app", "ingress.wsgi", "run", "--port", str(port)],
-    }[program]
-    arguments = [*words, "ingress.wsgi:app"] if program == "gunicorn" else words
-    environment = {**variables_of("main"), "FERRY_REDIS_URL": url}
-    process = FerryProcess(folder, arguments, program=BIN / program, environment=environment)
-    answers = lambda: is_up(f"http://127.0.0.1:{port}/livez")  # noqa: E731
-    if not came_true(lambda: process.has_ended() or answers(), 30):
-        process.kill()
-    assert not process.has_ended(), process.log()
-    return process
-
-
 def is_ours(difference: str) -> bool:
     """Returns whether the application made the difference; connections are the WSGI server's."""
     return "is_closed:" not in difference and "header connection:" not in difference
 
 
-def is_up(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=5).status_code == 200
-    except requests.RequestException:
-        return False
-
-
-def test_gunicorn_answers_the_predictions_of_the_corpus(
-    server: tuple[FerryServer, str], tmp_path: Path
-) -> None:
+def test_gunicorn_answers_the_predictions_of_the_corpus(server, tmp_path):
     # Given
     running, url = server
     port = free_ports(1)
-    process = launch(tmp_path, port, url, "gunicorn")
+    words = ["--bind", f"127.0.0.1:{port}", "--threads", "8", "--preload", "ingress.wsgi:app"]
+    environment = {**variables_of("main"), "FERRY_REDIS_URL": url}
+    process = FerryProcess(tmp_path, words, program=GUNICORN, environment=environment)
     target = target_of(running, tmp_path)
     cases = [case for case in load_scenes()["main"] if case.raw is None]
     asked = [case for case in cases if case.group in PREDICTIONS]
     last = cases.index(asked[-1])
     try:
+        process.wait_for_line("Listening at")
         # When
         others = replace(target, ports={**target.ports, "inference": port})
         seen = drive(cases[: last + 1], others)
+        paths = ("metrics", "models", "")
+        urls = [f"http://127.0.0.1:{port}/{path}" for path in paths]
+        opened = [requests.get(url, timeout=10).status_code for url in urls]
         # Not Ctrl-C: its handler takes a lock that gunicorn's main thread may hold just then, as
         # the last client has closed its connection, and the worker ends after 30 s only.
         stopped = process.stop(signal.SIGTERM)
@@ -104,22 +84,5 @@ def test_gunicorn_answers_the_predictions_of_the_corpus(
     assert wrong == {}
     assert len(asked) > 50
     assert stopped.exit_code == 0
-
-
-def test_flask_runs_it_and_management_and_page_stay_closed(
-    server: tuple[FerryServer, str], tmp_path: Path
-) -> None:
-    # Given
-    _, url = server
-    port = free_ports(1)
-    # When
-    process = launch(tmp_path, port, url, "flask")
-    try:
-        answers = [
-            requests.get(f"http://127.0.0.1:{port}{path}", timeout=10).status_code
-            for path in ("/ping", "/readyz", "/metrics", "/models", "/")
-        ]
-    finally:
-        process.kill()
-    # Then
-    assert answers[2:] == [200, 404, 405]
+    # And management and page stay closed
+    assert opened == [200, 404, 405]

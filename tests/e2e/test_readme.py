@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from torchvision.models import resnet152
 from tests.chaos.tcp_redis import TcpRedis
 from tests.e2e.clients import Clients, needs_curl
 from tests.e2e.ferry_process import FERRY, MARK, FerryProcess, processes_of
+from tests.e2e.tiny_models import put_in_cache
 from tests.ports import free_ports
 from tests.support import eventually
 
@@ -33,6 +34,7 @@ BLOCK = re.compile(
     r"^<!-- (?P<words>[a-z ]+) -->\n```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
 FILE = re.compile(r"^<!-- file (\S+) -->\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
 # What torchvision would fetch; random weights of the same shape stand in for it.
 CHECKPOINT = "resnet152-f82ba261.pth"
@@ -157,14 +159,14 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader(tmp_path):
     person = Reader(tmp_path)
     yield person
     person.kill()
 
 
 @pytest.fixture
-def redis_url() -> Iterator[str]:
+def redis_url():
     """A Redis that other machines could reach."""
     with TcpRedis() as server:
         yield f"redis://127.0.0.1:{server.port}"
@@ -314,6 +316,51 @@ def test_jobs_are_done_as_pasted(reader):
     assert '"status": "failed"' in printed
     assert printed.count('"jobs": 1') >= 1
     reader.stop()
+
+
+def fenced(document: str) -> tuple[list[str], list[str]]:
+    """The programs and the commands of a page without comments, in their order."""
+    found = FENCED.findall((ROOT / document).read_text(encoding="utf-8"))
+    programs = [text for kind, text in found if kind == "python"]
+    return programs, [text for kind, text in found if kind == "sh" and "pip install" not in text]
+
+
+def test_first_model_works_as_pasted(reader):
+    # Given the files of the page, a picture, and a tiny model in place of the large one
+    programs, commands = fenced("docs/first-model.md")
+    names = ("model.py", "sentiment.py", "brightness.py", "test_brightness.py")
+    for name, program in zip(names, programs, strict=True):
+        (reader.folder / name).write_text(program)
+    shutil.copy(ROOT / "examples" / "kitten.jpg", reader.folder / "photo.jpg")
+    put_in_cache(reader.folder / "cache", "sentiment")
+    reader.environment |= {"HF_HOME": str(reader.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    # When they are served
+    reader.serve("ferry serve model.py sentiment.py brightness.py")
+    numbers, sentiment, brightness, packed = map(reader.run, commands)
+    # Then the commands do what the page says, and so does its test
+    assert len(json.loads(numbers)) == 2
+    assert json.loads(sentiment)["label"] in ("POSITIVE", "NEGATIVE")
+    assert 0 < json.loads(brightness)["brightness"] < 255
+    assert packed.startswith("Wrote brightness.mar")
+    assert "1 passed" in reader.run(f"{sys.executable} -m pytest -q -p no:cacheprovider")
+    reader.stop()
+
+
+def test_examples_of_the_client_run(server, scripted, reader):
+    # Given a model that echoes
+    programs, commands = fenced("docs/client.md")
+    shutil.rmtree(reader.folder / "examples")
+    (reader.folder / "examples").mkdir()
+    (reader.folder / "examples" / "kitten.jpg").write_text('{"tabby": 0.9}')
+    addresses = {"INFERENCE": server.inference, "MANAGEMENT": server.management}
+    reader.environment |= {f"FERRY_{name}_URL": url for name, url in addresses.items()}
+    program = "\n".join(programs).replace("http://localhost:8080", server.inference)
+    (reader.folder / "program.py").write_text(program)
+    for words in (f"{sys.executable} program.py", "\n".join(commands)):
+        # When / Then
+        with server.model(scripted, "resnet-152", batch_size=8):
+            assert "tabby" in reader.run(words)
+    assert (reader.folder / "results" / "kitten.jpg.out").read_text() == '{"tabby": 0.9}'
 
 
 def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def blocks_of(page: str, kind: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory):
     """Has saved the files of all pages, run their commands, and serves all of their models.
 
     Tiny models are in the places of those that the pages download.
@@ -57,7 +56,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @needs_curl
 @pytest.mark.parametrize("page", PAGES)
-def test_recipe_answers_as_it_says(page: str, reader: Reader) -> None:
+def test_recipe_answers_as_it_says(page, reader):
     # Given
     [ask] = blocks_of(page, "ask")
     [expected] = ANSWER.findall((ROOT / page).read_text(encoding="utf-8"))
@@ -71,7 +70,7 @@ def test_recipe_answers_as_it_says(page: str, reader: Reader) -> None:
 
 
 @needs_curl
-def test_embeddings_have_512_numbers_and_the_length_1(reader: Reader) -> None:
+def test_embeddings_have_512_numbers_and_the_length_1(reader):
     [ask] = blocks_of("docs/recipes/embeddings.md", "ask")
     for numbers in json.loads(reader.run(ask)).values():
         assert len(numbers) == 512
@@ -79,7 +78,7 @@ def test_embeddings_have_512_numbers_and_the_length_1(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_recipe_marks_every_block(page: str) -> None:
+def test_recipe_marks_every_block(page):
     # Given
     text = (ROOT / page).read_text(encoding="utf-8")
     marked = len(blocks(page)) + len(FILE.findall(text)) + len(ANSWER.findall(text))

@@ -1,7 +1,5 @@
 """Four hosts on one network, one rig on them for the whole run."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.chaos.conftest import pytest_runtest_makereport, record_promise
@@ -13,7 +11,7 @@ __all__ = ["pytest_runtest_makereport", "record_promise"]
 
 
 @pytest.fixture
-def how(request: pytest.FixtureRequest, network: Network) -> Cut:
+def how(request, network):
     """How the host loses its network; skips the ways that this machine does not have."""
     if request.param is Cut.DEAF and not can_be_deaf():
         pytest.skip("tc with netem is missing: packets of one direction cannot be dropped")
@@ -21,7 +19,7 @@ def how(request: pytest.FixtureRequest, network: Network) -> Cut:
 
 
 @pytest.fixture(scope="session")
-def network() -> Iterator[Network]:
+def network():
     """A switch with a host for each part; skips where this machine cannot have them."""
     if reason := why_impossible():
         pytest.skip(reason)
@@ -30,21 +28,21 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="session")
-def whole_rig(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkRig]:
+def whole_rig(network, tmp_path_factory):
     rig = NetworkRig(tmp_path_factory.mktemp("network"), network)
     yield rig
     rig.close()
 
 
 @pytest.fixture
-def rig(whole_rig: NetworkRig) -> Iterator[NetworkRig]:
+def rig(whole_rig):
     """Redis, an ingress and two nodes on a host each."""
     yield whole_rig
     whole_rig.restore()
 
 
 @pytest.fixture
-def crowd(rig: NetworkRig) -> Iterator[Crowd]:
+def crowd(rig):
     """Clients of the ingress, over a line that is never cut."""
     with Crowd(rig.port, rig.host) as crowd:
         yield crowd

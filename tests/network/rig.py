@@ -58,8 +58,7 @@ class NetworkRig(Rig):
         for _ in gone:
             self.add_node()
         if not self._answers():
-            self.process.kill()
-            self.start_ingress()
+            self.restart_ingress()
 
     def close(self) -> None:
         if hasattr(self, "process"):

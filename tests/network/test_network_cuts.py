@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd, Sent, for_seconds
+from tests.chaos.crowd import Sent, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Served
 from tests.e2e.ferry_process import FerryProcess
@@ -39,9 +39,7 @@ each_way = pytest.mark.parametrize("how", list(Cut) if is_long() else [Cut.SILEN
 
 
 @each_way
-def test_node_cut_off_is_replaced_and_works_again_by_itself(
-    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
-) -> None:
+def test_node_cut_off_is_replaced_and_works_again_by_itself(rig, crowd, record_promise, how):
     name = f"cut-node-{how}"
     with rig.serve(name, pace_s=0.2, batch_size=4, workers=2) as model:
         # Given a load on both nodes, and a request that is run for as long as the host is away
@@ -86,9 +84,7 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
 
 
 @each_way
-def test_ingress_cut_off_tells_its_clients_and_recovers(
-    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
-) -> None:
+def test_ingress_cut_off_tells_its_clients_and_recovers(rig, crowd, record_promise, how):
     name = f"cut-ingress-{how}"
     with rig.serve(name, pace_s=0.4, batch_size=2, queue_size=200) as model:
         # Given forty patient clients and, behind them, twenty whose deadline comes first
@@ -136,8 +132,8 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
 
 
 def test_ingress_cut_off_without_clients_serves_the_first_one_that_comes(
-    rig: NetworkRig, crowd: Crowd, record_promise
-) -> None:
+    rig, crowd, record_promise
+):
     with rig.serve("cut-idle") as model:
         # Given a model that was in use, so that the ingress keeps its connections
         model.wait_staffed(2)
@@ -156,9 +152,7 @@ def test_ingress_cut_off_without_clients_serves_the_first_one_that_comes(
 
 
 @each_way
-def test_redis_cut_off_costs_everybody_time_and_nothing_else(
-    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
-) -> None:
+def test_redis_cut_off_costs_everybody_time_and_nothing_else(rig, crowd, record_promise, how):
     name = f"cut-redis-{how}"
     with rig.serve(name, pace_s=0.2, batch_size=2, queue_size=200) as model:
         # Given a load, and a request at work
@@ -199,9 +193,7 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         model.check(crowd)
 
 
-def test_parts_cut_off_stop_in_time_when_they_are_told_to(
-    rig: NetworkRig, crowd: Crowd, record_promise
-) -> None:
+def test_parts_cut_off_stop_in_time_when_they_are_told_to(rig, crowd, record_promise):
     with rig.serve("cut-stop", batch_size=2) as model:
         # Given a node at work, and clients that wait
         model.wait_staffed(2)

@@ -12,13 +12,12 @@ from redis.crc import key_slot
 from batching.store.clients import connect
 from tests.chaos.rig import Rig
 from tests.topology.servers import Cluster, SentinelGroup
-from tests.topology.verdict import Note
 
 FERRY_SLOT = key_slot(b"{ferry}")
 
 
 @pytest.fixture
-def on_sentinels(tmp_path: Path) -> Iterator[tuple[Rig, SentinelGroup]]:
+def on_sentinels(tmp_path):
     """An ingress and a node, a master with two replicas, three sentinels."""
     with SentinelGroup() as group, contextlib.closing(connect(group.url)) as client:
         direct = f"redis://{group.master().address}"
@@ -40,13 +39,13 @@ def rig_on_cluster(folder: Path, **options: Any) -> Iterator[tuple[Rig, Cluster]
 
 
 @pytest.fixture(scope="module")
-def whole_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Cluster]]:
+def whole_cluster(tmp_path_factory):
     with rig_on_cluster(tmp_path_factory.mktemp("rig")) as started:
         yield started
 
 
 @pytest.fixture
-def on_cluster_of_three(whole_cluster: tuple[Rig, Cluster]) -> Iterator[tuple[Rig, Cluster]]:
+def on_cluster_of_three(whole_cluster):
     """An ingress and a node, three masters without replicas."""
     rig, _ = whole_cluster
     yield whole_cluster
@@ -55,14 +54,14 @@ def on_cluster_of_three(whole_cluster: tuple[Rig, Cluster]) -> Iterator[tuple[Ri
 
 
 @pytest.fixture
-def on_cluster_of_six(tmp_path: Path) -> Iterator[tuple[Rig, Cluster]]:
+def on_cluster_of_six(tmp_path):
     """An ingress and a node, three masters with a replica each."""
     with rig_on_cluster(tmp_path, replicas=1) as started:
         yield started
 
 
 @pytest.fixture
-def note(capsys: pytest.CaptureFixture[str]) -> Note:
+def note(capsys):
     """Shows a figure in the middle of the run."""
 
     def show(text: str) -> None:
@@ -70,15 +69,3 @@ def note(capsys: pytest.CaptureFixture[str]) -> Note:
             sys.stdout.write(f"\n  {text}\n")
 
     return show
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """A failure shows the ends of the servers' logs."""
-    report = yield
-    if report.failed:
-        for value in item.funcargs.values():
-            for rig in value if isinstance(value, tuple) else ():
-                if isinstance(rig, Rig):
-                    report.sections += rig.logs()
-    return report

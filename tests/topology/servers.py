@@ -38,7 +38,7 @@ class Node:
         host: str = HOST,
         enter: Sequence[str] = (),
     ) -> None:
-        self.port = free_ports_with_bus(1)
+        self.port = free_ports_with_bus()
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-topology-")
         self._is_sentinel = is_sentinel
         self._enter = enter

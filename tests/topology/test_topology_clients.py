@@ -4,19 +4,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
-from batching import errors
-from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
-from batching.store.broker import Broker
 from batching.store.clients import at, connect, connect_async, for_rq, store_url
-from batching.store.cluster import Deployment
-from batching.store.ingress_queue import Patience
 from batching.store.keys import CONTROL_QUEUE
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, ControlQueue
@@ -28,14 +21,12 @@ from tests.support import (
     eventually_async,
     hold_connections,
     hold_connections_async,
-    make_outage,
     make_spec,
-    wire_of,
 )
 from tests.timing import assert_within
 from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context
 from tests.topology.conftest import FERRY_SLOT
-from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, SentinelGroup
+from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node
 from workers.control_jobs import make_worker
 
 LIST = "{ferry}:list"
@@ -45,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def cluster(redis_cluster: tuple[Cluster, redis.RedisCluster]) -> Iterator[Cluster]:
+def cluster(redis_cluster):
     """Three masters, empty, as they were at the start."""
     found, _ = redis_cluster
     home = found.owner(FERRY_SLOT)
@@ -60,7 +51,7 @@ def move_registry(cluster: Cluster) -> None:
     cluster.move_slot(FERRY_SLOT, next(node for node in cluster.masters if node is not home))
 
 
-async def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> None:
+async def test_refused_call_is_carried_out_once_by_the_successor(cluster):
     with contextlib.closing(connect(cluster.url)) as client:
         # Given connections that have been used, one of them held
         client.rpush(LIST, "blocking")
@@ -80,7 +71,7 @@ async def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluste
         assert client.rpush(LIST, "blocking") == 7
 
 
-async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Cluster) -> None:
+async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster):
     async with connect_async(cluster.url) as client:
         # Given
         client.connection_pool.deployment._kept_s = 0.0
@@ -106,62 +97,13 @@ async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Clus
         await eventually_async(lambda: not held.is_connected)
 
 
-async def test_ingress_keeps_no_client_of_unregistered_versions(cluster: Cluster) -> None:
-    with contextlib.closing(connect(cluster.url)) as client:
-        registry = Registry(client)
-        patience = Patience(audit_s=0.01, block_s=0.01, unused_s=0.0)
-        broker = Broker(cluster.url, make_outage(), patience=patience)
-        broker.client.connection_pool.deployment._kept_s = 0.0
-        # When versions come and go
-        for number in range(10):
-            spec = make_spec(model_version=str(number))
-            await asyncio.to_thread(registry.create, spec)
-            with pytest.raises(errors.NoWorker):
-                await broker.predict(spec, wire_of("x"), request_id=str(number))
-            await asyncio.to_thread(registry.remove, spec.key)
-            await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
-        # Then
-        assert len(broker.client.connection_pool.deployment._clients) <= 4
-        await broker.close()
-
-
-def connections(cluster: Cluster) -> int:
-    return sum(len(node.client.client_list()) for node in cluster.masters)
-
-
-def test_blocking_clients_of_versions_that_are_not_used_are_let_go(cluster: Cluster) -> None:
-    deployment = Deployment(RedisUrl.parse(cluster.url), 3.0, is_async=False, kept_s=0.0)
-    with contextlib.closing(deployment.client()) as client:
-        # Given one that is at work, in another thread perhaps
-        registry = Registry(client)
-        held = at(client, "{held}")
-        before = connections(cluster)
-        # When versions come and go
-        for number in range(20):
-            spec = make_spec(model_version=str(number))
-            registry.create(spec)
-            registry.queue(spec)
-            registry.remove(spec.key)
-        # Then
-        assert len(client.connection_pool.deployment._clients) <= 2
-        eventually(lambda: connections(cluster) <= before + 2)
-        assert held.get("{held}:x") is None
-        assert at(client, "{ferry}") is client
-
-
-def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster: Cluster) -> None:
+def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster):
     assert hold_connections(at(connect(cluster.url), "{other}"), MANY) == MANY
     assert hold_connections(for_rq(connect(cluster.url)), MANY) == MANY
     assert asyncio.run(hold_connections_async(connect_async(cluster.url), MANY)) == MANY
 
 
-def test_client_behind_sentinels_has_as_many_connections_as_it_needs() -> None:
-    with SentinelGroup() as group:
-        assert hold_connections(connect(group.url), MANY) == MANY
-        assert asyncio.run(hold_connections_async(connect_async(group.url), MANY)) == MANY
-
-
-def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:
+def test_blocked_call_goes_on_at_the_successor(cluster):
     with contextlib.closing(connect(cluster.url)) as client:
         popped: list[object] = []
         # Given
@@ -178,7 +120,7 @@ def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:
         assert popped == [(LIST.encode(), b"x")]
 
 
-def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> None:
+def test_call_whose_connection_was_lost_is_not_sent_again(cluster):
     home = cluster.owner(FERRY_SLOT)
     with contextlib.closing(connect(cluster.url)) as client:
         failures: list[Exception] = []
@@ -202,14 +144,14 @@ def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> N
         assert home.client.info("clients")["blocked_clients"] == 0
 
 
-def test_client_finds_its_server_when_most_seeds_are_gone(cluster: Cluster) -> None:
+def test_client_finds_its_server_when_most_seeds_are_gone(cluster):
     # Given two addresses without a server
     seeds = [f"{HOST}:{free_ports(1)}", f"{HOST}:{free_ports(1)}", cluster.masters[0].address]
     with contextlib.closing(connect(f"redis+cluster://{','.join(seeds)}")) as client:
         assert client.ping()
 
 
-def test_client_says_at_once_that_no_server_is_there() -> None:
+def test_client_says_at_once_that_no_server_is_there():
     started = time.monotonic()
     for url in ("redis+cluster://{}", "redis+sentinel://{}/main"):
         client = connect(url.format(f"{HOST}:{free_ports(1)}"))
@@ -224,7 +166,7 @@ def pings(node: Node) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
+async def test_frozen_server_does_not_keep_a_listener_for_changes():
     with Node(PLAIN) as node:
         node.wait_started()
         node.client.config_resetstat()
@@ -243,7 +185,7 @@ async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
         node.thaw()
 
 
-def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
+def test_frozen_server_keeps_a_caller_with_several_connections_once():
     with Node(Cluster.OPTIONS) as node:
         node.wait_started()
         node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
@@ -275,7 +217,7 @@ def answers(client: redis.Redis) -> bool:
     return False
 
 
-def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Cluster) -> None:
+def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster):
     with contextlib.closing(connect(cluster.url)) as client:
         seen = []
 
@@ -295,7 +237,7 @@ def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Clust
         assert seen == [None, b"theirs"]
 
 
-async def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster) -> None:
+async def test_channel_that_was_broken_meanwhile_is_given_up(cluster):
     client = connect_async(cluster.url)
     async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
         # Given
@@ -307,7 +249,7 @@ async def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster) -
             await anext(names)
 
 
-async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster) -> None:
+async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster):
     called: list[str] = []
 
     async def hang() -> None:
@@ -323,7 +265,7 @@ async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluste
     assert called == ["note"]
 
 
-def test_sentinels_may_have_a_password_of_their_own() -> None:
+def test_sentinels_may_have_a_password_of_their_own():
     with contextlib.ExitStack() as cleanup:
         master = cleanup.enter_context(Node({**PLAIN, "requirepass": "server"}))
         watch = (
@@ -342,12 +284,12 @@ def test_sentinels_may_have_a_password_of_their_own() -> None:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificates(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @needs_openssl
-def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: Path) -> None:
+def test_cluster_with_tls_is_verified_everywhere(certificates, tmp_path):
     authority = certificates / "authority.pem"
     socket_path = tmp_path / "redis.sock"
     with TlsProxy(server_context(certificates, "here", wants_client=True), socket_path) as proxy:
@@ -379,7 +321,7 @@ def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: P
 
 
 @pytest.fixture
-def users(cluster: Cluster) -> Iterator[None]:
+def users(cluster):
     for node in cluster.nodes:
         for name in ("ingress", "worker"):
             add_user(node.client, name)
@@ -389,7 +331,7 @@ def users(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("users")
-def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster: Cluster) -> None:
+def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster):
     def connect_as(user: str) -> redis.Redis:
         return connect(cluster.url.replace("://", f"://{user}:{PASSWORD}@"))
 

@@ -17,7 +17,6 @@ from tests.topology.conftest import FERRY_SLOT
 from tests.topology.servers import Cluster, Node
 from tests.topology.verdict import (
     RECOVERED_S,
-    Note,
     check_nothing_stays,
     check_recovery,
 )
@@ -41,7 +40,7 @@ def model_on(cluster: Cluster, node: Node) -> str:
     return next(name for name in names if cluster.owner(slot_of(name)) is node)
 
 
-def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Started) -> None:
+def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three):
     rig, cluster = on_cluster_of_three
     names = [model_on(cluster, node) for node in cluster.masters]
     # Given a model on each master
@@ -73,9 +72,7 @@ def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Starte
     assert all(key.startswith(("{ferry}:", "{model2:")) for key in left)
 
 
-def test_node_closes_connections_of_models_that_were_unregistered(
-    on_cluster_of_three: Started,
-) -> None:
+def test_node_closes_connections_of_models_that_were_unregistered(on_cluster_of_three):
     # Given a node that is connected for the sake of some models
     rig, _ = on_cluster_of_three
     node = psutil.Process(rig.nodes[0].pid)
@@ -95,9 +92,7 @@ def test_node_closes_connections_of_models_that_were_unregistered(
 
 
 @pytest.mark.parametrize("what", ["model", "registry"])
-def test_slot_that_moves_under_load_loses_nothing(
-    on_cluster_of_three: Started, note: Note, what: str
-) -> None:
+def test_slot_that_moves_under_load_loses_nothing(on_cluster_of_three, note, what):
     rig, cluster = on_cluster_of_three
     with Crowd(rig.port) as crowd, rig.serve("m", pace_s=0.01, batch_size=4) as model:
         # When the slot of the model's keys, or of the registry's, goes to another master
@@ -126,9 +121,7 @@ def test_slot_that_moves_under_load_loses_nothing(
 @pytest.mark.skipif(not is_long(), reason="make topology has the long form")
 @pytest.mark.parametrize("whose", ["model", "registry"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_no_client_hangs_when_a_master_of_the_cluster_fails(
-    on_cluster_of_six: Started, note: Note, how: str, whose: str
-) -> None:
+def test_no_client_hangs_when_a_master_of_the_cluster_fails(on_cluster_of_six, note, how, whose):
     rig, cluster = on_cluster_of_six
     home = cluster.owner(FERRY_SLOT)
     old = home if whose == "registry" else next(m for m in cluster.masters if m is not home)

@@ -1,10 +1,8 @@
 """One batch at a server that answers as it is told, refuses, forgets, or is away."""
 
-import dataclasses
 import io
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,55 +13,29 @@ from ferry_bulk.folder import BulkFolder, now_s, output_ids
 from ferry_bulk.lines import output_line
 from ferry_bulk.model_server import ModelServer, ServerAnswer, kind_of
 from packages.bulk.tests.bulk_process import line
-from tests.http_server import serving
+from tests.http_server import StandIn, serving
 from tests.support import eventually
 
 JOB_PATH = "/jobs/" + "0" * 31 + "a"
 RESULT = {"preference-applied": "wait=2"}
 
 
-@dataclasses.dataclass
-class Server:
-    """Answers each prediction with its own body; other answers go first, and requests are kept."""
+class Server(StandIn):
+    """Answers each prediction with its own body, after the `answers`."""
 
-    answers: list[tuple[int, dict[str, str], bytes]] = dataclasses.field(default_factory=list)
-    asked: list[tuple[str, str, dict[str, str]]] = dataclasses.field(default_factory=list)
+    def __init__(self):
+        super().__init__(self._answer)
+        self.answers = []
 
-    def handler(outer):  # noqa: N805
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                outer.asked.append((self.command, self.path, headers))
-                told = outer.answers.pop(0) if outer.answers else (200, RESULT, body)
-                self.send_response(told[0])
-                for name, value in {**told[1], "content-length": str(len(told[2]))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(told[2])
-
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815
-
-            def log_message(self, *_):
-                pass
-
-        return Handler
+    def _answer(self, _method, _path, body):
+        return self.answers.pop(0) if self.answers else (200, RESULT, body)
 
 
 @pytest.fixture
 def server():
-    return Server()
-
-
-@pytest.fixture
-def url(server):
-    http = ThreadingHTTPServer(("127.0.0.1", 0), server.handler())
-    http.daemon_threads = True
-    http.block_on_close = False
-    with serving(http) as url:
-        yield url
+    running = Server()
+    with serving(running.http):
+        yield running
 
 
 @pytest.fixture
@@ -74,8 +46,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def models(url):
-    models = ModelServer(url, lambda: "key")
+def models(server):
+    models = ModelServer(server.url, lambda: "key")
     yield models
     models.close()
 
@@ -120,11 +92,11 @@ def test_each_line_is_answered_under_its_own_id(folder, server, make_run):
     assert {name: one["body"] for name, one in output.items()} == {f"n{n}": n for n in range(50)}
     assert errors[None]["code"] == "invalid_json_line"
     # And each was sent once, as a job with a key of its own, and with the server's token
-    keys = {headers["idempotency-key"] for _, _, headers in server.asked}
+    keys = {headers["idempotency-key"] for _, _, headers, _ in server.asked}
     assert keys == {f"{batch['id']}-{n}" for n in range(50)}
     assert len(server.asked) == 50
-    assert {headers["prefer"] for _, _, headers in server.asked} == {"respond-async, wait=2"}
-    assert {headers["authorization"] for _, _, headers in server.asked} == {"Bearer key"}
+    assert {headers["prefer"] for _, _, headers, _ in server.asked} == {"respond-async, wait=2"}
+    assert {headers["authorization"] for _, _, headers, _ in server.asked} == {"Bearer key"}
 
 
 def test_run_that_was_killed_goes_on_after_its_last_whole_line(folder, server, make_run):
@@ -164,7 +136,7 @@ def test_line_that_takes_longer_is_asked_for_by_its_job_and_sent_again_if_that_i
     # When
     run.run()
     # Then the job's answer, whatever it is, is the line's
-    assert [f"{method} {path}" for method, path, _ in server.asked] == [
+    assert [f"{method} {path}" for method, path, *_ in server.asked] == [
         "POST /predictions/echo",
         f"GET {JOB_PATH}/result",
         "POST /predictions/echo",
@@ -206,7 +178,7 @@ def test_cancelled_batch_cancels_its_jobs_and_keeps_what_has_finished(folder, se
     batch = folder.batch(run.batch["id"])
     assert batch["status"] == "cancelled"
     assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
-    assert ("DELETE", JOB_PATH) in [(method, path) for method, path, _ in server.asked]
+    assert ("DELETE", JOB_PATH) in [(method, path) for method, path, *_ in server.asked]
 
 
 def test_expired_batch_says_so_of_each_line_that_has_no_answer(folder, make_run):

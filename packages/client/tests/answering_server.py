@@ -2,8 +2,9 @@
 
 import json
 from collections import deque
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.http_server import GivenAnswer, StandIn
 
 JOB_ID = "0" * 31 + "a"
 JOB = {
@@ -17,7 +18,7 @@ JOB = {
     "position": 3,
 }
 # The connection ends without an answer.
-LOST = (0, {}, b"")
+LOST = None
 
 
 def answer(status: int, content: Any = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -29,36 +30,12 @@ def refusal(status: int, kind: str = "E", **headers: str) -> tuple[int, dict[str
     return answer(status, {"code": status, "type": kind, "message": "No."}, **headers)
 
 
-class AnsweringServer:
+class AnsweringServer(StandIn):
     def __init__(self) -> None:
-        self.answers: deque[tuple[int, dict[str, str], bytes]] = deque()
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
-        outer = self
+        self.answers: deque[GivenAnswer] = deque()
+        super().__init__(lambda *_: self.answers.popleft())
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                outer.asked.append((self.command, self.path, headers, body))
-                status, headers, content = outer.answers.popleft()
-                self.close_connection = True
-                if status:
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.send_header("content-length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-    def will(self, *answers: tuple[int, dict[str, str], bytes]) -> None:
+    def will(self, *answers: GivenAnswer) -> None:
         self.answers.extend(answers)
 
     def methods(self) -> list[str]:

@@ -19,6 +19,7 @@ from packages.client.tests.answering_server import (
 )
 from tests.http_server import serving
 from tests.ports import free_ports
+from tests.tls import needs_openssl, write_certificate
 
 AGAIN = refusal(503, "QueueFullException", retry_after="0")
 
@@ -161,11 +162,49 @@ def test_prediction_whose_answer_was_lost_is_not_sent_again(server, client):
     assert len(server.asked) == 2
 
 
-def test_wrong_address_is_told_at_once():
-    url = f"http://127.0.0.1:{free_ports(1)}"
-    for wrong, words in ((url, "is the server running"), ("localhost:8080", "not a URL like")):
-        with ferry.Client(wrong) as client, pytest.raises(ferry.ServerUnreachable, match=words):
-            client.submit("m", b"")
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:{free}", "nothing answers at {url} ([Errno 111] Connection refused)"),
+        ("https://127.0.0.1:{port}", "no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?"),
+        ("localhost:{port}", "not a URL like http://host:port: {url}"),
+    ],
+)
+def test_wrong_address_is_told_at_once(server, address, said):
+    url = address.format(free=free_ports(1), port=server.http.server_port)
+    with ferry.Client(url) as client, pytest.raises(ferry.ServerUnreachable) as caught:
+        client.submit("m", b"")
+    assert str(caught.value).startswith(said.format(url=url))
+
+
+@needs_openssl
+def test_certificate_that_is_not_trusted_is_told_and_how_it_would_be(server, tmp_path, monkeypatch):
+    # Given
+    pair = write_certificate(tmp_path)
+    pair.open()
+    server.http.socket = pair.context.wrap_socket(server.http.socket, server_side=True)
+    url = server.url.replace("http://127.0.0.1", "https://localhost")
+    server.will(answer(200, b"ok"))
+    # When / Then
+    with ferry.Client(url) as client, pytest.raises(ferry.ServerUnreachable) as caught:
+        client.predict("m", b"")
+    assert f"certificate of {url} is not trusted: self-signed certificate." in str(caught.value)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate_file))
+    with ferry.Client(url) as client:
+        assert client.predict("m", b"").text == "ok"
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_server_on_this_machine_is_not_looked_for_behind_a_proxy(server, monkeypatch, variable):
+    # Given a proxy of which httpx knows how to speak to it, or does not
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    scheme = "http" if variable == "HTTP_PROXY" else "socks5"
+    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{free_ports(1)}")
+    # When / Then
+    for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+        server.will(answer(200, b"ok"))
+        with ferry.Client(url) as client:
+            assert client.predict("m", b"").text == "ok"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What `ferry doctor` says of a TorchServe that is to move here; its API's answers are 0.12's."""
 
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from click.testing import CliRunner
 
 from ferry.main import main
 from tests.configurations import EXAMPLES
-from tests.http_server import serving
+from tests.http_server import StandIn, serving
 
 RECORDED = json.loads((Path(__file__).parent / "torchserve-0.12.json").read_text())["answers"]
 
@@ -100,23 +99,12 @@ services:
 # --- a running server
 
 
-class Recorded(BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = json.dumps(self.server.answers.get(self.path.partition("&")[0], {"code": 404}))
-        status = 200 if self.path.partition("&")[0] in self.server.answers else 404
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *args):
-        pass
-
-
 def served(answers):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Recorded)
-    server.answers = answers
-    return serving(server)
+    def answer(_method, path, _body):
+        key = path.partition("&")[0]
+        return 200 if key in answers else 404, {}, json.dumps(answers.get(key)).encode()
+
+    return serving(StandIn(answer).http)
 
 
 def test_running_torchserve_has_rows_for_its_api_and_each_version():

@@ -1,26 +1,22 @@
-import asyncio
-import threading
+import contextlib
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import pytest
 import requests
-import uvloop
 
 from batching.errors import ModelNotFound
 from batching.models.spec import ArchiveInfo, ModelSpec
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from ingress.http1.listener import Address, Listener
 from ingress.rest.app import create_app
 from ingress.role import Role
 from ingress.server import application
 from ingress.services import Services, TimeLimits
-from ingress.torchserve.answers import error_answer
-from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
+from tests.unit.ingress.sockets import listening_on, loop_in_thread
 
 
 @pytest.fixture
@@ -99,33 +95,27 @@ def tls(tmp_path_factory):
     return written
 
 
+# What tests put other values in place of: a key file where tokens are asked for, time limits that
+# can be waited for, and proxies.
+
+
 @pytest.fixture
 def keys():
-    """No tokens are asked for; tests of tokens bring a key file."""
-    return
+    return None
 
 
 @pytest.fixture
 def patience():
-    """The usual time limits of registrations; a test that waits for one shortens it."""
     return TimeLimits()
 
 
 @pytest.fixture
 def trusted_proxies():
-    """There is no proxy."""
     return ""
 
 
 @pytest.fixture
 def ingress(redis_url, keys, patience, trusted_proxies):
-    loop = uvloop.new_event_loop()  # as the ingress has
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def call(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
-
     settings = replace(
         Settings(),
         redis_url=redis_url,
@@ -135,17 +125,19 @@ def ingress(redis_url, keys, patience, trusted_proxies):
         trusted_proxies=trusted_proxies,
     )
     archives = KnownArchives()
-    services = Services(settings, keys, loop)
-    services.control, services.patience = archives, patience
-    call(services.start())
-    apps = {role: create_app(services, [role]) for role in Role}
-    listeners = call(_listen(services))
-    yield Ingress(services, archives, *(str(item.address) for item in listeners), apps)
-    call(_close(listeners, services))
-    services.client.close()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with contextlib.ExitStack() as stack:
+        loop, call = stack.enter_context(loop_in_thread())
+        services = Services(settings, keys, loop)
+        services.control, services.patience = archives, patience
+        call(services.start())
+        stack.callback(services.client.close)
+        stack.callback(lambda: call(services.close()))
+        apps = {role: create_app(services, [role]) for role in Role}
+        urls = [
+            stack.enter_context(listening_on(call, application(services, frozenset({role}))))
+            for role in (Role.INFERENCE, Role.MANAGEMENT)
+        ]
+        yield Ingress(services, archives, *urls, apps)
 
 
 @pytest.fixture
@@ -153,25 +145,3 @@ def echo(ingress, node):
     """The ingress, with a model `echo` that has a worker."""
     ingress.register("echo")
     return ingress
-
-
-async def _listen(services):
-    listeners = [
-        Listener(
-            Address("127.0.0.1", free_ports(1)),
-            application(services, frozenset({role})),
-            error_answer,
-        )
-        for role in (Role.INFERENCE, Role.MANAGEMENT)
-    ]
-    for listener in listeners:
-        await listener.start()
-    return listeners
-
-
-async def _close(listeners, services):
-    for listener in listeners:
-        listener.stop()
-    await services.close()
-    for listener in listeners:
-        await listener.wait_closed()

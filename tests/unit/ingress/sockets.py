@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import copy
 import socket
+import threading
 from dataclasses import replace
 
 import uvloop
 
 from ingress.http1.listener import Address, Listener
-from ingress.predictions.prediction import HttpPredictions
-from ingress.rest.inference_api import AwaitedPrediction
+from ingress.predictions.prediction import HttpPredictions, Prediction
 from ingress.rest.wsgi_bridge import AwaitedExchange
 from ingress.role import Role
 from ingress.server import application
@@ -27,20 +27,52 @@ def connect_to(url):
     return socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
 
 
+@contextlib.asynccontextmanager
+async def listener(app, address=None, **options):
+    """A listener for this application, by default on a port of its own."""
+    started = Listener(address or Address("127.0.0.1", free_ports(1)), app, error_answer, **options)
+    await started.start()
+    try:
+        yield started
+    finally:
+        started.stop()
+        await asyncio.wait_for(started.wait_closed(), TIMEOUT_S)
+
+
 def served(app, client, *, tls=None, **options):
     """Runs a blocking `client(port)` beside a listener for this application; returns its result."""
 
     async def main():
         address = Address("127.0.0.1", free_ports(1), is_tls=tls is not None)
-        listener = Listener(address, app, error_answer, tls=tls and tls.context, **options)
-        await listener.start()
-        try:
+        async with listener(app, address, tls=tls and tls.context, **options):
             return await asyncio.to_thread(client, address.port)
-        finally:
-            listener.stop()
-            await listener.wait_closed()
 
     return uvloop.run(main())  # as the ingress does
+
+
+@contextlib.contextmanager
+def loop_in_thread():
+    """An event loop like that of an ingress, and a function that runs a coroutine on it."""
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop, lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@contextlib.contextmanager
+def listening_on(call, app, address=None, **options):
+    """Yields the address of a listener on the loop of `call`, from `loop_in_thread`."""
+    running = listener(app, address, **options)
+    started = call(running.__aenter__())
+    try:
+        yield str(started.address)
+    finally:
+        call(running.__aexit__(None, None, None))
 
 
 def changed(services, **parts):
@@ -59,7 +91,7 @@ def with_settings(services, settings):
 def awaited(services, target, headers, body):
     """The answer to a prediction at Flask's door."""
     exchange = AwaitedExchange(headers)
-    prediction = AwaitedPrediction(services.http_predictions, target, exchange)
+    prediction = Prediction(services.http_predictions, target, exchange)
     services.loop.call_soon_threadsafe(prediction.submit, body)
     return exchange.answered.result(20)
 
@@ -70,21 +102,8 @@ def listening(echo, address, tls=None, settings=None):
     settings = replace(settings or echo.services.settings, max_response_size_bytes=20)
     services = with_settings(echo.services, settings)
     app = application(services, frozenset({Role.INFERENCE}))
-
-    async def listen():
-        listener = Listener(address, app, error_answer, tls=tls, settings=settings)
-        await listener.start()
-        return listener
-
-    async def close(listener):
-        listener.stop()
-        await listener.wait_closed()
-
-    listener = services.on_loop(listen())
-    try:
+    with listening_on(services.on_loop, app, address, tls=tls, settings=settings):
         yield
-    finally:
-        services.on_loop(close(listener))
 
 
 def read_to_end(connection):

@@ -1,7 +1,6 @@
 """Addresses with https://: TLS with the operator's own certificate."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -12,12 +11,11 @@ import uvloop
 
 from batching.settings.settings import SettingsError
 from ingress.access.certificate import Certificate
-from ingress.http1.listener import Address, Listener
-from ingress.torchserve.answers import error_answer
+from ingress.http1.listener import Address
 from tests.ports import free_ports
 from tests.support import eventually_async
 from tests.tls import OPENSSL, make_certificate, needs_openssl, shown_certificate, write_certificate
-from tests.unit.ingress.sockets import served
+from tests.unit.ingress.sockets import listener, served
 
 pytestmark = needs_openssl
 
@@ -77,15 +75,14 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, error_answer, tls=tls.context)
-        await listener.start()
-        # Given: one that reads nothing until it asks again
-        with await asyncio.to_thread(ask, listener.address.port) as connection:
-            # When
-            listener.stop()
-            await asyncio.wait_for(listener.wait_closed(), 5)
-            # Then: it was told
-            assert await asyncio.to_thread(connection.recv, 1000) == b""
+        async with listener(hello, address, tls=tls.context) as started:
+            # Given: one that reads nothing until it asks again
+            with await asyncio.to_thread(ask, address.port) as connection:
+                # When
+                started.stop()
+                await asyncio.wait_for(started.wait_closed(), 5)
+                # Then: it was told
+                assert await asyncio.to_thread(connection.recv, 1000) == b""
 
     uvloop.run(serve())
 
@@ -93,9 +90,13 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
 # --- files
 
 
+def openssl(folder, *words):
+    subprocess.run([OPENSSL, *words], cwd=folder, check=True, capture_output=True)
+
+
 def passphrase(folder):
-    words = [OPENSSL, "pkey", "-aes256", "-passout", "pass:secret", "-in", "certificate.key"]
-    subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
+    words = ["pkey", "-aes256", "-passout", "pass:secret", "-in", "certificate.key"]
+    openssl(folder, *words, "-out", "new.pem")
     (folder / "new.pem").replace(folder / "certificate.key")
 
 
@@ -106,23 +107,21 @@ def other_key(folder):
 
 
 def key_of_another_kind(folder):
-    words = [OPENSSL, "genrsa", "-out", "certificate.key", "2048"]
-    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    openssl(folder, "genrsa", "-out", "certificate.key", "2048")
 
 
 def short_key(folder):
-    words = [OPENSSL, "req", "-x509", "-newkey", "rsa:1024", "-nodes", "-subj", "/CN=short"]
-    files = ["-keyout", "certificate.key", "-out", "certificate.pem"]
-    subprocess.run([*words, *files], cwd=folder, check=True, capture_output=True)
+    words = ["req", "-x509", "-newkey", "rsa:1024", "-nodes", "-subj", "/CN=short"]
+    openssl(folder, *words, "-keyout", "certificate.key", "-out", "certificate.pem")
 
 
 def weak_signature(folder):
     make_certificate(folder, "authority", "DNS:authority")
-    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "certificate.key", "-x509toreq"]
-    subprocess.run([*words, "-out", "asked"], cwd=folder, check=True, capture_output=True)
-    words = [OPENSSL, "x509", "-req", "-in", "asked", "-CA", "authority.pem", "-sha1", "-days", "1"]
+    words = ["x509", "-in", "certificate.pem", "-signkey", "certificate.key", "-x509toreq"]
+    openssl(folder, *words, "-out", "asked")
+    words = ["x509", "-req", "-in", "asked", "-CA", "authority.pem", "-sha1", "-days", "1"]
     files = ["-CAkey", "authority.key", "-CAcreateserial", "-out", "certificate.pem"]
-    subprocess.run([*words, *files], cwd=folder, check=True, capture_output=True)
+    openssl(folder, *words, *files)
 
 
 def garbage(folder):
@@ -193,17 +192,13 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, error_answer, tls=pair.context)
-        await listener.start()
-        following = asyncio.create_task(pair.follow())
-        try:
-            await renew(address.port)
-        finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
-            listener.stop()
-            await listener.wait_closed()
+        async with listener(hello, address, tls=pair.context):
+            following = asyncio.create_task(pair.follow())
+            try:
+                await renew(address.port)
+            finally:
+                following.cancel()
+                await asyncio.wait({following})
 
     uvloop.run(serve())
     assert caplog.text.count("certificate not renewed") == 1

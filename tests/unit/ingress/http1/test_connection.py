@@ -13,9 +13,8 @@ from ingress.http1.exchange import AHEAD_BYTES
 from ingress.http1.heads import LEAST_HEADER_BYTES
 from ingress.http1.listener import Address, AddressUnavailable, Listener
 from ingress.torchserve.answers import error_answer
-from tests.ports import free_ports
 from tests.support import came_true, eventually
-from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
+from tests.unit.ingress.sockets import connect_to, listener, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
@@ -41,11 +40,10 @@ class Application:
         self.taken_bytes = 0
         self.refused = []
         self.answered = []
-        self.places = None
         self.listener = None  # that it answers for
-        self.before = self.after = lambda: None
+        self.after = lambda: None
 
-    async def __call__(self, exchange):  # noqa: C901, PLR0912 - a path for each case
+    async def __call__(self, exchange):  # noqa: C901 - a path for each case
         self.seen.append(exchange)
         match exchange.path:
             case "/raises":
@@ -67,11 +65,6 @@ class Application:
                 await self.authorizer.wait()
                 self.taken_bytes = len(await whole(exchange))
                 self.echo(exchange, b"")
-            case "/gone":
-                left = asyncio.Event()
-                exchange.on_left = left.set
-                await left.wait()
-                self.places = exchange.connection.client, exchange.connection.server
             case "/left":
                 left = asyncio.Event()
                 exchange.on_left = left.set
@@ -79,7 +72,6 @@ class Application:
                 self.echo(exchange, b"left" if left.is_set() else b"there")
             case "/waits/watched":
                 await self.authorizer.wait()
-                self.before()
                 self.echo(exchange, b"")
                 self.after()
             case path:
@@ -103,21 +95,14 @@ def serve():
     def run(client):
         async def main():
             app = Application()
-            listener = Listener(
-                Address("127.0.0.1", free_ports(1)), app, error_answer, note_answer=app.note_answer
-            )
-            await listener.start()
-            app.listener = listener
-            loop = asyncio.get_running_loop()
-            app.run = loop.call_soon_threadsafe
-            app.open = lambda: app.run(app.authorizer.set)
-            app.stop = lambda: app.run(listener.stop)
-            try:
-                return await asyncio.to_thread(client, str(listener.address), app)
-            finally:
-                app.authorizer.set()
-                listener.stop()
-                await asyncio.wait_for(listener.wait_closed(), 10)
+            async with listener(app, note_answer=app.note_answer) as app.listener:
+                app.run = asyncio.get_running_loop().call_soon_threadsafe
+                app.open = lambda: app.run(app.authorizer.set)
+                app.stop = lambda: app.run(app.listener.stop)
+                try:
+                    return await asyncio.to_thread(client, str(app.listener.address), app)
+                finally:
+                    app.authorizer.set()
 
         return uvloop.run(main())  # as the ingress does
 

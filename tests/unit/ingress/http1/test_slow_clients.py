@@ -1,6 +1,5 @@
 """F34 and F35: clients that send or read too slowly, or not at all."""
 
-import asyncio
 import contextlib
 import itertools
 import os
@@ -16,7 +15,7 @@ import requests
 
 from batching.errors import RequestTimeout
 from batching.settings.settings import Settings
-from ingress.http1.listener import Address, Listener
+from ingress.http1.listener import Address
 from ingress.torchserve.answers import error_answer
 from tests.ports import free_ports
 from tests.support import eventually
@@ -26,6 +25,8 @@ from tests.unit.ingress.sockets import (
     connect_to,
     exchange,
     listening,
+    listening_on,
+    loop_in_thread,
     post,
     read_to_end,
     served,
@@ -47,9 +48,6 @@ def impatient():
 
     It answers a POST when it has the body, `/large` with much and everything else with `ok`.
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
     async def answer(exchange):
         try:
@@ -60,25 +58,8 @@ def impatient():
         else:
             exchange.respond(200, [], ANSWER if exchange.path == "/large" else b"ok")
 
-    async def make():
-        address = Address("127.0.0.1", free_ports(1))
-        listener = Listener(address, answer, error_answer, settings=IMPATIENT)
-        await listener.start()
-        return listener
-
-    async def close(listener):
-        listener.stop()
-        await listener.wait_closed()
-
-    def call(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
-
-    listener = call(make())
-    yield str(listener.address)
-    call(close(listener))
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with loop_in_thread() as (_, call), listening_on(call, answer, settings=IMPATIENT) as url:
+        yield url
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", b"POST / HTTP/1.1\r\nHost: x\r\n"])
@@ -104,17 +85,18 @@ def test_f35_header_that_drips_is_closed_in_time(impatient):
     with connect_to(impatient) as connection:
         connection.settimeout(0.1)
         started_s = time.monotonic()
-        dripping = itertools.cycle(b"GET / HTTP/1.1")
         is_open = True
         # When
-        while is_open and time.monotonic() - started_s < 5:
+        for byte in itertools.cycle(b"GET / HTTP/1.1"):
             try:
-                connection.sendall(bytes([next(dripping)]))
+                connection.sendall(bytes([byte]))
                 is_open = connection.recv(1) != b""
             except TimeoutError:
                 pass
             except ConnectionError:
                 is_open = False
+            if not is_open or time.monotonic() - started_s > 5:
+                break
     # Then
     assert not is_open
     assert_within(time.monotonic() - started_s, 3)
