@@ -121,7 +121,7 @@ def check_jobs(inference: str, management: str) -> None:
     assert requests.post(f"{management}/jobs/retry", timeout=20).json() == {"jobs": 0}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_redis_users_are_enough_for_a_whole_day_of_work(guarded_redis, tmp_path):
     # Given an ingress and a node, each with its own user
     base, store = free_ports(3), tmp_path / "store"
