@@ -56,10 +56,7 @@ _COUNTS: Mapping[str, type] = {
 
 
 class Finding(NamedTuple):
-    """Judges one part of the archive in a sentence; a problem says what to do.
-
-    A problem keeps the model from running as intended; a note should be read.
-    """
+    """Judges one part of the archive; a problem keeps it from running, and says what to do."""
 
     part: str
     verdict: Literal["ok", "note", "problem"]
@@ -304,10 +301,7 @@ def _imports(tree: ast.Module | Finding) -> Iterator[tuple[str, list[str], int, 
 
 
 def _why_missing(module: str, name: str = "") -> str:
-    """Returns why a handler cannot import this from `ts`; empty where it can.
-
-    Imports it: the package is ours, and no part of the archive.
-    """
+    """Returns why a handler cannot import this from our `ts`; "" where it can. Imports it."""
     try:
         imported = importlib.import_module(module)
         if name and name != "*" and not hasattr(imported, name):

@@ -214,10 +214,7 @@ def resolve_host(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """Fetches from the URLs that the operator allows.
-
-    `resolve` and `transport` are the network; tests bring their own.
-    """
+    """Fetches from the URLs that the operator allows; `resolve` and `transport` are the network."""
 
     allowed_urls: str
     resolve: Callable[[str, int], list[str]] = resolve_host

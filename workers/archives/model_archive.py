@@ -16,7 +16,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -353,21 +353,31 @@ def unpack_entries(
         InternalError: an entry would land outside of the folder.
         OSError: the disk fails.
     """
-    is_mar = path.suffix == ".mar"
+    left_bytes = max_unpacked_bytes
     try:
-        if is_mar:
-            with zipfile.ZipFile(path) as bundle:
-                _write_all(_zip_entries(bundle), path.name, folder, max_unpacked_bytes)
-        else:
-            with path.open("rb") as stream:
-                is_gzip = stream.read(2) == b"\x1f\x8b"
-                stream.seek(0)
-                content: Any = _InPieces(gzip.GzipFile(fileobj=stream) if is_gzip else stream)
-                with tarfile.open(fileobj=content, mode="r:") as tar:
-                    _write_all(_tar_entries(tar), path.name, folder, max_unpacked_bytes)
+        with contextlib.closing(_entries(path)) as entries:
+            for count, entry in enumerate(entries, start=1):
+                if count > MAX_ENTRIES:
+                    raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
+                name = PurePosixPath(entry.name)
+                # Tools of Windows write backslashes.
+                parts = re.split(r"[/\\]", entry.name)
+                if name.is_absolute() or ".." in parts or "\0" in entry.name:
+                    raise InternalError(f"Failed to save model: {path.name}")
+                if not entry.is_plain:
+                    raise InvalidModel(
+                        f"{path.name} holds a link, device or other special file: {entry.name!r}."
+                    )
+                if entry.size_bytes < 0:  # it would make room for others in the total
+                    raise InvalidModel(f"Archive entry {entry.name!r} claims a negative size.")
+                left_bytes -= entry.size_bytes
+                if left_bytes < 0:
+                    limit = f"{max_unpacked_bytes // 1024**3} GiB"
+                    raise InvalidModel(f"{path.name} unpacks to more than {limit}.")
+                _write(entry, folder / name)
     except _BROKEN as error:
+        is_mar, why = path.suffix == ".mar", str(error).partition("\n")[0]
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
-        why = str(error).partition("\n")[0]
         raise InvalidModel(
             f"{path.name} is not {kind} archive, or it is damaged or encrypted: {why}."
         ) from error
@@ -387,48 +397,31 @@ class _InPieces:
         return content
 
 
-def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Entry]:
-    for info in bundle.infolist():
-        if info.compress_type not in _ZIP_METHODS:
-            raise InvalidModel(
-                f"Archive entry {info.filename!r} is packed by another method than deflate."
-            )
-        # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
-        is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
-        opening = partial(bundle.open, info)
-        yield _Entry(info.filename, info.is_dir(), is_plain, info.file_size, opening)
-
-
-def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Entry]:
-    for member in tar:
-        # To tarfile a sparse file is regular, yet it may unpack to any size.
-        is_plain = (member.isreg() and not member.issparse()) or member.isdir()
-        opening = partial(tar.extractfile, member)
-        yield _Entry(member.name, member.isdir(), is_plain, member.size, opening)
-
-
-def _write_all(
-    entries: Iterable[_Entry], archive_name: str, folder: Path, max_unpacked_bytes: int
-) -> None:
-    left_bytes = max_unpacked_bytes
-    for count, entry in enumerate(entries, start=1):
-        if count > MAX_ENTRIES:
-            raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
-        path = PurePosixPath(entry.name)
-        # Tools of Windows write backslashes.
-        if path.is_absolute() or ".." in re.split(r"[/\\]", entry.name) or "\0" in entry.name:
-            raise InternalError(f"Failed to save model: {archive_name}")
-        if not entry.is_plain:
-            raise InvalidModel(
-                f"{archive_name} holds a link, device or other special file: {entry.name!r}."
-            )
-        if entry.size_bytes < 0:  # it would make room for others in the total
-            raise InvalidModel(f"Archive entry {entry.name!r} claims a negative size.")
-        left_bytes -= entry.size_bytes
-        if left_bytes < 0:
-            limit = f"{max_unpacked_bytes // 1024**3} GiB"
-            raise InvalidModel(f"{archive_name} unpacks to more than {limit}.")
-        _write(entry, folder / path)
+def _entries(path: Path) -> Generator[_Entry]:
+    """Yields the entries of a zip (.mar) or else a tar, gzipped or not."""
+    if path.suffix == ".mar":
+        with zipfile.ZipFile(path) as bundle:
+            for info in bundle.infolist():
+                name = info.filename
+                if info.compress_type not in _ZIP_METHODS:
+                    raise InvalidModel(
+                        f"Archive entry {name!r} is packed by another method than deflate."
+                    )
+                # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
+                is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+                opening = partial(bundle.open, info)
+                yield _Entry(name, info.is_dir(), is_plain, info.file_size, opening)
+        return
+    with path.open("rb") as stream:
+        is_gzip = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        content: Any = _InPieces(gzip.GzipFile(fileobj=stream) if is_gzip else stream)
+        with tarfile.open(fileobj=content, mode="r:") as tar:
+            for member in tar:
+                # To tarfile a sparse file is regular, yet it may unpack to any size.
+                is_plain = (member.isreg() and not member.issparse()) or member.isdir()
+                extracting = partial(tar.extractfile, member)
+                yield _Entry(member.name, member.isdir(), is_plain, member.size, extracting)
 
 
 def _write(entry: _Entry, target: Path) -> None:

@@ -108,10 +108,9 @@ class ModelFiles:
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
-        """Marks the files of these models as used, and deletes files that no model needs.
+        """Marks the files of these models, and deletes what is not marked in `unused_files_kept`.
 
-        These are left by killed processes, or were not marked for `unused_files_kept`. Nodes may
-        share a work folder: each marks what it needs, far more often than that.
+        Nodes may share a work folder: each marks what it needs, far more often than that.
         """
         kept_s = self._settings.unused_files_kept_s
         for spec in specs:
@@ -144,10 +143,7 @@ class ModelFiles:
         )
 
     def _owner(self, spec: ModelSpec) -> str:
-        """Returns a hash of the version, and of the folder in the store that it is served from.
-
-        It names the unpacked files, so that the handlers of two versions do not share a folder.
-        """
+        """Returns a name for the unpacked files of this version, which no other version shares."""
         folder = ""
         if not fetch.name_of_download(spec.model_url):
             with contextlib.suppress(ServeError):  # what was unpacked serves without the archive

@@ -202,11 +202,7 @@ def _result(job: Job) -> dict[str, Any] | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Returns the addresses of the host.
-
-    Raises:
-        OSError, UnicodeError: it has none.
-    """
+    """Returns the host's addresses; raises OSError or UnicodeError if it has none."""
     # The loop's own resolver uses threads that a stopping node would wait for.
     entries = await in_daemon_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
