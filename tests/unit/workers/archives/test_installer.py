@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from batching.errors import DependenciesFailed
+from batching.settings.settings import Settings
 from tests.support import make_spec
 from tests.timing import assert_within
 from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
-from workers.archives.model_files import READY, Installer, read_requirements
+from workers.archives.model_files import READY, ModelFiles, read_requirements
 
 SPEC = make_spec(
     manifest={"model": {"modelName": "digits", "requirementsFile": "requirements.txt"}}
@@ -41,8 +42,13 @@ def wheels(tmp_path, monkeypatch):
     return tmp_path / "wheels"
 
 
+def files_in(work_dir, *, is_allowed=True, **options):
+    settings = Settings(work_dir=work_dir, install_py_dep_per_model=is_allowed)
+    return ModelFiles(settings, **options)
+
+
 def install(folder, model_dir, *, spec=SPEC, timeout_s=60.0):
-    installer = Installer(folder / "work", is_allowed=True, timeout_s=timeout_s)
+    installer = files_in(folder / "work", install_timeout_s=timeout_s)
     return asyncio.run(installer.python_for(spec, model_dir))
 
 
@@ -74,7 +80,7 @@ def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_
 async def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
     # Given two nodes of one machine, and two workers of each
     caplog.set_level(logging.INFO, "workers.archives.model_files")
-    nodes = [Installer(tmp_path / "work", is_allowed=True) for _ in range(2)]
+    nodes = [files_in(tmp_path / "work") for _ in range(2)]
     # When
     asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
     pythons = await asyncio.gather(*asked)
@@ -104,7 +110,7 @@ async def test_failing_installation_is_told_to_all_that_wait_for_it(tmp_path, mo
     # Given
     caplog.set_level(logging.INFO, "workers.archives.model_files")
     (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
-    installer = Installer(tmp_path / "work", is_allowed=True)
+    installer = files_in(tmp_path / "work")
     # When / Then
     text = (
         "Custom pip package installation failed for model digits: No matching distribution found "
@@ -147,7 +153,7 @@ async def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     python.write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("workers.archives.model_files._python_in", lambda _place: python)
-    installer = Installer(tmp_path / "work", is_allowed=True)
+    installer = files_in(tmp_path / "work")
     # When / Then
     asked = [installer.python_for(SPEC, model_dir) for _ in range(2)]
     for error in await asyncio.gather(*asked, return_exceptions=True):
@@ -163,7 +169,7 @@ async def test_server_that_may_not_or_need_not_install_makes_no_environment(
     spec, is_allowed, tmp_path, model_dir, caplog
 ):
     # Given
-    installer = Installer(tmp_path / "work", is_allowed=is_allowed)
+    installer = files_in(tmp_path / "work", is_allowed=is_allowed)
     # When / Then
     assert await installer.python_for(spec, model_dir) == Path(sys.executable)
     assert not (tmp_path / "work").exists()
