@@ -24,7 +24,6 @@ LONG_FILES = frozenset(
         "test_e2e_cli.py",
         "test_e2e_container.py",
         "test_e2e_files_without_code.py",
-        "test_e2e_doctor_targets.py",
         "test_e2e_check.py",
         "test_e2e_handler_metrics.py",
         "test_e2e_handler_processes.py",

@@ -1,18 +1,16 @@
 """Runs `ferry` as a user does, and sees that nothing of it stays behind."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -29,10 +27,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 8.0
 HTTP_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 8000
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def processes_of(mark: str) -> list[str]:
@@ -63,7 +57,6 @@ class FerryProcess:
         *,
         program: str | Path = FERRY,
         environment: Mapping[str, str] | None = None,
-        terminal: int | None = None,
         cwd: Path | None = None,
     ) -> None:
         self.log_path = folder / f"{Path(program).name}-{uuid.uuid4().hex[:6]}.log"
@@ -86,12 +79,11 @@ class FerryProcess:
             self._process = subprocess.Popen(
                 [str(program), *arguments],
                 env={**inherited, **own, **(environment or {})},
-                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509
             )
 
     @property
@@ -248,17 +240,8 @@ class FerryServer:
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]
 
 
-class Startable(Protocol):
-    process: FerryProcess
-
-    def wait_started(self) -> None: ...
-
-
-Server = TypeVar("Server", bound=Startable)
-
-
 @contextlib.contextmanager
-def running(server: Server) -> Iterator[Server]:
+def running(server: Any) -> Iterator[Any]:
     """Waits for the start, and asserts that Ctrl-C ends it cleanly, with nothing left behind."""
     try:
         server.wait_started()
