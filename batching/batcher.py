@@ -55,9 +55,8 @@ class Batcher:
     def gather(self, should_stop: Callable[[], bool], idle_s: float) -> Batch | None:
         """Returns a batch that this worker owns, or None once `should_stop`.
 
-        Blocks while nothing waits, but looks every `idle_s`. The local clock measures the wait of a
-        partial batch, because an idle Redis checks its blocking time-outs only a few times a
-        second.
+        Blocks while nothing waits, but looks every `idle_s`. The local clock measures a window: an
+        idle Redis checks its blocking time-outs only a few times a second.
         """
         policy, source = self._policy, self._source
         patience_s, window_end_s = policy.patience_s, 0.0
@@ -95,9 +94,8 @@ class Batcher:
 class ClaimLead:
     """Learns the time between waking up and having the batch in hand on this machine.
 
-    It consists of the timer's rounding (a millisecond with poll()), the scheduler's delay and the
-    claim itself. The estimate follows the median in steps, so that a long pause moves it no more
-    than a short one. It is bounded, so that a busy machine cannot shorten the window by much.
+    That is the timer's rounding (a millisecond with poll()), the scheduler's delay and the claim.
+    It follows the median in steps, so that a long pause moves it no more than a short one.
     """
 
     def __init__(self) -> None:

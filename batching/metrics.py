@@ -1,8 +1,5 @@
 """Names and logs the metrics of TorchServe's handlers and logs, and reads metrics_config.
 
-With the replies of each batch, a worker adds its handler's new measurements to one hash per model
-version. An ingress reads the hash when it is scraped.
-
 Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml, as an interface.
 """
 
@@ -72,16 +69,13 @@ class MetricKind(StrEnum):
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
-    """Names one number that handlers measure.
-
-    `part` is for histograms: the sum, or a bucket's upper bound as text. Counts of buckets are not
-    cumulative.
-    """
+    """Names one number that handlers measure."""
 
     name: str
     kind: MetricKind
     unit: str
     labels: tuple[tuple[str, str], ...]
+    # Of a histogram: the sum, or a bucket's upper bound as text. Counts are not cumulative.
     part: str = ""
 
     def to_field(self) -> str:

@@ -1,7 +1,4 @@
-"""Decides when a batch leaves, from estimates of how fast requests come and what a batch costs.
-
-The decisions are pure functions of numbers.
-"""
+"""Decides when a batch leaves, by how fast requests come and what a batch costs; without I/O."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +36,6 @@ class Estimate:
     per_item_s: float = 0.0
 
     def run_s(self, size: int) -> float:
-        """Returns how long a batch of this size takes."""
         return self.fixed_s + size * self.per_item_s
 
 
@@ -56,13 +52,10 @@ class Estimator:
         self._cost = _Regression()
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float, jobs: int = 0) -> None:
-        """Learns from a batch that was answered.
+        """Learns from a batch that was answered at `now_s`, on any steady clock.
 
-        Args:
-            ages_s: how long each request had waited when the batch began; float [n].
-            run_s: seconds from then until all were answered.
-            now_s: the end of that time, on any steady clock.
-            jobs: how many jobs ran along, whose ages do not count as gaps; n + jobs >= 1.
+        Each request had waited for its age, float [n], when the batch began, and `run_s` later all
+        were answered. `jobs` ran along, whose ages do not count as gaps; n + jobs >= 1.
         """
         gap_s = self.estimate.gap_s
         if ages_s:

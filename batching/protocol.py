@@ -1,7 +1,6 @@
 """Defines Request, Reply, ReplyChunk and Batch; their bytes are versioned msgpack, never pickle.
 
-Redis is a socket that others may write to, so decoding trusts nothing: a foreign version, a wrong
-shape or a pickle raises `ProtocolError` and touches nothing else.
+Redis is a socket that others may write to, so decoding trusts nothing.
 """
 
 import os
@@ -143,18 +142,14 @@ class ClosedBy(StrEnum):
 
 
 class BatchTiming(_Array, frozen=True):
-    """Holds the worker's measurements, which the ingress publishes.
-
-    The one reply that `is_first` counts the batch in the histograms. A batch `is_unbatched` that
-    failed as a whole, and whose requests then succeeded one by one.
-    """
+    """Holds the worker's measurements, which the ingress publishes."""
 
     batch_size: int
     queue_us: int
     handler_us: int
-    is_first: bool
+    is_first: bool  # of its batch, which this one reply counts in the histograms
     closed_by: ClosedBy = ClosedBy.FULL
-    is_unbatched: bool = False
+    is_unbatched: bool = False  # the batch failed, and its requests succeeded one by one
 
 
 class Reply(_Message, frozen=True):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -34,13 +34,15 @@ def warn(text: str) -> None:
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
-def print_table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Prints the rows, if there are any; without heads, if all of them are empty."""
-    table = Table(*heads, box=None)
-    table.show_header = any(column.header for column in table.columns)
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints the rows, if there are any, with numbers at the right; no heads if all are empty."""
+    table = Table(box=None, show_header=any(heads))
+    for head, cells in zip(heads, zip(*rows, strict=True), strict=False):
+        is_number = not any(isinstance(cell, str) for cell in cells)
+        table.add_column(head, justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    if table.row_count:
+    if rows:
         out().print(table)
 
 

@@ -16,8 +16,7 @@ import click
 from batching.process.part import EXIT_UNUSABLE
 from batching.settings.files import read_properties
 from batching.settings.loading import load_settings, switches_read_as_false, why_without_effect
-from batching.settings.setting import Setting
-from batching.settings.settings import ENV_PREFIX, SETTINGS, Settings, SettingsError
+from batching.settings.settings import ENV_PREFIX, SETTINGS, Setting, Settings, SettingsError
 from ferry.console import warn
 
 Command = Callable[..., Any]

@@ -11,8 +11,7 @@ import click
 
 import ferry
 import ferry_client
-from batching.settings.setting import Setting
-from batching.settings.settings import ENV_PREFIX, SETTINGS
+from batching.settings.settings import ENV_PREFIX, SETTINGS, Setting
 from ferry.main import COMMANDS, main
 from ferry.options import ServerCommand
 from ingress.role import Role

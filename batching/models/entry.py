@@ -104,7 +104,7 @@ def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
 def check_names(model_name: str, model_version: str | None = None) -> None:
     """Raises ModelNotFound or VersionNotFound for names that none can have, and no key may."""
     if not NAME_PATTERN.fullmatch(model_name):
-        existing(None, model_name)
+        raise ModelNotFound(f"Model not found: {model_name}")
     if model_version is not None and not VERSION_PATTERN.fullmatch(model_version):
         raise no_version(model_name, model_version)
 

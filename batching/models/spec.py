@@ -28,46 +28,37 @@ INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
 # system call takes.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
-_UNITS = {"ms": "milliseconds", "s": "seconds"}
+_UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
 _KINDS: dict[Any, type] = {int: int, float: int, int | float: int, bool: bool, str: str}
+
+
+def unit_of(name: str) -> str:
+    """Returns the unit in which a field of this name ends."""
+    return _UNITS.get(name.rpartition("_")[2], "")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Describes one field of a spec that operators may set.
+    """Describes one field of a spec that operators may set."""
 
-    Attributes:
-        name: the field.
-        kind: what requests and files hold: int, bool, str, or list (of integers).
-        default: where neither a request nor a file has a value.
-        word: TorchServe's name in files, snapshots and describe.
-        doc: one sentence for people.
-        rest: the parameter of `POST /models`; "" where only the archive can say it. Snapshots keep
-            what a request can say: the archive brings the rest back.
-        lowest: the lowest number allowed.
-        choices: the texts allowed; empty: any.
-        is_archives: model-config.yaml wins over the request; otherwise the request wins.
-        is_described: describe shows it.
-        shown_with: describe shows it only if this field differs from its default.
-        is_unset_by_zero: a request's 0 means the default.
-    """
-
-    name: str
-    kind: type
-    default: Any
-    word: str
-    doc: str
+    name: str  # the field
+    kind: type  # what requests and files hold: int, bool, str, or list (of integers)
+    default: Any  # where neither a request nor a file has a value
+    word: str  # TorchServe's name in files, snapshots and describe
+    doc: str  # one sentence for people
+    # The parameter of `POST /models`; "" where only the archive can say it. Snapshots keep what a
+    # request can say: the archive brings the rest back.
     rest: str = ""
     lowest: int = MIN_INTEGER
-    choices: tuple[str, ...] = ()
-    is_archives: bool = False
+    choices: tuple[str, ...] = ()  # empty: any text
+    is_archives: bool = False  # model-config.yaml wins over the request, not the other way around
     is_described: bool = True
-    shown_with: str = ""
-    is_unset_by_zero: bool = False
+    shown_with: str = ""  # describe shows it only if this field differs from its default
+    is_unset_by_zero: bool = False  # a request's 0 means the default
 
     @property
     def unit(self) -> str:
-        return _UNITS.get(self.name.rpartition("_")[2], "")
+        return unit_of(self.name)
 
     def check(self, value: Any) -> None:
         """Raises BadRequest if no version can have this value."""

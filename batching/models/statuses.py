@@ -39,28 +39,23 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus(_Record):
-    """Describes one worker process, as its node did last.
-
-    `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
-    the last successful load; `error` is why the last start failed, for operators only, `traceback`
-    where in the model's own files, and `reason` a word for machines. `interface` describes the
-    model's inputs and outputs; it is empty for TorchServe's handlers.
-    """
+    """Describes one worker process, as its node did last."""
 
     worker_id: str
     node_id: str
-    slot: int
+    slot: int  # from 0 over the node's slots for this version
     state: WorkerState
     pid: int
     device: str
     started_at: str
     memory_bytes: int = 0
-    failures: int = 0
-    error: str = ""
-    traceback: str = ""
-    reason: str = ""
+    failures: int = 0  # starts since the last successful load
+    error: str = ""  # why the last start failed, for operators only
+    traceback: str = ""  # where in the model's own files
+    reason: str = ""  # a word for machines
     is_out_of_memory: bool = False
     load_ms: int = 0
+    # The model's inputs and outputs; empty for TorchServe's handlers.
     interface: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,34 +69,26 @@ class HostSample(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus(_Record):
-    """Describes a live node; `samples` are its latest measurements of its host.
-
-    `lines_dropped` counts log lines that its outputs did not take. A record without a wire version
-    is of a release that wrote version 1.
-    """
+    """Describes a live node; `samples` are its latest measurements of its host."""
 
     node_id: str
     hostname: str
     pid: int
     started_at: str
     samples: tuple[HostSample, ...] = ()
-    wire_version: int = 1
-    lines_dropped: int = 0
+    wire_version: int = 1  # which the releases that did not write it had
+    lines_dropped: int = 0  # log lines that its outputs did not take
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Describes the queue of one model version.
-
-    `open_requests` counts waiting requests and requests that workers own; `oldest_age_s` is the age
-    of the oldest waiting request, or 0. `jobs` wait in a queue of their own.
-    """
+    """Describes the queue of one model version."""
 
     waiting: int
     capacity: int
-    open_requests: int
-    oldest_age_s: float
-    jobs: int
+    open_requests: int  # waiting, or owned by workers
+    oldest_age_s: float  # of the oldest waiting request; 0 without one
+    jobs: int  # that wait in a queue of their own
     oldest_job_age_s: float
     counters: Mapping[str, int]
 

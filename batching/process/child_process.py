@@ -1,11 +1,8 @@
 """Starts child processes that cannot outlive this one.
 
-`ferry up` starts the ingress, the node and the embedded Redis; a node starts its workers. A parent
-that dies, by SIGKILL too, must not leave a worker holding a GPU, so on Linux each child asks the
-kernel to be killed with its parent (`PR_SET_PDEATHSIG`).
-
-Each child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then
-stops its children in the right order.
+A parent that dies, by SIGKILL too, must not leave a worker holding a GPU, so on Linux each child
+asks the kernel to be killed with its parent. Each child leads a session of its own: Ctrl-C reaches
+only the parent, which then stops its children in the right order.
 """
 
 import asyncio
@@ -75,8 +72,7 @@ def spawn(
 def kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kills the child and its session's group, and reaps the child.
 
-    Call this before `poll` or `wait` has seen the exit; afterwards it does nothing. Until then, an
-    exited child keeps the number of its process group from being used again.
+    It does nothing once `poll` or `wait` has seen the exit: the group's number may be another's.
     """
     if child.returncode is None:
         try:

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -14,16 +13,7 @@ def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> in
     """Returns how many cores affinity and control groups allow; part of a core counts as one."""
     is_known = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
-    return max(1, min([cores, *_quotas(cgroups, membership)]))
-
-
-def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
-    """Yields the CPU quotas, in cores, of this process's cgroups and of all groups around them.
-
-    The lowest may be an outer group's, such as a pod's or a systemd slice's.
-    """
-    lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:
+    for line in membership.read_text().splitlines() if membership.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -31,11 +21,12 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
         mount = cgroups / "cpu" if controllers else cgroups
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
         group = mount / path.lstrip("/")
-        # A container may see the host's path; then only its own group is there, at the top.
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(mount):
-                with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                    numbers = " ".join((folder / name).read_text() for name in names)
-                    quota_us, period_us = map(int, numbers.split())  # "max" is no number
-                    if quota_us > 0:
-                        yield math.ceil(quota_us / period_us)
+        # The lowest may be an outer group's, such as a pod's or a systemd slice's. A container may
+        # see the host's path; then only its own group is there, at the top.
+        for folder in (it for it in (group, *group.parents) if it.is_relative_to(mount)):
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                numbers = " ".join((folder / name).read_text() for name in names)
+                quota_us, period_us = map(int, numbers.split())  # "max" is no number
+                if quota_us > 0:
+                    cores = min(cores, math.ceil(quota_us / period_us))
+    return max(1, cores)

@@ -57,12 +57,9 @@ class LineFormatter(logging.Formatter):
 def configure_logging(
     level: str, stream: TextIO | None = None, fields: Mapping[str, str] | None = None
 ) -> None:
-    """Makes every logger write one line per event, times in UTC.
+    """Makes every logger write one line per event, times in UTC, which ends with these fields.
 
-    Args:
-        level: the lowest level that is written.
-        stream: by default standard error, for which the process never waits from now on.
-        fields: appended to each line that lacks them.
+    By default to standard error, for which the process never waits from now on.
     """
     if stream is None:
         free_outputs()

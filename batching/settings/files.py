@@ -8,7 +8,7 @@ from typing import Any
 import javaproperties
 import yaml
 
-from batching.settings.setting import SettingsError
+from batching.settings.settings import SettingsError
 
 
 def write_atomically(path: Path, text: str) -> None:

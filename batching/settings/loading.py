@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.settings.files import read_properties
-from batching.settings.setting import SettingsError
-from batching.settings.settings import BY_KEY, ENV_PREFIX, SETTINGS, Settings
+from batching.settings.settings import BY_KEY, ENV_PREFIX, SETTINGS, Settings, SettingsError
 
 # Keys of the file that steer how the rest is read.
 ENABLE_ENVIRONMENT = "enable_envvars_config"
@@ -89,21 +88,14 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def load_settings(
-    config_file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    config_file: Path | None = None,  # TorchServe's keys included
+    environment: Mapping[str, str] | None = None,  # instead of this process' own
+    flags: Mapping[str, Any] | None = None,  # by field; None means that a flag was not given
+    defaults: Mapping[str, Any] | None = None,  # by field
 ) -> tuple[Settings, list[str]]:
     """Returns the settings from all sources, and the file's keys without effect.
 
-    Args:
-        config_file: properties, TorchServe's keys included.
-        environment: instead of this process' own.
-        flags: field values from a command line; None means that a flag was not given.
-        defaults: field values for settings that no source names.
-
-    Raises:
-        SettingsError: the file cannot be read, or a value cannot be used.
+    It raises SettingsError if the file cannot be read, or a value cannot be used.
     """
     environment = os.environ if environment is None else environment
     properties = read_properties(config_file) if config_file is not None else {}

@@ -1,24 +1,20 @@
 """Declares all settings, in one frozen dataclass; `loading` reads them.
 
-To add one, add a field, and use it. Its key in files, its variable `FERRY_...`, its flag with help,
-its place in snapshots and its checks follow from the field.
+To add one, add a field, and use it: all else follows from the field (ADR 0020).
 """
 
 import dataclasses
 import re
-from dataclasses import dataclass
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from batching.models.registration import ModelDefaults
+from batching.models.spec import MAX_INTEGER, unit_of
 from batching.settings.redis_url import RedisUrl
-from batching.settings.setting import (
-    SettingsError,
-    UnusableNow,
-    setting,
-    settings_of,
-    torchserve_setting,
-)
 from batching.settings.values import (
     TrustedProxies,
     check_header,
@@ -28,8 +24,6 @@ from batching.settings.values import (
 )
 from batching.webhooks import ReceiverRules, read_secrets
 
-__all__ = ["BY_KEY", "ENV_PREFIX", "SETTINGS", "Settings", "SettingsError", "UnusableNow"]
-
 ENV_PREFIX = "FERRY_"
 # TorchServe allows any address, so that attackers could fetch from inside of networks
 # (CVE-2023-43654). Its documentation registers these public archives by URL.
@@ -37,6 +31,85 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
 # In the current folder, as in TorchServe.
 DEFAULT_KEY_FILE = "key_file.json"
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used; the message names it and says what would work."""
+
+
+class UnusableNow(SettingsError):
+    """A setting cannot be used now, but may be a moment later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Describes one field of `Settings`."""
+
+    name: str  # the field; ends in the unit of a number
+    kind: type  # bool, int, float, str or Path
+    is_optional: bool  # an empty text means None
+    default: Any
+    doc: str  # half a sentence for people
+    key: str  # its name in config.properties: TorchServe's, if it has the setting
+    is_torchserves: bool = False
+    ts_variable: str = ""  # TorchServe's variable `TS_...`
+    variable: str = ""  # another program's variable that sets it, too
+    flag: str = ""  # a further spelling on command lines
+    section: str = ""  # of the help; also of the next settings, until another is named
+    is_common: bool = False  # most starts name it, so the help begins with it
+    is_saved: bool = True  # snapshots keep it; not a password, nor what each start fills in
+    lowest: float = 0
+    choices: tuple[str, ...] = ()  # in any case; empty: any text
+    check: Callable[[Any], object] | None = None  # raises ValueError or re.error
+
+    @property
+    def unit(self) -> str:
+        return unit_of(self.name)
+
+    def parse(self, source: str, text: str, *, as_torchserve: bool = False) -> Any:
+        """Returns the text as a value; a SettingsError at the wrong type names the source.
+
+        `as_torchserve` reads every text but `true` as false. For our own settings that would leave
+        tokens off when an operator writes 1 or yes, so these are always read strictly.
+        """
+        if self.is_optional and text == "":
+            return None
+        if self.kind is bool:
+            switch = text.strip().lower()
+            is_strict = not (as_torchserve and self.is_torchserves)
+            if is_strict and switch not in ("true", "false", ""):
+                raise SettingsError(f"{source}={text!r} is neither true nor false: {self.doc}")
+            return switch == "true"
+        try:
+            return self.kind(text.strip())
+        except ValueError as error:
+            kind = "whole number" if self.kind is int else "number"
+            raise SettingsError(f"{source}={text!r} is not a {kind}: {self.doc}") from error
+
+    def check_value(self, value: Any) -> None:
+        """Raises SettingsError if the setting cannot have this value."""
+        if self.choices and value not in self.choices:
+            known = ", ".join(filter(None, self.choices))
+            raise SettingsError(f"{self.key}={value!r} is not one of: {known}")
+        # NaN is out of range, too.
+        if self.kind in (int, float) and not self.lowest <= value <= MAX_INTEGER:
+            bounds = f"from {self.lowest} to {MAX_INTEGER}"
+            raise SettingsError(f"{self.key} must be {bounds}, not {value}: {self.doc}")
+        if self.check is not None and value:
+            try:
+                self.check(value)
+            except (ValueError, re.error) as error:
+                raise SettingsError(f"{self.key}: {error} ({self.doc})") from error
+
+
+def setting(default: Any, doc: str, **facts: Any) -> Any:
+    """Declares a setting of our own; its key is its name without unit, unless `facts` has one."""
+    return field(default=default, metadata={"doc": doc, **facts})
+
+
+def torchserve_setting(default: Any, doc: str, **facts: Any) -> Any:
+    """Declares a setting of TorchServe's; as a switch, it is read as TorchServe reads it."""
+    return setting(default, doc, is_torchserves=True, **facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +394,7 @@ class Settings:
         return {it.name: getattr(self, it.name) for it in SETTINGS}
 
     def check(self) -> None:
-        """Checks each setting, and that they fit together.
-
-        Raises:
-            SettingsError: one cannot be used, or two do not fit together.
-        """
+        """Raises SettingsError if a setting cannot be used, or two do not fit together."""
         for it in SETTINGS:
             it.check_value(getattr(self, it.name))
         if self.service_envelope and self.open_inference_rows:
@@ -380,5 +449,21 @@ class Settings:
         )
 
 
-SETTINGS = settings_of(Settings)
+def _all_settings() -> tuple[Setting, ...]:
+    settings = []
+    section = ""
+    for declared in dataclasses.fields(Settings):
+        kind: Any = declared.type
+        if is_optional := isinstance(kind, types.UnionType):
+            kind = next(it for it in typing.get_args(kind) if it is not type(None))
+        name = declared.name
+        key = declared.metadata.get("key", name.rpartition("_")[0] if unit_of(name) else name)
+        facts = {"key": key, "ts_variable": f"TS_{key.upper()}", "section": section}
+        facts |= declared.metadata
+        section = facts["section"]
+        settings.append(Setting(name, kind, is_optional, declared.default, **facts))
+    return tuple(settings)
+
+
+SETTINGS = _all_settings()
 BY_KEY = {it.key: it for it in SETTINGS}

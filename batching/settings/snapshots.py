@@ -20,8 +20,7 @@ from batching.models.entry import ModelEntry
 from batching.models.spec import PARAMETERS, ModelSpec
 from batching.settings.files import read_properties, write_atomically
 from batching.settings.loading import SNAPSHOT
-from batching.settings.setting import SettingsError
-from batching.settings.settings import Settings
+from batching.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +88,8 @@ def write_snapshot(folder: Path, settings: Settings, models: Mapping[str, ModelE
 def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns model → version → the record that restores it, in TorchServe's words.
 
-    A version that was not loaded keeps the record it came from. Without a record it is left out: it
-    comes from `load_models`, and its name is only a guess.
+    A version that was not loaded keeps its record. One without comes from `load_models`, and its
+    name is only a guess: it is left out.
     """
     saved: dict[str, dict[str, dict[str, Any]]] = {}
     for name, entry in sorted(models.items()):

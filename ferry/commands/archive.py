@@ -4,12 +4,11 @@ import glob
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,7 +30,6 @@ BUILT_IN_HANDLERS = (
     "tensor_model",
 )
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _NEEDED = ("model_name", "version", "handler")
 _OR_TARGET = "Give it, or a TARGET such as model.py."
 _NOT_WITH_TARGET = ("handler", "serialized_file", "model_file", "config_file")
@@ -53,13 +51,13 @@ _MANIFEST_KEYS = {
 Recipe = Mapping[str, Any]
 
 
-def _matching(pattern: re.Pattern[str], hint: str) -> Callable[..., str]:
-    def check(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-        if value and not pattern.fullmatch(value):
-            raise click.BadParameter(f"{value!r}: {hint}")
-        return value
-
-    return check
+def _check_word(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value and not VERSION_PATTERN.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: use letters, digits, '.', '_', '+' and '-', at most 128 of them, "
+            "beginning with a letter, digit or '_'."
+        )
+    return value
 
 
 @click.command()
@@ -67,20 +65,14 @@ def _matching(pattern: re.Pattern[str], hint: str) -> Callable[..., str]:
 @click.option(
     "--model-name",
     default="",
-    callback=_matching(
-        _NAME, "use letters, digits, '_', '-' and '.', beginning with a letter or digit."
-    ),
+    callback=_check_word,
     help="Name to serve under.  [required without TARGET]",
 )
 @click.option(
     "-v",
     "--version",
     default="",
-    callback=_matching(
-        VERSION_PATTERN,
-        "no server would register it. Use letters, digits, '.', '_', '+' and '-', "
-        "at most 128 of them, beginning with a letter, digit or '_'.",
-    ),
+    callback=_check_word,
     help="Version of the model.  [required without TARGET]",
 )
 @click.option(

@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 import click
 from rich.progress import track
-from rich.table import Column, Table
 
 from ferry.api import Api, click_errors
-from ferry.console import err, out, warn
+from ferry.console import err, print_table, warn
 from ferry.options import inference_option, json_option, management_option
 from ferry_client.calls import read_data
 from ferry_client.connection import TOKEN_VARIABLE, token_of
@@ -33,7 +32,7 @@ _WIDEST_BAR = 20
 _WARMUP_S = 1.0
 # A client must not spin when no server listens.
 _PAUSE_S = 0.01
-_HEADS = ("clients", "batch size", "requests/s", "x single", "p50 ms", "p99 ms", "errors")
+_HEADS = ("clients", "batch size", "requests/s", "x single", "p50 ms", "p99 ms", "errors", "")
 
 # The seconds that a success took, or the text of an error.
 Answer: TypeAlias = float | str
@@ -181,17 +180,17 @@ def _post_until(url: str, content: bytes, headers: dict[str, str], end_s: float)
 
 def _print(runs: list[dict[str, Any]]) -> None:
     """Prints a row and a bar per run; `x single` compares it with batches of one."""
-    table = Table(*(Column(head, justify="right") for head in _HEADS), "", box=None, pad_edge=False)
     single_per_s = {run["clients"]: run["requests_per_s"] for run in runs if run["batch_size"] == 1}
     most_per_s = max(run["requests_per_s"] for run in runs)
+    rows = []
     for run in sorted(runs, key=lambda run: (run["clients"], run["batch_size"])):
         rate_per_s, single = run["requests_per_s"], single_per_s[run["clients"]]
-        times = f"{rate_per_s / single:.1f}" if single else "-"
-        cells = run["clients"], run["batch_size"], f"{rate_per_s:,.0f}", times
-        more = f"{run['p50_ms']:.1f}", f"{run['p99_ms']:.1f}", run["errors"]
+        times = round(rate_per_s / single, 1) if single else "-"
+        latencies = round(run["p50_ms"], 1), round(run["p99_ms"], 1)
         bar = "█" * round(_WIDEST_BAR * rate_per_s / most_per_s)
-        table.add_row(*map(str, (*cells, *more)), bar)
-    out().print(table)
+        rates = round(rate_per_s), times, *latencies
+        rows.append((run["clients"], run["batch_size"], *rates, run["errors"], bar))
+    print_table(_HEADS, rows)
     for run in runs:
         if run["errors"]:
             warn(f"batch size {run['batch_size']}, {run['clients']} clients: {run['first_error']}")

@@ -107,7 +107,6 @@ class RedisData:
 def default_data_dir(settings: Settings) -> Path | None:
     """Returns the folder beside the model store, one for each management port; None without one.
 
-    As with snapshots, two servers of one model store must not take each other's models and jobs.
     A server that runs inside the store has a hidden folder there, as it may not own the one above.
     """
     if settings.model_store is None:

@@ -53,7 +53,11 @@ def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None
             parts = urlsplit(address)
             # A unix socket, or an address without a port: the listener knows its own defaults.
             if parts.scheme in ("http", "https") and parts.hostname and parts.port:
-                _bind_once(parts.hostname, parts.port)
+                kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+                infos = socket.getaddrinfo(parts.hostname, parts.port, type=kind, flags=flags)
+                family, *_, socket_address = infos[0]
+                # As of servers: a socket in TIME_WAIT does not count as in use.
+                socket.create_server(socket_address, family=family).close()
         except ValueError as error:  # UnicodeError too: a name longer than names may be
             complaint = f"not an address like http://host:port: {address} ({error})"
             raise UnusableSettings(complaint) from error
@@ -65,13 +69,6 @@ def check_free(addresses: Iterable[str], other_ports: str = OTHER_PORTS) -> None
                     f"ports, for example with `{other_ports}`"
                 )
             raise click.ClickException(complaint) from error
-
-
-def _bind_once(host: str, port: int) -> None:
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, socket_address = infos[0]
-    # As of servers: a socket in TIME_WAIT does not count as in use.
-    socket.create_server(socket_address, family=family).close()
 
 
 def allow_many_files() -> None:

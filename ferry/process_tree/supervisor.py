@@ -1,8 +1,7 @@
 """Keeps the processes of `ferry up` alive and stops them in order.
 
-They are started in the order given and stopped in the reverse one: the ingresses first, because
-they drain their open requests and need workers for them; then the node; Redis last, because both
-talk to it while they leave. One thread: signals and the ends of children wake one `poll`.
+The ingresses stop first, because they drain their open requests and need workers for them; then the
+node; Redis last, because both talk to it while they leave.
 """
 
 import contextlib

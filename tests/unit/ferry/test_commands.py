@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ferry.commands.jobs import idempotency_key, write_result
 from ferry.main import main
 from tests.http_server import StandIn, serving
 from tests.ports import free_ports
@@ -225,6 +226,27 @@ def test_predict_sends_files_as_they_are_and_prints_errors_in_their_place(server
     assert json.loads(result.stdout) == [
         {"file": names[0], "status": 404, "error": "Model not found: x"}
     ]
+
+
+def test_a_job_is_known_by_model_version_type_name_and_content():
+    # Given
+    one = {"model": "m", "options": {"version": "1"}, "file_name": "a", "content": b"x"}
+    others = (
+        *({"model": "n"}, {"options": {}}, {"file_name": "b"}, {"content": b"y"}),
+        *({"options": {"version": "2"}}, {"options": {"version": "1", "content_type": "text/x"}}),
+    )
+    # When
+    keys = {idempotency_key(**{**one, **other}) for other in others}
+    # Then
+    assert len(keys | {idempotency_key(**one), idempotency_key(**one)}) == 7
+    assert all(key.startswith("ferry-") and len(key) <= 255 for key in keys)
+
+
+def test_result_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "result").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_result(tmp_path / "result", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
 
 
 @contextlib.contextmanager

@@ -53,7 +53,9 @@ def test_part_does_not_start_beside_nodes_of_another_release(part, real_harness)
     # Given
     real_harness.join(NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1))
     # When
-    done = start(part, {"REDIS_URL": real_harness.backend.url})
+    # A slow start must not find that node dead.
+    settings = {"REDIS_URL": real_harness.backend.url, "FERRY_DEAD_AFTER_S": "60"}
+    done = start(part, settings)
     # Then the next start may succeed, once they have gone
     assert done.returncode == 1
     assert "cannot start: nodes of another release are at work on this Redis" in done.stderr

@@ -36,9 +36,6 @@ def test_other_machines_have_no_platform(tmp_path):
     assert platform_variables({"PATH": "/bin", "AIP_PREDICT_ROUTE": "/p"}, {}) == {}
 
 
-# --- Vertex AI
-
-
 def test_vertex_reaches_predictions_and_readiness_only():
     settings = settings_of(VERTEX)
     assert settings.addresses() == {
@@ -100,9 +97,6 @@ def test_vertex_storage_is_a_folder_of_archives(tmp_path):
 def test_vertex_bucket_is_refused_with_what_to_do():
     with pytest.raises(SettingsError, match=r"gs://b/m: .* folders, not buckets.*vertex-ai\.md"):
         settings_of({**VERTEX, "AIP_STORAGE_URI": "gs://b/m"})
-
-
-# --- SageMaker
 
 
 def test_sagemaker_reaches_predictions_only(sagemaker):

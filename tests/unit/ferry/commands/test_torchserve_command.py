@@ -133,19 +133,21 @@ def test_pid_file_is_stale_when_no_server_has_that_number(content):
 
 
 @contextlib.contextmanager
-def torchserve_itself():
+def torchserve_itself(code, mark="torchserve", **options):
     """A process whose command line looks like TorchServe's, and can be read."""
-    words = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", code, mark], **options) as process:
         # The kernel has none to show yet when the one that started it goes on (Python 3.13).
         eventually(psutil.Process(process.pid).cmdline)
         pid_file().write_text(str(process.pid))
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_stop_says_which_server_it_stops():
     # Given
-    with torchserve_itself() as process:
+    with torchserve_itself("input()", "org.pytorch.serve.ModelServer", stdin=-1) as process:
         # When
         printed = CliRunner().invoke(main, ["torchserve", "--stop"]).stdout
     # Then
@@ -157,26 +159,19 @@ def test_stop_says_which_server_it_stops():
 
 def test_stop_counts_a_zombie_as_stopped(tmp_path):
     # Given a server that its parent, this test, does not reap
-    words = [sys.executable, "-c", "import time; time.sleep(60)", "torchserve"]
-    with subprocess.Popen(words) as process:
-        eventually(psutil.Process(process.pid).cmdline)
-        pid_file().write_text(str(process.pid))
+    with torchserve_itself("import time; time.sleep(60)") as process:
         # When
-        try:
-            result = subprocess.run(
-                [sys.executable, "-m", "ferry.main", "torchserve", "--stop"],
-                env={**os.environ, "TMPDIR": str(tmp_path)},
-                cwd=Path(__file__).parents[4],
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=False,
-            )
-            state = psutil.Process(process.pid).status()
-        finally:
-            process.kill()
-    # Then
-    assert state == psutil.STATUS_ZOMBIE
+        result = subprocess.run(
+            [sys.executable, "-m", "ferry.main", "torchserve", "--stop"],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            cwd=Path(__file__).parents[4],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        # Then
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
     assert (result.returncode, result.stderr) == (0, "")
     assert "TorchServe has stopped." in result.stdout
 
@@ -184,16 +179,11 @@ def test_stop_counts_a_zombie_as_stopped(tmp_path):
 def test_stop_leaves_the_pid_file_of_a_server_that_was_started_meanwhile():
     # Given a server at whose end another one has started
     another = f"open({str(pid_file())!r}, 'w').write('4')"
-    script = (
-        f"import signal, time; signal.signal(15, lambda *_: exit({another})); print(flush=True)"
-    )
-    words = [sys.executable, "-c", f"{script}; time.sleep(60)", "torchserve"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+    code = f"import signal, time; signal.signal(15, lambda *_: exit({another})); print(flush=True)"
+    with torchserve_itself(f"{code}; time.sleep(60)", stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        pid_file().write_text(str(process.pid))
         # When
         result = CliRunner().invoke(main, ["torchserve", "--stop"])
-        process.kill()
     # Then
     assert "TorchServe has stopped." in result.stdout
     assert pid_file().read_text() == "4"

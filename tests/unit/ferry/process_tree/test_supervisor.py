@@ -1,24 +1,17 @@
 """The supervisor of `ferry up`: starts in order, revives, stops in the reverse order."""
 
+import contextlib
 import errno
 import os
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from batching.process.child_process import spawn
-from batching.process.part import (
-    LAUNCH_VARIABLE,
-    READY_VARIABLE,
-    REPEAT_WINDOW_S,
-    Launch,
-    launch,
-    notify_ready,
-)
+from batching.process.part import READY_VARIABLE, REPEAT_WINDOW_S, notify_ready
 from ferry.process_tree.supervisor import (
     Interrupted,
     ProcessPart,
@@ -50,26 +43,28 @@ while True:
 class Scene:
     """Parts that write down what happens to them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.log = folder / "log"
         self.log.touch()
-        self.reports: list[str] = []
+        self.reports = []
 
-    def part(
-        self, name: str, *, stubborn: bool = False, leaves_after_s: float = 0.0
-    ) -> ProcessPart:
+    def part(self, name, *, stubborn=False, leaves_after_s=0.0):
         words = (name, str(self.log), "yes" if stubborn else "no", str(leaves_after_s))
         argv = [sys.executable, "-S", "-c", CHILD, *words]
         return ProcessPart(name, lambda: spawn(argv, dict(os.environ)), 0.3)
 
-    def supervisor(self, *parts: ProcessPart, stop_timeout_s: float = 10.0) -> Supervisor:
-        return Supervisor(parts, stop_timeout_s=stop_timeout_s, report=self.reports.append)
+    @contextlib.contextmanager
+    def running(self, *parts, stop_timeout_s=10.0):
+        """Starts the parts, and waits until each has written down that it was started."""
+        report = self.reports.append
+        with Supervisor(parts, stop_timeout_s=stop_timeout_s, report=report) as supervisor:
+            supervisor.start(*parts)
+            started = {f"started {part.name}" for part in parts}
+            supervisor.wait_until(lambda: started <= set(self.lines()), timeout_s=10)
+            yield supervisor
 
-    def lines(self) -> list[str]:
+    def lines(self):
         return self.log.read_text().splitlines()
-
-    def has(self, *lines: str) -> bool:
-        return set(lines) <= set(self.lines())
 
 
 @pytest.fixture
@@ -95,10 +90,7 @@ def in_background(step, *arguments):
 def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
     # Given
     parts = scene.part("redis"), scene.part("node"), scene.part("ingress")
-    with scene.supervisor(*parts) as supervisor:
-        supervisor.start(*parts)
-        started = ["started redis", "started node", "started ingress"]
-        supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
+    with scene.running(*parts) as supervisor:
         # When
         supervisor.stop()
     # Then
@@ -111,11 +103,7 @@ def test_supervisor_stops_the_parts_of_a_group_together(scene):
     slow = scene.part("ingress", leaves_after_s=1.0)
     stubborn = scene.part("ingress 2", stubborn=True)
     slow.group = stubborn.group = "ingress"
-    parts = scene.part("node"), slow, stubborn
-    with scene.supervisor(*parts, stop_timeout_s=10.0) as supervisor:
-        supervisor.start(*parts)
-        started = ["started node", "started ingress", "started ingress 2"]
-        supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
+    with scene.running(scene.part("node"), slow, stubborn) as supervisor:
         # When
         supervisor.stop()
     # Then
@@ -126,9 +114,7 @@ def test_supervisor_stops_the_parts_of_a_group_together(scene):
 def test_supervisor_starts_a_part_again_when_it_dies(scene):
     # Given
     part = scene.part("node")
-    with scene.supervisor(part) as supervisor:
-        supervisor.start(part)
-        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+    with scene.running(part) as supervisor:
         first_pid = part.process.pid
         os.kill(first_pid, signal.SIGKILL)
         # When
@@ -143,15 +129,13 @@ def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
     # Given
     part = scene.part("node")
     launch, failures = part.launch, [OSError(errno.EAGAIN, "none left")]
-    with scene.supervisor(part) as supervisor:
-        supervisor.start(part)
-        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
 
-        def launch_later():
-            if failures:
-                raise failures.pop()
-            return launch()
+    def launch_later():
+        if failures:
+            raise failures.pop()
+        return launch()
 
+    with scene.running(part) as supervisor:
         # When
         part.launch = launch_later
         os.kill(part.process.pid, signal.SIGKILL)
@@ -166,19 +150,18 @@ def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
 
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
     # Given
-    good, bad = scene.part("node"), ProcessPart("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
-    with scene.supervisor(good, bad) as supervisor:
-        supervisor.start(good, bad)
-        # When / Then
-        with pytest.raises(StartFailed, match="ingress ended with exit code 1 while starting"):
-            supervisor.wait_until(lambda: False, timeout_s=10)
+    parts = scene.part("node"), ProcessPart("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
+    # When / Then
+    with (
+        pytest.raises(StartFailed, match="ingress ended with exit code 1 while starting"),
+        scene.running(*parts),
+    ):
+        pass
 
 
 def test_supervisor_gives_up_waiting_when_a_signal_comes(scene):
     # Given
-    part = scene.part("node")
-    with scene.supervisor(part) as supervisor:
-        supervisor.start(part)
+    with scene.running(scene.part("node")) as supervisor:
         in_background(os.kill, os.getpid(), signal.SIGINT)
         # When / Then
         with pytest.raises(Interrupted):
@@ -188,10 +171,7 @@ def test_supervisor_gives_up_waiting_when_a_signal_comes(scene):
 def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
     # Given a stop that would take long
     parts = scene.part("node", stubborn=True), scene.part("ingress", stubborn=True)
-    with scene.supervisor(*parts, stop_timeout_s=600.0) as supervisor:
-        supervisor.start(*parts)
-        ready = ["started node", "started ingress"]
-        supervisor.wait_until(lambda: scene.has(*ready), timeout_s=10)
+    with scene.running(*parts, stop_timeout_s=600.0) as supervisor:
         in_background(os.kill, os.getpid(), signal.SIGINT)
         supervisor.run()
         # When a second signal comes
@@ -237,12 +217,3 @@ def test_notify_ready_does_nothing_when_no_process_listens(monkeypatch, number):
     notify_ready()
     # Then
     assert READY_VARIABLE not in os.environ
-
-
-def test_part_knows_how_it_was_started(monkeypatch):
-    for how in Launch:
-        monkeypatch.setenv(LAUNCH_VARIABLE, how)
-        assert launch() is how
-    # And without a parent that says so, it was started alone
-    monkeypatch.delenv(LAUNCH_VARIABLE)
-    assert launch() is Launch.ALONE
