@@ -1,10 +1,12 @@
 """Runs `ferry` as a user does, and sees that nothing of it stays behind."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,10 @@ START_TIMEOUT_S = 120.0  # a machine that others keep busy imports torch slowly
 STOP_TIMEOUT_S = 8.0
 HTTP_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 8000
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def processes_of(mark: str) -> list[str]:
@@ -57,6 +63,7 @@ class FerryProcess:
         *,
         program: str | Path = FERRY,
         environment: Mapping[str, str] | None = None,
+        terminal: int | None = None,
         cwd: Path | None = None,
     ) -> None:
         self.log_path = folder / f"{Path(program).name}-{uuid.uuid4().hex[:6]}.log"
@@ -79,11 +86,12 @@ class FerryProcess:
             self._process = subprocess.Popen(
                 [str(program), *arguments],
                 env={**inherited, **own, **(environment or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=log,
                 stderr=log,
                 cwd=cwd,
                 start_new_session=True,
+                preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509
             )
 
     @property

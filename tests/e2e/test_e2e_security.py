@@ -33,6 +33,8 @@ CASES = {
     b"surrogate": ["\\ud800"],
     b"generator": [(x for x in ())],
     b"set": [{1}],
+    b"none": None,
+    b"lazy": (x for x in [1]),
 }
 CASES[b"itself"] = [CASES]
 def handle(data, context):
@@ -76,6 +78,7 @@ def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worke
     # Given
     pids = server.worker_pids(odd)
     unfit = ["object", "itself", "few", "many", "scalar", "key", "surrogate", "generator", "set"]
+    unfit += ["none", "lazy"]
     # json.dumps writes NaN, as TorchServe's worker does
     expected = dict.fromkeys(unfit, 503) | {"large": 500, "nan": 200, "bytes": 200}
 

@@ -84,8 +84,9 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path):
     # Given the demo in an environment that is installed already
     installed = ("-o", ".venv/.installed")
     words = ["--no-print-directory", "-C", str(ROOT), *installed, "demo"]
+    keyboard, terminal = os.openpty()
     environment = {"PYTHONUNBUFFERED": "1"}
-    demo = FerryProcess(tmp_path, words, program="make", environment=environment)
+    demo = FerryProcess(tmp_path, words, program="make", environment=environment, terminal=terminal)
     try:
         demo.wait_for_line("Ctrl-C stops it.", DEMO_TIMEOUT_S)
         shown = demo.log()
@@ -94,10 +95,12 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path):
         assert "batches the server formed" in shown
         assert requests.get("http://127.0.0.1:8080/ping", timeout=5).status_code == 200
 
-        # When a user presses Ctrl-C, which a terminal sends to the whole group
-        stopped = demo.stop_by(lambda: os.killpg(demo.pid, signal.SIGINT))
+        # When a user presses Ctrl-C
+        stopped = demo.stop_by(lambda: os.write(keyboard, b"\x03"))
     finally:
         demo.kill()
+        os.close(keyboard)
+        os.close(terminal)
 
     # Then it ends with exit code 0, in time, without a process left
     assert stopped.exit_code == 0, demo.log()
