@@ -118,10 +118,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
 
 
 def _is_unused(url: str, settings: Settings) -> bool:
-    """Returns whether no registered version needs the file that this URL has in the model store.
-
-    A registration that fails after its download leaves the file behind; the next try replaces it.
-    """
+    """Returns whether no registered version needs the file that this URL has in the model store."""
     with connect(store_url(settings)) as client:
         specs = Registry(client).specs()
     return not any(may_share_a_file(url, spec.model_url) for spec in specs if not spec.load_error)

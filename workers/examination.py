@@ -80,10 +80,6 @@ def problem(part: str, text: str) -> Finding:
     return Finding(part, "problem", text)
 
 
-class _Unusable(Exception):
-    """A file cannot be loaded; the text says why."""
-
-
 class Report(NamedTuple):
     archive: str
     model_name: str
@@ -245,7 +241,7 @@ class _Examination:
             elif file.suffix not in (".pt2", ".so"):
                 _inputs_of(file)
             yield ok("weights", f"{name} can be loaded")
-        except _Unusable as error:
+        except ValueError as error:
             text = f"{error}{'' if has_model_file else ', or archive its class (--model-file)'}"
             yield problem("weights", text) if is_loaded_by_us else note("weights", text)
 
@@ -256,24 +252,24 @@ class _Examination:
             return problem("target", "the manifest names no target, and no serializedFile")
         try:
             return _judge(Target.of(named, self._folder))
-        except (_Unusable, ValueError) as error:
+        except ValueError as error:
             return problem("target", f"{named}: {error}")
 
 
 def _judge(target: Target) -> Finding:
     if (path := target.path) is None:
         if not _is_installed("transformers"):
-            raise _Unusable("transformers is not installed here")
+            raise ValueError("transformers is not installed here")
         return note("target", f"{target.text} was not looked into")
     if not path.is_file():
-        raise _Unusable("it is not in the archive")
+        raise ValueError("it is not in the archive")
     if path.suffix == ".py":
         tree, name = _parsed(path.name, path), target.name or "predict"
         if isinstance(tree, Finding):
             return tree
         classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
         if name not in _names_of(tree.body) | classes:
-            raise _Unusable(f"the file has no class {name}, and no such function but async")
+            raise ValueError(f"the file has no class {name}, and no such function but async")
     elif is_one_by_one(path, _inputs_of(path)):
         text = "its first axis is fixed to 1, so rows are run one by one: "
         return note("target", f"{path.name}: {text}{how_to_export(path)}")
@@ -351,31 +347,28 @@ def _why_missing(module: str, name: str = "") -> str:
 
 def _is_installed(module: str) -> bool:
     """Returns whether an import would find this top-level module; does not import it."""
-    try:
-        return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
 
 
 def _inputs_of(path: Path) -> list[Port]:
     """Returns the inputs of a file without code; [] where only a worker can find them.
 
     Raises:
-        _Unusable: no worker can load it.
+        ValueError: no worker can load it.
     """
     if path.suffix != ".onnx":
         if path.suffix in TENSOR_SUFFIXES and _is_without_code(path):
             return []
-        raise _Unusable(f"{path.name} is not TorchScript: export the model with torch.export")
+        raise ValueError(f"{path.name} is not TorchScript: export the model with torch.export")
     if not _is_installed("onnxruntime"):
-        raise _Unusable(f"{path.name} needs onnxruntime, which is not installed here")
+        raise ValueError(f"{path.name} needs onnxruntime, which is not installed here")
     try:  # a graph is no code
         return list(load_net(path, "cpu").inputs)
     except Exception as error:  # onnxruntime has many
         why = str(error).rpartition("Error: ")[2].replace(f"{path.parent}/", "")
         if "External data" in why:
             why += " (weights beside the file: archive them, too, with --extra-files)"
-        raise _Unusable(f"{path.name} cannot be loaded: {why}") from error
+        raise ValueError(f"{path.name} cannot be loaded: {why}") from error
 
 
 def _is_without_code(path: Path) -> bool:
@@ -396,15 +389,15 @@ def _check_checkpoint(path: Path) -> None:
     """Loads the file with `weights_only`, as BaseHandler does in a worker.
 
     Raises:
-        _Unusable: a worker could not load it.
+        ValueError: a worker could not load it.
     """
     torch = importlib.import_module("torch")
     try:
         torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:
         if (foreign := _FOREIGN_CLASS.search(str(error))) is None:
-            raise _Unusable(f"{path.name} is no checkpoint that torch.load can read") from error
-        raise _Unusable(
+            raise ValueError(f"{path.name} is no checkpoint that torch.load can read") from error
+        raise ValueError(
             f"{path.name} holds more than weights ({foreign[1]}), and what unpickles it runs what "
             "is in it: save it with torch.save(model.state_dict())"
         ) from error

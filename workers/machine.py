@@ -32,7 +32,11 @@ def list_gpus(limit: int) -> list[int]:
 
     As in CUDA, only the devices in CUDA_VISIBLE_DEVICES count, from 0 on.
     """
-    count = _count_gpus()
+    # Where the driver does not answer, the kernel knows them, too.
+    count = len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if (listing := ask_nvidia_smi("-L")) is not None:
+            count = sum(line.startswith("GPU ") for line in listing)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if count and visible is not None:
         count = _count_visible(visible, count)
@@ -50,14 +54,6 @@ def ask_nvidia_smi(*arguments: str) -> list[str] | None:
         [program, *arguments], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
     )
     return answer.stdout.splitlines()
-
-
-def _count_gpus() -> int:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if (listing := ask_nvidia_smi("-L")) is not None:
-            return sum(line.startswith("GPU ") for line in listing)
-    # The driver does not answer: the kernel knows them, too.
-    return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
 
 
 def _count_visible(visible: str, count: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from batching.models.spec import VERSION_PATTERN
+from batching.models.spec import NAME_PATTERN, VERSION_PATTERN
 from ferry.serving.served_targets import CONFIG_FILE, MANIFEST_NAME, ServedTarget, read_target
 
 BUILT_IN_HANDLERS = (
@@ -51,11 +51,13 @@ _MANIFEST_KEYS = {
 Recipe = Mapping[str, Any]
 
 
-def _check_word(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if value and not VERSION_PATTERN.fullmatch(value):
+def _check_word(_context: click.Context, parameter: click.Parameter, value: str) -> str:
+    is_version = parameter.name == "version"
+    plus = "'+' " if is_version else ""
+    if value and not (VERSION_PATTERN if is_version else NAME_PATTERN).fullmatch(value):
         raise click.BadParameter(
-            f"{value!r}: use letters, digits, '.', '_', '+' and '-', at most 128 of them, "
-            "beginning with a letter, digit or '_'."
+            f"{value!r}: use letters, digits, '.', '_', {plus}and '-', at most 128 "
+            "of them, beginning with a letter, digit or '_'."
         )
     return value
 

@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "nodes restore the registry",
         "workers/node/node.py",
-        "self._registry.restore(self._known.values())",
+        "self.registry.restore(self._known.values())",
         "pass",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),

@@ -188,7 +188,7 @@ def open_ports(rig: Rig) -> set[int]:
     }
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 def test_f34_clients_that_hardly_read_slow_no_other_client_down(rig, crowd, record_promise):
     with rig.serve("f34", pace_s=0.002) as model:
         # Given the usual latency
@@ -222,7 +222,7 @@ def test_f34_clients_that_hardly_read_slow_no_other_client_down(rig, crowd, reco
         model.check(crowd)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 def test_f35_half_sent_requests_take_nothing_from_others(rig, crowd, record_promise):
     heads = [
         b"POST /predictions/f35 HTTP/1.1\r\nHost: x\r\nX-Slow: a",

@@ -72,7 +72,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_machine_that_stands_still_loses_nothing(rig, crowd, chaos_redis):
     with rig.serve("frozen", pace_s=0.01, batch_size=4, workers=2) as model:
         # Given a load, and a request at work

@@ -17,7 +17,7 @@ CONFIG = "disable_token_authorization=true\nenable_model_api=true"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 def test_doctor_reads_a_torchserve_that_runs(tmp_path):
     if not any((ROOT / ".bench").glob(f"torchserve-{TORCHSERVE_VERSION}-py*/ready")):
         pytest.skip("TorchServe is not installed: python -m tests.conformance.record")

@@ -16,7 +16,7 @@ from tests.support import eventually
 LOAD_S = 1.0
 TIMEOUT_S = 20
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture

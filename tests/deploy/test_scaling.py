@@ -29,7 +29,7 @@ NAP_S = 6.0 if PROMETHEUS else 1.0
 LABELS = {"namespace": NAMESPACE, "job": f"{NAME}-metrics"}
 VERSION = {"model": "busy", "version": "1.0"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def digest(content):
     return hashlib.sha256(content).hexdigest()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

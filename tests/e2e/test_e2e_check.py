@@ -16,7 +16,7 @@ STARTED = "Model server started."
 # As many as the examples of TorchServe, the conformance scenes, the images', a page's and mistakes.
 FEWEST = 25
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def is_said_to_start(rows, command):

@@ -15,7 +15,7 @@ from tests.e2e.container_process import DEPLOY, DOUBLING, ECHO, Container
 from tests.e2e.ferry_process import STOP_TIMEOUT_S
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_container_starts_with_the_file_of_its_image(container):

@@ -13,7 +13,7 @@ from tests import nets
 from tests.e2e.ferry_process import ferry_server
 from tests.e2e.test_e2e_python_models import npy, put
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TOGETHER = {"maxBatchDelay": 300, "batchSize": 4, "batchPolicy": "fixed"}
 ROWS = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]

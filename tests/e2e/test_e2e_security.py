@@ -129,7 +129,7 @@ def check_jobs(rig):
     assert rig.manage("POST", "jobs/retry").json() == {"jobs": 0}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_redis_users_are_enough_for_a_whole_day_of_work(guarded_redis, tmp_path):
     # Given
     rig = GuardedRig(tmp_path, guarded_redis.url)

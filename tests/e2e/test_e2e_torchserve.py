@@ -28,7 +28,7 @@ from tests.support import came_true, eventually
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MODEL = """
 import torch

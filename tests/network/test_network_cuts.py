@@ -33,7 +33,7 @@ SILENCE_S = 6.0
 SLACK_S = 1.0  # for a machine that does other things, too
 PROBES = {"livez": 200, "ping": 200, "readyz": 503}
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(240)]
 
 each_way = pytest.mark.parametrize("how", list(Cut) if is_long() else [Cut.SILENT], indirect=True)
 

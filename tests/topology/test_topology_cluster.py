@@ -25,7 +25,7 @@ from tests.topology.whole_suite import is_long
 FAILOVER_S = 20.0
 LARGE_BYTES = 200_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 Started = tuple[Rig, Cluster]
 

@@ -13,7 +13,7 @@ from tests.topology.whole_suite import is_long
 
 FAILOVER_S = 20.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def wait_failed_over(group: SentinelGroup, old: Node) -> float:

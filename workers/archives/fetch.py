@@ -50,15 +50,10 @@ def locate_archive(
     """Returns the archive file or model folder in the model store; downloads a remote one.
 
     A client can only name what is in the store. The operator may put links there that lead
-    anywhere, and name folders anywhere in `load_models`.
-
-    Args:
-        url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
-            leads elsewhere only the last part counts, if the store has a file of that name.
-        settings: of the node.
-        is_registered: take a download that is in the store; the caller compares its SHA-256.
-        is_unused: returns whether an earlier download from this URL may be replaced.
-        downloader: in place of the one for `settings`, in tests.
+    anywhere, and name folders anywhere in `load_models`. Of a path that leads elsewhere only the
+    last part counts, if the store has a file of that name. With `is_registered`, a download that is
+    in the store is taken as it is, as the caller compares its SHA-256; `is_unused` returns whether
+    an earlier one may be replaced.
 
     Raises:
         ModelNotFound: nothing there, or not for clients.

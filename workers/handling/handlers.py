@@ -5,6 +5,7 @@ Source: TorchServe 0.12 docs/custom_service.md, module and class level entry poi
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -165,21 +166,12 @@ def _choose_gpu(device: Device) -> None:
 def _import_handler(module_name: str) -> ModuleType:
     if not module_name:
         raise ImportError("The model names no handler.")
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # If the archive's own handler lacks a package, no built-in one may run in its place.
-        if error.name != module_name:
-            raise
+    # If the archive's own handler lacks a package, no built-in one may run in its place.
     built_in = f"{BUILT_IN_PACKAGE}.{module_name}"
-    try:
-        return importlib.import_module(built_in)
-    except ModuleNotFoundError as error:
-        if error.name != built_in:
-            raise
-        raise ImportError(
-            f"Handler {module_name!r} is neither a module of the archive nor built in."
-        ) from None
+    for name in (module_name, built_in):
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name)
+    raise ImportError(f"Handler {module_name!r} is neither a module of the archive nor built in.")
 
 
 def _require_plain(entry: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
@@ -34,26 +35,19 @@ from batching.settings.settings import Settings
 log = logging.getLogger(__name__)
 
 HOSTNAME = "Hostname"
+_OWN_HOST = socket.gethostname()
 
 
+@dataclass
 class MetricsReporter:
     """Takes measurements out of a store, which handlers' threads may fill at any time."""
 
-    def __init__(
-        self,
-        store: MetricsStore,
-        declared: Sequence[DeclaredMetric],
-        *,
-        is_showing_all: bool,
-        is_logging: bool = False,
-    ) -> None:
-        self._store = store
-        self._declared = {metric.name: metric for metric in declared}
-        self._is_showing_all = is_showing_all
-        self._is_logging = is_logging
-        self._hostname = socket.gethostname()
-        self._unsent: dict[Series, float] = {}
-        self._warned: set[str] = set()
+    store: MetricsStore
+    declared: Sequence[DeclaredMetric]
+    is_showing_all: bool
+    is_logging: bool = False
+    _unsent: dict[Series, float] = field(default_factory=dict, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
 
     @contextlib.contextmanager
     def unsent(self) -> Iterator[list[Measurement]]:
@@ -67,15 +61,13 @@ class MetricsReporter:
 
     def _collect(self) -> None:
         """Adds what was measured since the last call, and logs it."""
-        for metric in list(self._store.cache.values()):
+        for metric in list(self.store.cache.values()):
             for labels, change in metric.take().items():
                 if (series := self._series(metric, labels)) is None:
                     continue
-                if self._is_logging:
+                if self.is_logging:
                     shown = {name: text for name, text in series.labels if name != HOSTNAME}
-                    line = metric_line(
-                        series.name, change.value, shown, self._hostname, series.unit
-                    )
+                    line = metric_line(series.name, change.value, shown, _OWN_HOST, series.unit)
                     model_metric_log.info(line)
                 if series.kind is MetricKind.GAUGE:
                     self._unsent[series] = change.value
@@ -91,10 +83,10 @@ class MetricsReporter:
         self._unsent[series] = self._unsent.get(series, 0.0) + value
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
-        declared = self._declared.get(metric.metric_name)
+        declared = next((one for one in self.declared if one.name == metric.metric_name), None)
         kind, unit, why_not = MetricKind(metric.metric_type.value), metric.unit, ""
         if declared is None:
-            if not self._is_showing_all:
+            if not self.is_showing_all:
                 why_not = "not listed in metrics_config, and model_metrics_auto_detect is off"
         elif declared.kind != kind or len(labels) != len(declared.dimensions):
             names = ", ".join(declared.dimensions)
@@ -103,7 +95,7 @@ class MetricsReporter:
             unit = declared.unit
             values = [value for _, value in labels]
             labels = tuple(zip(declared.dimensions, values, strict=True))
-        series = Series(metric.metric_name, kind, unit, (*labels, (HOSTNAME, self._hostname)))
+        series = Series(metric.metric_name, kind, unit, (*labels, (HOSTNAME, _OWN_HOST)))
         if not why_not and not is_named_well(series):
             why_not = "not a name that Prometheus takes"
         if why_not and series.name not in self._warned:

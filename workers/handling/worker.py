@@ -79,7 +79,7 @@ UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0
 # Always, if seldom: a server that took over may lease us requests that were answered long ago.
 LOOK_S = 10.0
-MEMORY_LOOK_S = 60.0
+MEMORY_LOOK_S, MEMORY_PAUSE_S = 3.0, 60.0
 
 
 def taken_bytes() -> int:
@@ -102,9 +102,9 @@ def give_back_memory() -> None:
 
 
 class SpareMemory:
-    """Gives back what batches have taken, at `look_at_s` (monotonic), once a minute.
+    """Gives back what batches have taken, at `look_at_s` (monotonic), at most once a minute.
 
-    Not more often: to fetch an ordinary batch's memory again costs up to a tenth of its run.
+    To fetch an ordinary batch's memory again costs up to a tenth of its run.
     """
 
     def __init__(
@@ -123,6 +123,8 @@ class SpareMemory:
     def look(self, now_s: float) -> None:
         self.look_at_s = now_s + MEMORY_LOOK_S
         if self._taken() > self._least_bytes + self._spare_bytes:
+            if self._least_bytes:  # otherwise it is what loading took
+                self.look_at_s = now_s + MEMORY_PAUSE_S
             self._give_back()
             self._least_bytes = self._taken()
 

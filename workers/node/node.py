@@ -16,7 +16,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -259,13 +259,13 @@ class Node:
         return before, specs
 
 
+@dataclass
 class RegistryMemory:
     """Knows what is registered, and registers it again where Redis has lost it."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._epoch = ""
-        self._known: Mapping[str, ModelEntry] = {}
+    registry: Registry
+    _epoch: str = field(default="", init=False)
+    _known: Mapping[str, ModelEntry] = field(default_factory=dict, init=False)
 
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
         """Returns what is registered; first registers again what an emptied Redis forgot.
@@ -277,36 +277,31 @@ class RegistryMemory:
         """
         while True:
             # A version whose record cannot be read is not unregistered: its workers serve on.
-            known = self._registry.snapshot(self._known)
+            known = self.registry.snapshot(self._known)
             # Read after the models: with a new epoch, the old models would pass for current ones.
-            epoch = self._registry.epoch()
+            epoch = self.registry.epoch()
             if epoch and epoch == self._epoch:
                 self._known = known
                 return known
             on_emptied()
-            self._registry.restore(self._known.values())
-            epoch = self._registry.mark()
+            self.registry.restore(self._known.values())
+            epoch = self.registry.mark()
             # It may have been emptied again before it was marked.
-            if self._known.keys() <= self._registry.snapshot().keys():
+            if self._known.keys() <= self.registry.snapshot().keys():
                 self._epoch = epoch
 
 
+@dataclass
 class UnregisteredVersions:
     """Remembers versions that were unregistered, or scaled to nothing, until no worker is left.
 
     Every node does this, as a worker's own node may die before its last batch is over.
     """
 
-    def __init__(self, queue: NodeQueue) -> None:
-        self._queue = queue
-        # Version -> whether it is still registered.
-        self._ended: dict[VersionKey, bool] = {}
-        self._is_new = True
-
-    @property
-    def ended(self) -> list[VersionKey]:
-        """Returns the versions that may still have workers or waiting requests, and should not."""
-        return list(self._ended)
+    queue: NodeQueue
+    # Version that may still have workers or requests, and should not -> whether it is registered.
+    ended: dict[VersionKey, bool] = field(default_factory=dict, init=False)
+    _is_new: bool = field(default=True, init=False)
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
         """Adds the versions that should have no workers any more; drops versions wanted again."""
@@ -315,41 +310,39 @@ class UnregisteredVersions:
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
         if self._is_new:
             self._is_new, known = False, set(specs)
-        self._ended = {
+        self.ended = {
             key: key in specs
-            for key in known.union(self._ended)
+            for key in known.union(self.ended)
             if key not in specs or specs[key].min_worker == 0
         }
 
     async def look(self) -> None:
         """Refuses the requests that wait for a version whose last worker has gone for good."""
-        await self._queue.together([partial(self._close, *ended) for ended in self._ended.items()])
+        await self.queue.together([partial(self._close, *ended) for ended in self.ended.items()])
 
     async def _close(self, key: VersionKey, is_registered: bool) -> None:
         # Asked first: requests that a worker gives back after this are refused at the next look.
-        is_staffed = await self._queue.is_staffed(key)
+        is_staffed = await self.queue.is_staffed(key)
         reason = "no_worker" if is_registered else "unregistered"
-        if count := await self._queue.refuse_waiting(key, reason):
+        if count := await self.queue.refuse_waiting(key, reason):
             log.warning("refused model=%s version=%s requests=%d", *key, count)
         if is_staffed:
             return
         if not is_registered:
-            await self._queue.bury(key)
-        self._ended.pop(key, None)
+            await self.queue.bury(key)
+        self.ended.pop(key, None)
 
 
+@dataclass
 class ControlProcesses:
     """Starts processes for control jobs when one waits, MOST_CONTROL_PROCESSES at a time."""
 
-    def __init__(
-        self, settings: Settings, count_waiting: Callable[[], Awaitable[int]], outage: OutageLog
-    ) -> None:
-        self.must_look = asyncio.Event()
-        self._settings = settings
-        self._count_waiting = count_waiting
-        self._outage = outage
-        self._reminder = Reminder()
-        self._running: set[asyncio.Task[None]] = set()
+    settings: Settings
+    count_waiting: Callable[[], Awaitable[int]]
+    outage: OutageLog
+    must_look: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _reminder: Reminder = field(default_factory=Reminder, init=False)
+    _running: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
         """Starts processes until cancelled; then ends them."""
@@ -364,21 +357,21 @@ class ControlProcesses:
                         self._running.add(task)
                         task.add_done_callback(self._running.discard)
                         await asyncio.sleep(CONTROL_PATIENCE_S)
-                    self._outage.over("control jobs")
+                    self.outage.over("control jobs")
                 except AWAY as error:
-                    self._outage.note("control jobs", error)
+                    self.outage.note("control jobs", error)
         finally:
             await end_tasks(self._running)
 
     async def _must_start(self) -> bool:
-        if not await self._count_waiting() or len(self._running) >= MOST_CONTROL_PROCESSES:
+        if not await self.count_waiting() or len(self._running) >= MOST_CONTROL_PROCESSES:
             return False
         if self._running:
             await asyncio.sleep(CONTROL_PATIENCE_S)
-        return await self._count_waiting() > 0
+        return await self.count_waiting() > 0
 
     async def _run_one(self) -> None:
-        environment = {**os.environ, **self._settings.to_environment()}
+        environment = {**os.environ, **self.settings.to_environment()}
         try:
             process = spawn([sys.executable, "-P", "-m", CONTROL_JOBS], environment)
         except OSError as error:

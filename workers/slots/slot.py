@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
@@ -50,23 +50,24 @@ class SlotContext:
     memory_mark: str = ""  # of the memory that workers share with ingresses
 
 
+@dataclass(eq=False)
 class Slot:
-    def __init__(
-        self, context: SlotContext, spec: ModelSpec, number: int, device: Device, threads: int
-    ) -> None:
-        self.spec = spec
-        self._number = number
-        self._device = device
-        self._context = context
-        self._threads = threads
-        self._backoff = Backoff()
-        self.record = SlotRecord(context.queue, context.outage, spec.key, self._backoff)
-        self._process: WorkerProcess | None = None
-        self._ready_at: float | None = None
-        self._why_not_loaded: dict[str, Any] = {}
-        self._unpublished: asyncio.Queue[WorkerReport] = asyncio.Queue()
-        self._is_hopeless = False
-        self._should_stop = asyncio.Event()
+    context: SlotContext
+    spec: ModelSpec
+    number: int
+    device: Device
+    threads: int
+    _backoff: Backoff = field(default_factory=Backoff, init=False)
+    _process: WorkerProcess | None = field(default=None, init=False)
+    _ready_at: float | None = field(default=None, init=False)
+    _why_not_loaded: dict[str, Any] = field(default_factory=dict, init=False)
+    _unpublished: asyncio.Queue[WorkerReport] = field(default_factory=asyncio.Queue, init=False)
+    _is_hopeless: bool = field(default=False, init=False)
+    _should_stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        context = self.context
+        self.record = SlotRecord(context.queue, context.outage, self.spec.key, self._backoff)
 
     def stop(self) -> None:
         """Asks the process to finish its batch and end; `run` returns after that."""
@@ -95,7 +96,7 @@ class Slot:
                 log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
                 await self.record.set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, no request waits for one any more.
-                refuse = self._context.queue.refuse_waiting
+                refuse = self.context.queue.refuse_waiting
                 if count := await self.record.retry(refuse, self.spec.key, "no_worker"):
                     log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
                 await self._should_stop.wait()
@@ -106,7 +107,7 @@ class Slot:
 
     def _new_id(self) -> str:
         """Returns a worker's id, from which ingresses see whose memory it can read."""
-        context = self._context
+        context = self.context
         return f"{context.node_id}-{next(context.sequence)}{context.memory_mark}"
 
     async def _live_once(self) -> None:
@@ -121,11 +122,11 @@ class Slot:
         await self.record.begin(
             WorkerStatus(
                 worker_id=worker_id,
-                node_id=self._context.node_id,
-                slot=self._number,
+                node_id=self.context.node_id,
+                slot=self.number,
                 state=WorkerState.STARTING,
                 pid=0,
-                device=str(self._device),
+                device=str(self.device),
                 started_at=utc_now(),
                 failures=self._backoff.failures,
                 error=last.error if last else "",
@@ -162,7 +163,7 @@ class Slot:
 
         A download then goes on without this slot, for the next slot that needs it.
         """
-        preparing = asyncio.ensure_future(self._context.prepare(self.spec, is_exact=is_exact))
+        preparing = asyncio.ensure_future(self.context.prepare(self.spec, is_exact=is_exact))
         stopping = asyncio.ensure_future(self._should_stop.wait())
         await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -189,13 +190,13 @@ class Slot:
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """Starts a worker process and returns how it ended."""
-        settings = self._context.settings
+        settings = self.context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
             lambda *descriptors: worker_environment(
-                Assignment(self.spec, worker_id, prepared.model_dir, self._device, *descriptors),
+                Assignment(self.spec, worker_id, prepared.model_dir, self.device, *descriptors),
                 settings,
-                self._threads,
+                self.threads,
             ),
             # Standard output is what becomes model_log.log.
             has_one_output=settings.log_files,
@@ -242,7 +243,7 @@ class Slot:
             assert self._ready_at is not None
             worker_id = str(self.record.worker_id)
             load_ms = int((self._ready_at - process.started_at) * 1000)
-            if self._context.settings.is_logging_metrics:
+            if self.context.settings.is_logging_metrics:
                 log_load_time(worker_id, self.spec.key, load_ms)
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, worker_id)
             await self.record.set_state(
@@ -261,7 +262,7 @@ class Slot:
         is_stopping = self._should_stop.is_set()
         mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
         reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
-        reclaim = self._context.queue.reclaim
+        reclaim = self.context.queue.reclaim
         count: int = await self.record.retry(reclaim, self.spec.key, worker_id, mode, reason)
         if count:
             log.warning(
@@ -292,6 +293,7 @@ class Slot:
         await self.record.set_state(WorkerState.STARTING, **changes)
 
 
+@dataclass(eq=False)
 class SlotRecord:
     """Keeps the status of one slot's worker in Redis, under the worker's name.
 
@@ -299,15 +301,12 @@ class SlotRecord:
     their status can be seen, but no request is queued for them.
     """
 
-    def __init__(
-        self, queue: NodeQueue, outage: OutageLog, key: VersionKey, backoff: Backoff
-    ) -> None:
-        self.key = key
-        self.status: WorkerStatus | None = None
-        self.successor_id: str | None = None
-        self._queue = queue
-        self._outage = outage
-        self._backoff = backoff
+    queue: NodeQueue
+    outage: OutageLog
+    key: VersionKey
+    backoff: Backoff
+    status: WorkerStatus | None = field(default=None, init=False)
+    successor_id: str | None = field(default=None, init=False)
 
     @property
     def worker_id(self) -> str | None:
@@ -321,7 +320,7 @@ class SlotRecord:
     def is_expected(self) -> bool:
         """Returns whether the worker serves, or will probably serve soon: requests may queue."""
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
-        return self.state is WorkerState.READY or (is_coming and not self._backoff.is_doubtful)
+        return self.state is WorkerState.READY or (is_coming and not self.backoff.is_doubtful)
 
     async def begin(self, status: WorkerStatus) -> None:
         """Puts a new worker in the place of the former one.
@@ -333,15 +332,15 @@ class SlotRecord:
         await self.beat(status.worker_id)
         await self.set_state(status.state)
         if previous_id is not None:
-            await self.retry(self._queue.forget, self.key, previous_id)
+            await self.retry(self.queue.forget, self.key, previous_id)
 
     async def set_state(self, state: WorkerState, **changes: Any) -> None:
         assert self.status is not None
         self.status = replace(self.status, state=state, **changes)
-        await self.retry(self._queue.report, self.key, self.status)
+        await self.retry(self.queue.report, self.key, self.status)
         if not self.is_expected:
             for worker_id in self._worker_ids():
-                await self.retry(self._queue.hide, self.key, worker_id)
+                await self.retry(self.queue.hide, self.key, worker_id)
 
     async def expect(self, successor_id: str) -> None:
         """Lists the slot's next worker as alive, beside the current one, before it begins.
@@ -354,21 +353,21 @@ class SlotRecord:
     async def beat(self, worker_id: str) -> None:
         """Lists the worker as alive, unless the slot has been given up."""
         if self.is_expected:
-            await self.retry(self._queue.beat, {self.key: [worker_id]})
+            await self.retry(self.queue.beat, {self.key: [worker_id]})
 
     async def report_again(self, **changes: Any) -> None:
         """Publishes the status with these changes; raises if Redis does not answer."""
         if self.status is None:
             return
         status = self.status = replace(self.status, **changes)
-        await self._queue.report(self.key, status)
+        await self.queue.report(self.key, status)
         if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
-            await self._queue.forget(self.key, status.worker_id)
+            await self.queue.forget(self.key, status.worker_id)
 
     async def end(self) -> None:
         last_ids, self.status = self._worker_ids(), None
         for worker_id in last_ids:
-            await self.retry(self._queue.forget, self.key, worker_id)
+            await self.retry(self.queue.forget, self.key, worker_id)
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """Calls the verb until Redis answers; only for verbs that may be repeated."""
@@ -377,29 +376,29 @@ class SlotRecord:
             try:
                 result = await verb(*arguments)
             except AWAY as error:
-                self._outage.note(name, error)
+                self.outage.note(name, error)
                 await asyncio.sleep(RETRY_S)
             else:
-                self._outage.over(name)
+                self.outage.over(name)
                 return result
 
     def _worker_ids(self) -> list[str]:
         return [worker_id for worker_id in (self.worker_id, self.successor_id) if worker_id]
 
 
+@dataclass
 class Slots:
     """Opens and stops the slots of one node as the registry wants; drains them in the end."""
 
-    def __init__(
-        self, context: SlotContext, gpus: Sequence[int], on_ended: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._gpus = gpus
-        self._gpu_turn = itertools.count()
-        self._on_ended = on_ended
-        self._slots: dict[tuple[VersionKey, int], Slot] = {}
-        self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
-        self._is_draining = False
+    context: SlotContext
+    gpus: Sequence[int]
+    on_ended: Callable[[], None]
+    _gpu_turn: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
+    _slots: dict[tuple[VersionKey, int], Slot] = field(default_factory=dict, init=False)
+    _tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = field(
+        default_factory=dict, init=False
+    )
+    _is_draining: bool = field(default=False, init=False)
 
     def all(self) -> list[Slot]:
         return list(self._slots.values())
@@ -426,9 +425,9 @@ class Slots:
             slot.stop()
         if not self._tasks:
             return
-        log.info("node=%s draining workers=%d", self._context.node_id, len(self._tasks))
+        log.info("node=%s draining workers=%d", self.context.node_id, len(self._tasks))
         ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        margin_s = max(0.0, self._context.settings.drain_timeout_s - KILL_MARGIN_S)
+        margin_s = max(0.0, self.context.settings.drain_timeout_s - KILL_MARGIN_S)
         forced = asyncio.ensure_future(must_exit_now.wait())
         outcomes: set[asyncio.Future[Any]] = {ended, forced}
         await asyncio.wait(outcomes, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
@@ -439,7 +438,7 @@ class Slots:
             await asyncio.wait_for(ended, timeout=FAREWELL_S)
 
     def _open(self, spec: ModelSpec, number: int, threads: int) -> None:
-        slot = Slot(self._context, spec, number, self._pick_device(spec, number), threads)
+        slot = Slot(self.context, spec, number, self._pick_device(spec, number), threads)
         slot_key = (spec.key, number)
         self._slots[slot_key] = slot
         task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
@@ -452,14 +451,14 @@ class Slots:
             log.error("slot %s ended: %r", slot_key, error, exc_info=error)
         else:
             # After an error, which may come again at once, the regular look is soon enough.
-            self._on_ended()
+            self.on_ended()
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:
         """Picks GPUs in turn over all models, or over the version's own list.
 
         Source: TorchServe 0.12 ModelManager / WorkLoadManager "assignedGpuIds".
         """
-        gpus = [gpu for gpu in spec.device_ids if gpu in self._gpus] or self._gpus
+        gpus = [gpu for gpu in spec.device_ids if gpu in self.gpus] or self.gpus
         if spec.device_type == "cpu" or not gpus:
             return Device("cpu", None)
         turn = number if spec.device_ids else next(self._gpu_turn)

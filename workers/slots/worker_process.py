@@ -29,7 +29,6 @@ from workers.slots.assignment import SIGNAL_OF_LATE, Assignment, Deadline, ExitS
 log = logging.getLogger(__name__)
 
 PIPE_PATIENCE_S = 0.2
-ORPHANS_POLL_S = 0.01
 LOOK_S = 1.0  # no longer than the shortest response_timeout: a batch may begin meanwhile
 # When this process stood still for this time, as in a container that was paused, its worker may
 # have done so, too, and gets time to come back from a wait for work.
@@ -163,7 +162,6 @@ class WorkerProcess:
             # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
             await asyncio.wait({reports, *outputs}, timeout=PIPE_PATIENCE_S)
-            await self._reap_orphans()
         finally:
             for waiting in (reports, ending, *outputs):
                 waiting.cancel()
@@ -191,14 +189,6 @@ class WorkerProcess:
         # Popen would reap a process that has just ended, and the rest of its group would be lost.
         if not has_exited(self._child):
             os.kill(self.pid, number)
-
-    async def _reap_orphans(self) -> None:
-        """Reaps the handler's own processes, which would stay zombies where we are PID 1."""
-        end_s = time.monotonic() + PIPE_PATIENCE_S
-        with contextlib.suppress(ChildProcessError):  # none is left, or another process has them
-            while time.monotonic() < end_s:
-                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
-                    await asyncio.sleep(ORPHANS_POLL_S)
 
 
 async def _read_reports(

@@ -13,7 +13,7 @@ from ferry_bulk.folder import BulkFolder, now_s, output_ids
 from ferry_bulk.lines import output_line
 from ferry_bulk.model_server import ModelServer, ServerAnswer, kind_of
 from packages.bulk.tests.bulk_process import line
-from tests.http_server import StandIn, serving
+from tests.http_server import StandIn
 from tests.support import eventually
 
 JOB_PATH = "/jobs/" + "0" * 31 + "a"
@@ -33,8 +33,7 @@ class Server(StandIn):
 
 @pytest.fixture
 def server():
-    running = Server()
-    with serving(running.http):
+    with Server().running() as running:
         yield running
 
 
@@ -264,8 +263,5 @@ def _no_room(*_, **__):
 )
 def test_what_an_answer_means(status, headers, job_path, expected):
     assert kind_of(ServerAnswer(status, headers, b""), job_path) == expected
-
-
-def test_refused_key_is_no_answer():
     body = b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}'
     assert kind_of(ServerAnswer(400, {}, body), "") == "later"

@@ -17,7 +17,6 @@ from packages.client.tests.answering_server import (
     answer,
     refusal,
 )
-from tests.http_server import serving
 from tests.ports import free_ports
 from tests.tls import needs_openssl, write_certificate
 
@@ -26,8 +25,7 @@ AGAIN = refusal(503, "QueueFullException", retry_after="0")
 
 @pytest.fixture
 def server() -> Iterator[AnsweringServer]:
-    running = AnsweringServer()
-    with serving(running.http):
+    with AnsweringServer().running() as running:
         yield running
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from packages.client.tests.answering_server import AnsweringServer, answer
 from tests.distributions import build_wheels, install
-from tests.http_server import serving
 
 SCRIPT = """
 import sys
@@ -28,7 +27,7 @@ def test_wheel_asks_a_server_and_brings_httpx_alone(tmp_path: Path) -> None:
     server = AnsweringServer()
     server.will(answer(200, {"cat": 0.9}))
     # When
-    with serving(server.http):
+    with server.running():
         words = [str(python), "-c", SCRIPT, server.url]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     listing = subprocess.run(

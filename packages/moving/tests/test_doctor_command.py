@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from ferry.main import main
 from tests.configurations import EXAMPLES
-from tests.http_server import StandIn, serving
+from tests.http_server import StandIn
 
 RECORDED = json.loads((Path(__file__).parent / "torchserve-0.12.json").read_text())["answers"]
 
@@ -104,12 +104,12 @@ def served(answers):
         key = path.partition("&")[0]
         return 200 if key in answers else 404, {}, json.dumps(answers.get(key)).encode()
 
-    return serving(StandIn(answer).http)
+    return StandIn(answer).running()
 
 
 def test_running_torchserve_has_rows_for_its_api_and_each_version():
-    with served(RECORDED) as url:
-        exit_code, rows = doctor(url)
+    with served(RECORDED) as server:
+        exit_code, rows = doctor(server.url)
     # Then
     assert exit_code == 1
     assert ("server", "same", "TorchServe 0.12.0; this server was compared with 0.12") in rows
@@ -130,8 +130,8 @@ def test_models_are_read_page_by_page():
         "/models?limit=100": {"models": [one]},
         "/models/one/all": [{**one, "modelVersion": "1.0"}],
     }
-    with served(answers) as url:
-        _, rows = doctor(url)
+    with served(answers) as server:
+        _, rows = doctor(server.url)
     # Then its archive comes from elsewhere, and what may be a secret is not told
     [(part, text)] = changes(rows)
     assert (part, text.partition(":")[0]) == ("model one 1.0", "https")
@@ -151,11 +151,11 @@ def test_models_are_read_page_by_page():
     ],
 )
 def test_other_servers_are_refused(answers, complaint):
-    with served(answers) as url:
-        exit_code, error = doctor(url)
+    with served(answers) as server:
+        exit_code, error = doctor(server.url)
     assert exit_code == 2
     assert complaint in error
-    assert f"nothing answers at {url}" in doctor(url)[1]
+    assert f"nothing answers at {server.url}" in doctor(server.url)[1]
 
 
 def test_configuration_is_judged_by_the_server_and_not_by_this_shell(tmp_path, monkeypatch):

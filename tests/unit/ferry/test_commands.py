@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from ferry.commands.jobs import idempotency_key, write_result
 from ferry.main import main
-from tests.http_server import StandIn, serving
+from tests.http_server import StandIn
 from tests.ports import free_ports
 from tests.timing import assert_within
 
@@ -51,8 +51,7 @@ class Server(StandIn):
 
 @pytest.fixture
 def server():
-    running = Server()
-    with serving(running.http):
+    with Server().running() as running:
         yield running
 
 

@@ -17,7 +17,7 @@ def look_once(harness, before, after):
         versions.follow(before.values(), after)
         await versions.look()
         await client.aclose()
-        return versions.ended
+        return [*versions.ended]
 
     return asyncio.run(run())
 

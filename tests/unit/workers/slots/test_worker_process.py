@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,26 +19,6 @@ from workers.slots.assignment import Deadline
 from workers.slots.worker_process import LATE, LOOK_S, STILL_S, WorkerProcess
 
 ROOT = Path(__file__).parents[4]
-# Orphans become children of the process that runs this, as of the first one of a container.
-FIRST_PROCESS = """
-import asyncio, ctypes, os, psutil, signal, sys
-from pathlib import Path
-from workers.slots.worker_process import WorkerProcess
-
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-async def main():
-    worker = WorkerProcess.start(Path(sys.argv[1]), lambda *_: {"PATH": "/bin:/usr/bin"})
-    watching = asyncio.create_task(worker.watch(lambda _: None))
-    while not Path(sys.argv[2]).read_text():
-        await asyncio.sleep(0.01)
-    os.kill(worker.pid, signal.SIGKILL)
-    await watching
-
-asyncio.run(main())
-print(len(psutil.Process().children()))
-"""
 
 
 def program(folder, pids):
@@ -102,18 +81,6 @@ async def test_child_of_a_worker_that_its_node_leaves_goes_with_it(family):
     await asyncio.wait({watching})
     # Then
     await eventually_async(family.is_gone)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
-def test_child_of_a_worker_is_no_zombie_of_a_containers_first_process(tmp_path):
-    # Given
-    pids = tmp_path / "pids"
-    pids.touch()
-    # When
-    words = [sys.executable, "-c", FIRST_PROCESS, program(tmp_path, pids), pids]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
-    # Then
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
 def test_node_without_a_descriptor_does_not_know_the_memory_of_its_worker(tmp_path):
