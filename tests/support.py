@@ -19,8 +19,7 @@ from batching.store import keys
 from batching.store.clients import at, connect, connect_async
 from batching.store.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.jobs.job_records import Job
-from batching.store.jobs.job_store import JobRequest, JobStore
-from batching.store.jobs.webhook_store import WebhookStore
+from batching.store.jobs.job_store import JobRequest, JobStore, WebhookStore
 from batching.store.keys import VersionKeys
 from batching.store.node_queue import NodeQueue
 from batching.store.records import named_request

@@ -109,7 +109,6 @@ class Arena:
         self._memory = mmap.mmap(self._file, 0)
 
     def is_shared_by(self, worker_ids: Iterable[bytes]) -> bool:
-        """Returns whether all these can read it."""
         mark = self.mark.encode()
         return bool(mark) and all(worker_id.endswith(mark) for worker_id in worker_ids)
 
@@ -173,7 +172,6 @@ def _slot_type(count: int) -> Any:
 
 
 def _stamp(generation: int, count: int) -> bytes:
-    """Returns the table's entries for this many units of one generation."""
     return generation.to_bytes(GENERATION_BYTES, sys.byteorder) * count
 
 

@@ -113,7 +113,8 @@ class Broker:
     async def _close_unused(self) -> None:
         for key, channel in list(self._channels.items()):
             # A request that comes later finds none and opens another.
-            if channel.is_idle and channel.unused_s > self._patience.unused_s:
+            unused_s = asyncio.get_running_loop().time() - channel.used_at
+            if channel.is_idle and unused_s > self._patience.unused_s:
                 del self._channels[key]
                 await channel.close()
 

@@ -38,13 +38,11 @@ from batching.store.redis_errors import AWAY, REFUSED, OutageLog, queue_lost, st
 
 log = logging.getLogger(__name__)
 
-SUBMIT_AT_ONCE = 256
+SUBMIT_AT_ONCE = CANCEL_AT_ONCE = 256
 MOST_IN_LOG = 8
-CANCEL_AT_ONCE = 256
 # No claim gets a request that was given up more than 0.3 s before, not even after an outage.
 CANCEL_AGAIN_S = 0.2
-# Deadlines that pass within this time share one look.
-LOOK_AGAIN_S = 0.01
+LOOK_AGAIN_S = 0.01  # deadlines that pass within this time share one look
 LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 _Body = Callable[[], Coroutine[None, None, None]]
@@ -72,7 +70,6 @@ class Channel:
         memory: IngressMemory,
         resubmitted: Counter[VersionKey],
     ) -> None:
-        self._resubmitted = resubmitted
         self._key = key
         self._name = f"model={key.model_name} version={key.model_version}"
         self._patience = patience
@@ -81,6 +78,7 @@ class Channel:
         self._has_large_bodies = False  # since the last look at the workers
         self._shares_memory = False  # with all of them, as far as is known
         self._outage = outage
+        self._resubmitted = resubmitted
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, PendingRequest] = {}
         self._pending: list[PendingRequest] = []
@@ -89,7 +87,7 @@ class Channel:
         self._large: dict[str, str] = {}  # request id -> attempt
         self._drain_rate = DrainRate()
         # When a client last left, a submit succeeded, one queued a request, Redis was away.
-        self._used_at = self._loop.time()
+        self.used_at = self._loop.time()
         self._moved_at = 0.0
         self._was_away_at = self._queued_at = -patience.back_s
         self._looks_at = math.inf
@@ -107,10 +105,6 @@ class Channel:
         """Returns whether no client waits and no call is under way."""
         is_busy = any(not task.done() for task in self._tasks.values())
         return not (self._waiting or is_busy or self._looks.is_busy)
-
-    @property
-    def unused_s(self) -> float:
-        return self._loop.time() - self._used_at  # since the last client left
 
     def submit(self, request: PendingRequest) -> None:
         self._watch(request)
@@ -160,7 +154,7 @@ class Channel:
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
         if not request.is_over:
-            self._used_at = self._loop.time()
+            self.used_at = self._loop.time()
             if self._waiting.get(request.request_id) is request:  # and not the rest of its answer
                 del self._waiting[request.request_id]
             request.fail(error)
@@ -191,11 +185,8 @@ class Channel:
         """Returns what became of the requests, by id; repeats the call under the same ids.
 
         A request's patience counts from the last submit that succeeded if it came before that: a
-        queue of slow bodies is no outage.
-
-        Raises:
-            QueueMemoryFull, StoreUnavailable: it was given up. Redis may have heard some of it, or
-                may hear it late; that is to be taken back.
+        queue of slow bodies is no outage. Raises QueueMemoryFull or StoreUnavailable; Redis may
+        have heard some of it, or may hear it late, which is to be taken back.
         """
         patience = self._patience
         cause: Exception | None = None
@@ -262,15 +253,10 @@ class Channel:
         if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
             request.is_queued = True
             self._queued_at = self._moved_at
-            if request.is_given_up:
-                # While this submit was on its way, so that there was nothing to cancel yet.
+            if request.is_given_up:  # while this submit was on its way
                 self._cancel(request, ClientLeft())
             return
         now = self._loop.time()
-        if code is SubmitCode.NO_VERSION:
-            # Redis may have been emptied although no connection was lost. The node that restores
-            # the registry need not be one that has workers.
-            self._was_away_at = now
         if now - request.entered_at < self._patience_s(request, code):
             self._loop.call_later(2 * self._patience.retry_s, self._submit_soon, request)
         else:
@@ -285,6 +271,9 @@ class Channel:
         beaten yet. Or its clock has stepped, which makes all beats look old.
         """
         if code is SubmitCode.NO_VERSION:
+            # Redis may have been emptied although no connection was lost. The node that restores
+            # the registry need not be one that has workers.
+            self._was_away_at = self._loop.time()
             return self._patience.version_s
         if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
             return 0.0
@@ -336,7 +325,10 @@ class Channel:
                 receiver.resolve(reply)
                 delivered.append(request_id)
             except (BodyElsewhere, AnswerGone) as error:
-                self._run_again(request, error)
+                self._shares_memory = False  # until the next look: that worker is new, or has died
+                # What was run, and whose answer has gone, is submitted again once.
+                is_again = isinstance(error, AnswerGone) and request.is_resubmitted
+                self._resubmit(request, math.inf if is_again else 0.0)
                 delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
@@ -345,46 +337,35 @@ class Channel:
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 self._fail(request, errors.InternalError("The worker's answer cannot be read."))
-        self._used_at = self._loop.time()
-        self._drain_rate.count(self._used_at, len(delivered))
+        self.used_at = self._loop.time()
+        self._drain_rate.count(self.used_at, len(delivered))
         return delivered
 
-    def _run_again(self, request: PendingRequest, error: BodyElsewhere | AnswerGone) -> None:
-        """Submits again what was not run, and once what was run but whose answer has gone."""
-        self._shares_memory = False  # until the next look: that worker is new, or has died
-        if isinstance(error, AnswerGone) and request.is_resubmitted:
-            self._fail(request, queue_lost())
-        else:
-            self._resubmit(request)
-
     async def _fetch_large(self) -> None:
-        """Fetches replies too large for the replies list, a few at a time.
+        """Fetches replies too large for the replies list, a few at a time, and each once only.
 
-        The audit names again what could not be fetched. Each is on its way once only: copies that
-        share a slow line delay each other until none arrives in time.
+        Copies on a slow line would delay each other. The audit names again what did not come.
         """
         at_once = LARGE_AT_ONCE
         read: dict[str, str] = {}  # and delivered: deleted together with the next fetch
-        try:
-            while self._large or read:
-                due = dict(islice(self._large.items(), at_once))
-                wanted = {name: due[name] for name in due if name in self._waiting}
-                values: Mapping[str, memoryview | None] = {}
-                try:
-                    if wanted or read:
-                        values = await self._queue.fetch_large(wanted, read)
-                except AWAY:
-                    if at_once == 1:
-                        return
-                    at_once = 1  # together they may have been too large for the time of one call
-                    continue
-                for request_id in due:
-                    del self._large[request_id]
-                self._memory.answers["redis"] += len(values)
-                self._deliver(values)
-                read = due
-        finally:
-            self._large.clear()
+        while self._large or read:
+            due = dict(islice(self._large.items(), at_once))
+            wanted = {name: due[name] for name in due if name in self._waiting}
+            values: Mapping[str, memoryview | None] = {}
+            try:
+                if wanted or read:
+                    values = await self._queue.fetch_large(wanted, read)
+            except AWAY:
+                if at_once == 1:
+                    self._large.clear()
+                    return
+                at_once = 1  # together they may have been too large for the time of one call
+                continue
+            for request_id in due:
+                del self._large[request_id]
+            self._memory.answers["redis"] += len(values)
+            self._deliver(values)
+            read = due
 
     def _look_for_chunks(self, request: PendingRequest) -> None:
         async def look() -> None:
@@ -394,7 +375,7 @@ class Channel:
 
         if isinstance(request, ReplyStream):
             request.poke()
-        elif not request.is_over:
+        else:
             self._looks.start(look())
 
     def _open_stream(self, request: PendingRequest) -> PendingRequest:
@@ -446,8 +427,7 @@ class Channel:
     async def _cancel_all(self) -> None:
         """Makes one call at a time: when hundreds of clients leave, a call for each is too slow.
 
-        It goes on after the clients have been told, as the next call would be as late. What Redis
-        did not hear is said again until the request's deadline: once it is back, what waits is run.
+        What Redis did not hear is said again until the request's deadline, as it may come back.
         """
         while self._cancelled:
             await asyncio.sleep(0)  # those that leave in the same turn of the loop go along
@@ -470,8 +450,6 @@ class Channel:
         replied = (CancelCode.REPLIED, AuditCode.REPLIED)
         if request_ids := [name for name, code in codes.items() if code in replied]:
             self._deliver(await self._queue.fetch(request_ids))
-
-    # --- audit
 
     async def _audit(self) -> None:
         while self._waiting:

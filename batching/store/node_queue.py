@@ -13,7 +13,7 @@ from batching.store import keys
 from batching.store.clients import at, is_cluster
 from batching.store.held_connections import AsyncClient
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
-from batching.store.records import UNREADABLE, RecordReader, ids_of
+from batching.store.records import RecordReader, ids_of
 from batching.store.scripts.loader import ordered_keys, script
 
 CALL_S = 1.0
@@ -68,9 +68,9 @@ class NodeQueue:
         verbs = ("beat", "reclaim", "refuse", "living", "report")
         self._scripts = {verb: script(client, verb) for verb in verbs}
         self._entries = RecordReader("model", ModelEntry.from_json)
+        self._nodes = RecordReader("node", NodeStatus.from_json)
 
     async def describe(self, node: NodeStatus) -> None:
-        """Publishes the record of a node that has joined."""
         await self._scripts["report"]([keys.NODE_INFO], [node.node_id, node.to_json()])
 
     async def count_control_jobs(self) -> int:
@@ -206,10 +206,10 @@ class NodeQueue:
 
         Returns how many it owned; None if it is alive, and nothing was taken from it.
         """
-        names, client = reclaim_keys(key, worker_id), self._of(key)[1]
-        arguments = reclaim_arguments(
-            worker_id, mode, reason, self._dead_after_ms, self._max_attempts
-        )
+        version_keys, client = self._of(key)
+        names = ordered_keys("reclaim", version_keys, version_keys.lease_prefix + worker_id)
+        limits = (self._dead_after_ms, self._max_attempts)
+        arguments = [worker_id, mode, *limits, reason, AT_ONCE, REPLY_TTL_MS]
         total: int = 0
         while True:
             again, *more = await self._scripts["reclaim"](names, arguments, client=client)
@@ -261,7 +261,9 @@ class NodeQueue:
                 (second, micros), beat_ms, record, is_removed, _ = await pipe.execute()
             if is_removed:
                 silent_s = second + micros / 1e6 - beat_ms / 1000
-                gone.append(GoneNode(node_id, _hostname(record), silent_s))
+                status = self._nodes.read({node_id.encode(): record or b""}).get(node_id)
+                hostname = "unknown" if status is None else status.hostname
+                gone.append(GoneNode(node_id, hostname, silent_s))
         return gone
 
     async def _forget_workers_of(self, dead: frozenset[str]) -> None:
@@ -282,27 +284,3 @@ class NodeQueue:
 
     def _of_group(self, versions: Iterable[VersionKey]) -> AsyncClient:
         return self._of(next(iter(versions)))[1]
-
-
-def _hostname(record: bytes | None) -> str:
-    # An unreadable record must not keep its node listed.
-    try:
-        return NodeStatus.from_json(record or b"").hostname
-    except UNREADABLE:
-        return "unknown"
-
-
-def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
-    keys = VersionKeys.of(key)
-    return ordered_keys("reclaim", keys, lease=keys.lease_prefix + worker_id)
-
-
-def reclaim_arguments(
-    worker_id: str,
-    mode: ReclaimMode,
-    reason: str = "worker_crashed",
-    dead_after_ms: int = 0,
-    max_attempts: int = 0,
-) -> list[str | int]:
-    """Returns ARGV of the script; the last three matter only when the worker is dead."""
-    return [worker_id, str(mode), dead_after_ms, max_attempts, reason, AT_ONCE, REPLY_TTL_MS]

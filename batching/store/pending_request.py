@@ -127,7 +127,6 @@ class ReplyStream(PendingRequest):
         self._is_read = False
 
     def poke(self) -> None:
-        """Tells the reader that there may be something to read."""
         self._more.set()
 
     def on_reply(self, reply: "Reply | ReplyStream") -> None:

@@ -60,7 +60,6 @@ def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
 
 @contextlib.contextmanager
 def telling_unavailable() -> Iterator[None]:
-    """Turns Redis' errors into StoreUnavailable."""
     try:
         yield
     except RedisError as error:  # not AWAY: the block may raise an OSError of its own

@@ -5,9 +5,7 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import redis
 
@@ -19,7 +17,7 @@ from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
 from batching.store.clients import connect, store_url
 from batching.store.held_connections import Client
-from batching.store.records import UNREADABLE
+from batching.store.records import RecordReader
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script
 
@@ -86,11 +84,12 @@ class ServerFacts:
     policy: str
     is_writing_file: bool
     has_write_failed: bool
-    fsync: str
+    fsync: str = ""
 
     @property
     def is_too_old(self) -> bool:
-        return _is_too_old(self.version)
+        numbers = re.match(r"(\d+)\.(\d+)", self.version)
+        return numbers is not None and (int(numbers[1]), int(numbers[2])) < MIN_VERSION
 
 
 def facts_of(settings: Settings) -> ServerFacts:
@@ -102,17 +101,23 @@ def facts_of(settings: Settings) -> ServerFacts:
     """
     try:
         with _client(settings) as client:
-            version, policy = _version_and_policy(client)
-            file = client.info("persistence")
-            return ServerFacts(
-                version=version,
-                policy=policy,
-                is_writing_file=file.get("aof_enabled") == 1,
-                has_write_failed=file.get("aof_last_write_status", "ok") != "ok",
-                fsync=_setting(client, "appendfsync"),
-            )
+            facts = _ask(client)
+            with contextlib.suppress(redis.ResponseError):
+                fsync = client.config_get("appendfsync").get("appendfsync")
+                facts = replace(facts, fsync=str(fsync or ""))
+            return facts
     except AWAY as error:
         raise OSError(_words_of(error)) from error
+
+
+def _ask(client: Client) -> ServerFacts:
+    info = client.info()
+    return ServerFacts(
+        version=str(info.get("redis_version", "")),  # Valkey names one that it is compatible with
+        policy=str(info.get("maxmemory_policy", SAFE_POLICY)),
+        is_writing_file=info.get("aof_enabled") == 1,
+        has_write_failed=info.get("aof_last_write_status", "ok") != "ok",
+    )
 
 
 def _words_of(error: Exception) -> str:
@@ -121,19 +126,6 @@ def _words_of(error: Exception) -> str:
 
 def _client(settings: Settings) -> contextlib.closing[Client]:
     return contextlib.closing(connect(store_url(settings), socket_timeout_s=_TIMEOUT_S))
-
-
-def _version_and_policy(client: Client) -> tuple[str, str]:
-    # Valkey names the Redis version that it is compatible with.
-    version = client.info("server").get("redis_version", "")
-    return str(version), str(client.info("memory").get("maxmemory_policy", SAFE_POLICY))
-
-
-def _setting(client: Client, name: str) -> str:
-    """Returns the server's setting; empty where this user may not ask for it."""
-    with contextlib.suppress(redis.ResponseError):
-        return str(client.config_get(name).get(name) or "")
-    return ""
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -152,23 +144,17 @@ def check_client(client: Client) -> None:
         SettingsError: it is too old.
         RedisError: it does not answer, or this user may not ask.
     """
-    version, policy = _version_and_policy(client)
-    if _is_too_old(version):
+    facts = _ask(client)
+    if facts.is_too_old:
         raise SettingsError(
-            f"Redis {version} is too old: use Redis 7.0 or later, or Valkey (redis_url)"
+            f"Redis {facts.version} is too old: use Redis 7.0 or later, or Valkey (redis_url)"
         )
-    if policy != SAFE_POLICY:
+    if facts.policy != SAFE_POLICY:
         log.warning(
             "Redis has maxmemory-policy %s and may drop requests that were accepted, and what is "
             "registered: set it to %s",
-            policy,
-            SAFE_POLICY,
+            *(facts.policy, SAFE_POLICY),
         )
-
-
-def _is_too_old(version: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < MIN_VERSION
 
 
 def check_nodes(client: Client, dead_after_ms: int) -> None:
@@ -181,18 +167,14 @@ def check_nodes(client: Client, dead_after_ms: int) -> None:
         RedisError: it does not answer.
     """
     [alive] = script(client, "living")(keys=[keys.NODES], args=[dead_after_ms, "alive"])
-    records: Sequence[Any] = client.hmget(keys.NODE_INFO, alive) if alive else []
-    if others := {_wire_version(record) for record in records} - {WIRE_VERSION}:
+    records = client.hmget(keys.NODE_INFO, alive) if alive else []
+    # An unreadable record must not keep all processes from starting.
+    nodes = RecordReader("node", NodeStatus.from_json).read(
+        {name: record or b"" for name, record in zip(alive, records, strict=True)}
+    )
+    if others := {node.wire_version for node in nodes.values()} - {WIRE_VERSION}:
         raise UnusableNow(
             f"nodes of another release are at work on this Redis (wire version {min(others)}, here "
             f"{WIRE_VERSION}), and neither release serves the other's requests. Stop those nodes "
             'first, or use another Redis or database (redis_url): docs/operations.md, "Upgrading"'
         )
-
-
-def _wire_version(record: bytes | None) -> int:
-    # An unreadable record must not keep all processes from starting.
-    try:
-        return NodeStatus.from_json(record or b"").wire_version
-    except UNREADABLE:
-        return WIRE_VERSION

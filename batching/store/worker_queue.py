@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from batching.batcher import ClaimLead, Nothing, Partial
+from batching.errors import InternalError
 from batching.metrics import Measurement, MetricKind, Series
 from batching.models.spec import VersionKey
 from batching.protocol import (
@@ -37,8 +38,8 @@ from batching.store.held_connections import (
     packed_set,
 )
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
-from batching.store.node_queue import ReclaimMode, reclaim_arguments, reclaim_keys
-from batching.store.records import BODY_ELSEWHERE, read_record
+from batching.store.node_queue import AT_ONCE, ReclaimMode
+from batching.store.records import BODY_ELSEWHERE, error_reply, read_record
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import command, ordered_keys, script, source
 
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
 LOWEST_FAILURE = 400  # of the statuses of replies
-
 JOB_PATIENCE_US = 60_000_000
 
 # Handlers' metrics of one version: some hundred with a few labels, or a dozen histograms of each.
@@ -58,35 +58,24 @@ _field_of = functools.lru_cache(maxsize=4 * MAX_FIELDS)(Series.to_field)
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
 
-# How much of answers may be in memory before their keys are looked at, and how long a worker that
-# ends waits for the last ones to be read.
-MOST_UNREAD_BYTES = 4 * 1024 * 1024
-LAST_READ_S = 1.0
+MOST_UNREAD_BYTES = 4 * 1024 * 1024  # of answers in memory before their keys are looked at
+LAST_READ_S = 1.0  # for the last ones, when a worker ends
 
 
 class ReplyCode(IntEnum):
-    """Names what `reply.lua` answers for one request."""
-
-    UNWANTED = 0
-    STORED = 1
-    STORED_BEFORE = 2
-    STALE = 3
-
-
-_REPLY_CODES = tuple(ReplyCode)
-
-# Stands for a request whose body this worker cannot reach.
-ELSEWHERE = Request({}, [])
-
-
-class ChunkCode(IntEnum):
-    """Names what `chunk.lua` answers for one piece."""
+    """Names what `reply.lua` and `chunk.lua` answer for one request; only pieces find it FULL."""
 
     UNWANTED = 0
     STORED = 1
     STORED_BEFORE = 2
     STALE = 3
     FULL = 4
+
+
+_REPLY_CODES = tuple(ReplyCode)  # calling the enumeration is slow
+
+# Stands for a request whose body this worker cannot reach.
+ELSEWHERE = Request({}, [])
 
 
 class WorkerQueue:
@@ -104,32 +93,32 @@ class WorkerQueue:
         memory: tuple[Path, int] = (Path(), 0),  # a folder in shared memory, and how many bytes
     ) -> None:
         self._worker_id = worker_id
-        self._arenas = ArenaReader(memory[0])
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
-        lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
-        self._answers = UnreadAnswers(self._connection, *memory)
-        self._record = command("record", ordered_keys("record", keys), [MAX_FIELDS])
-        self._has_told_of_drops = False
         self._idle = HeldConnection(client)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
+        self._arenas = ArenaReader(memory[0])
+        self._answers = UnreadAnswers(self._connection, *memory)
+        self.close = self._answers.close
         self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
-        self._claim = command("claim", ordered_keys("claim", keys, lease=lease), [worker_id])
+        self._has_told_of_drops = False
+        lease = keys.lease_prefix + worker_id
+        self._claim = command("claim", ordered_keys("claim", keys, lease), [worker_id])
         self._claim_limits = (dead_after_ms, LEASE_TTL_MS, REPLY_TTL_MS, JOB_PATIENCE_US)
-        self._reply = command(
-            "reply", ordered_keys("reply", keys, lease=lease), [worker_id, REPLY_TTL_MS]
-        )
-        self._chunk_keys = ordered_keys("chunk", keys, lease=lease)
-        self._progress_keys = ordered_keys("progress", keys, lease=lease)
+        reply_keys = ordered_keys("reply", keys, lease)
+        self._reply = command("reply", reply_keys, [worker_id, REPLY_TTL_MS])
+        self._record = command("record", ordered_keys("record", keys), [MAX_FIELDS])
         self._recover = command(
             "reclaim",
-            reclaim_keys(key, worker_id),
-            reclaim_arguments(worker_id, ReclaimMode.RECOVERED),
+            ordered_keys("reclaim", keys, lease),
+            [worker_id, ReclaimMode.RECOVERED, 0, 0, "worker_crashed", AT_ONCE, REPLY_TTL_MS],
         )
-        self._chunk = script(client, "chunk")
-        self._progress = script(client, "progress")
+        # Threads of the handler call these.
+        self._chunk, self._progress = script(client, "chunk"), script(client, "progress")
+        self._chunk_keys = ordered_keys("chunk", keys, lease)
+        self._progress_keys = ordered_keys("progress", keys, lease)
 
     # --- claim
 
@@ -168,12 +157,8 @@ class WorkerQueue:
                 waited_us = max(0, now_us - record.queued_us + record.age_us)
                 items.append(Claimed(owned, waited_us, request))
         if unreadable:
-            reply = Reply(
-                status=500,
-                body=b"The request could not be read.",
-                error_type="InternalServerException",
-                reason="unreadable_request",
-            )
+            error = error_reply(InternalError("The request could not be read."))
+            reply = replace(error, reason="unreadable_request")
             self.reply(unreadable, [reply] * len(unreadable))
         if elsewhere:
             # Their ingress has the bodies, and submits them again.
@@ -212,21 +197,20 @@ class WorkerQueue:
 
     def _request(self, request_id: str, wire: bytes | None) -> Request | None:
         try:
-            if wire is None:
-                request = None
-            elif wire[:1] == b"@":
+            if wire and wire[:1] != b"@":
+                return Request.decode(wire)
+            if wire:
                 body, rest = self._arenas.copy(wire[1:], owner_has_to_live=True)
-                request = None if body is None else Request.with_body(rest, body)
-            else:
-                request = Request.decode(wire)
+                if body is not None:
+                    return Request.with_body(rest, body)
         except Elsewhere:
             return ELSEWHERE
         except ProtocolError as error:
             log.error("unreadable request=%s: %s", request_id, error)
             return None
-        if request is None:  # its client has left, or Redis was emptied
-            log.info("request=%s has no body any more", request_id)
-        return request
+        # Its client has left, or Redis was emptied.
+        log.info("request=%s has no body any more", request_id)
+        return None
 
     def recover(self) -> int:
         """Gives back the requests of a claim whose answer was lost; returns how many.
@@ -343,7 +327,7 @@ class WorkerQueue:
 
     def send(
         self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
-    ) -> list[ChunkCode]:
+    ) -> list[ReplyCode]:
         """Sends a piece of each answer to its ingress, unless too many wait already.
 
         Each of at most `CHUNK_LIMIT_BYTES`; the next one, or the reply, comes within `patience_s`.
@@ -353,9 +337,9 @@ class WorkerQueue:
         for item, chunk in zip(items, chunks, strict=True):
             arguments += (item.request_id, item.attempt, chunk.index, chunk.encode())
         try:
-            return [ChunkCode(code) for code in self._chunk(self._chunk_keys, arguments)]
+            return [ReplyCode(code) for code in self._chunk(self._chunk_keys, arguments)]
         except OutOfMemoryError:
-            return [ChunkCode.FULL] * len(items)
+            return [ReplyCode.FULL] * len(items)
 
     def note_progress(self, progress: Sequence[tuple[Owned, bytes]]) -> list[bool]:
         """Keeps how far these jobs are; returns which ones are still this worker's."""
@@ -397,17 +381,12 @@ class WorkerQueue:
                 raise
             return True
 
-    def close(self) -> None:
-        """Waits a moment until the last answers have been read."""
-        self._answers.close()
-
     def interrupt(self) -> None:
         """Ends the waits for work and for a full batch; safe in a signal handler."""
         self._idle.interrupt()
         self._more.interrupt()
 
     def wake_one(self) -> None:
-        """Wakes another idle worker."""
         wakeups = self._keys.wakeups
         self._connection.try_all([("RPUSH", wakeups, "1"), ("EXPIRE", wakeups, 60)])
 
@@ -497,7 +476,8 @@ class ParkedPop:
         end = time.monotonic() + timeout_s
         try:
             while (left_s := end - time.monotonic()) > 0:
-                self._park()
+                if not self._is_parked:
+                    self._park()
                 if self.is_interrupted or not self._connection.can_read(timeout=left_s):
                     return False
                 self._is_parked = False
@@ -513,11 +493,8 @@ class ParkedPop:
         return False
 
     def _park(self) -> None:
-        if self._is_parked:
-            return
         if self._connection is None:
             self._connection = self._pool.get_connection()
-        else:
-            drop_if_lost(self._connection)
+        drop_if_lost(self._connection)
         self._connection.send_command("BLPOP", self._name, self._block_s)
         self._is_parked = True

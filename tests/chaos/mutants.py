@@ -218,7 +218,7 @@ MUTANTS = (
         "            self.give_up()\n            raise\n",
         "            raise\n",
         "tests/unit/batching/store/test_held_connections.py::"
-        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled]",
+        "test_call_that_failed_gets_no_later_one_its_answer[uvloop-cancelled-parsed]",
     ),
     Mutant(
         "a request whose body found no room is refused",

@@ -30,7 +30,7 @@ from batching.settings.settings import Settings
 from batching.store.jobs.job_records import Progress
 from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode
 from workers.handling.handlers import LoadedModel
 from workers.python_models.open_inference import Inference
 from workers.slots.assignment import Deadline
@@ -243,7 +243,7 @@ class BatchStream:
     """
 
     call: HandlerCall
-    take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
+    take: Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ReplyCode]]
     deadline: Deadline
     outage: OutageLog
     stall_s: float
@@ -344,15 +344,15 @@ class BatchStream:
         self.outage.over("send")
         for row, code in zip(rows, codes, strict=True):
             request_id = items[row].request_id
-            if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
+            if code in (ReplyCode.STORED, ReplyCode.STORED_BEFORE):
                 self.counts[request_id] = self.counts.get(request_id, 0) + 1
                 waiting[row].popleft()
-            elif code is not ChunkCode.FULL:
+            elif code is not ReplyCode.FULL:
                 self.broken.add(request_id)
                 waiting[row].clear()
             if not waiting[row]:
                 del waiting[row]
-        return any(code is not ChunkCode.FULL for code in codes)
+        return any(code is not ReplyCode.FULL for code in codes)
 
 
 def _by_row(

@@ -28,8 +28,7 @@ from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect_async, store_url
 from batching.store.jobs.job_records import Job, job_document, small_reply
-from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.webhook_store import Event, WebhookOutcome, WebhookStore
+from batching.store.jobs.job_store import Event, JobStore, WebhookOutcome, WebhookStore
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.webhooks import DEFAULT_PORTS, ReceiverRules, read_secrets
 

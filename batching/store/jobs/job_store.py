@@ -1,21 +1,24 @@
-"""Submits, reads, cancels, retries and lists jobs in Redis."""
+"""Submits, reads, cancels, retries and lists jobs in Redis; claims what receivers are to hear."""
 
 import asyncio
 import json
 import logging
+import random
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from batching.models.spec import VersionKey
 from batching.protocol import JOB, Wire
 from batching.store import keys
 from batching.store.background_tasks import BackgroundTasks, end_tasks
-from batching.store.clients import at, is_cluster
-from batching.store.held_connections import AsyncClient, AsyncHeldConnection, Command, packed
+from batching.store.clients import at
+from batching.store.held_connections import AsyncClient
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import (
     FIELDS,
@@ -26,15 +29,17 @@ from batching.store.jobs.job_records import (
     Webhook,
     read_version,
 )
-from batching.store.jobs.webhook_store import note_version
 from batching.store.keys import VersionKeys, tag_of
 from batching.store.records import rest_of_record
 from batching.store.redis_errors import AWAY
-from batching.store.scripts import loader as scripts
+from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
-SUBMIT_AT_ONCE = 256
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+MOST_TOGETHER = 256
 # Positions behind more jobs are not looked up.
 FARTHEST = 1000
 # How long a key is kept until its request is accepted; a refused request may be sent again.
@@ -45,9 +50,8 @@ LOOK_S = 1.0  # between two reads of a server's state
 REFUSED_S = 60.0  # between two tries to turn its append-only file on
 FILE_S = 2.0  # at the end, for a file that has been begun
 TOGETHER_S = 0.005  # for looks that share a round trip
+MOST_ERROR_CHARS = 200
 _POLL_S = 0.02
-
-_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
 
 
 class JobRequest(NamedTuple):
@@ -85,14 +89,6 @@ class JobRequest(NamedTuple):
         ]
 
 
-class _Answer(NamedTuple):
-    """Holds the answer to a submit: Redis' time, and how many jobs waited before this one."""
-
-    code: SubmitCode
-    now_ms: int = 0
-    before: int = 0
-
-
 class _RedisState(NamedTuple):
     """Holds the state of a Redis at a moment of the monotonic clock."""
 
@@ -101,7 +97,55 @@ class _RedisState(NamedTuple):
     is_durable: bool
 
 
-_NO_MEMORY = _Answer(SubmitCode.NO_MEMORY)
+class _Together(Generic[Item, Outcome]):
+    """Has what is asked of a version at the same moment share one call; one at a time.
+
+    `call` returns an outcome for each item; its error is for all of them.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[VersionKey, list[Item]], Awaitable[Sequence[Outcome]]],
+        wait_s: float = 0.0,  # what comes in the same turn of the event loop goes along
+    ) -> None:
+        self._call = call
+        self._wait_s = wait_s
+        self._waiting: dict[VersionKey, list[tuple[Item, asyncio.Future[Outcome]]]] = {}
+        self._tasks = BackgroundTasks()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        for waiting in self._waiting.values():
+            for _, future in waiting:
+                future.cancel()
+
+    async def ask(self, key: VersionKey, item: Item) -> Outcome:
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        if key not in self._waiting:
+            self._waiting[key] = []
+            self._tasks.start(self._answer(key))
+        self._waiting[key].append((item, future))
+        return await future
+
+    async def _answer(self, key: VersionKey) -> None:
+        waiting = self._waiting[key]
+        while waiting:
+            await asyncio.sleep(self._wait_s)
+            asking = waiting[:MOST_TOGETHER]
+            outcomes: Sequence[Outcome | Exception]
+            try:
+                outcomes = await self._call(key, [item for item, _ in asking])
+            except Exception as error:
+                outcomes = [error] * len(asking)
+            del waiting[: len(asking)]
+            for (_, future), outcome in zip(asking, outcomes, strict=True):
+                if future.done():  # its caller may have left
+                    continue
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+        del self._waiting[key]
 
 
 class JobStore:
@@ -125,33 +169,21 @@ class JobStore:
         self._most_waiting = most_waiting
         self._memory_share = memory_share
         self._is_writing_file = is_writing_file
-        self._scripts = {
-            verb: scripts.script(client, verb)
-            for verb in ("submit_jobs", "retry_job", "cancel_job")
-        }
-        self._connection = AsyncHeldConnection(client)
-        self._pending: dict[VersionKey, list[tuple[JobRequest, asyncio.Future[_Answer]]]] = {}
-        self._writing: asyncio.Task[None] | None = None
-        self._looks: dict[VersionKey, dict[str, asyncio.Future[Job | None]]] = {}
-        self._looked_for: set[asyncio.Future[Job | None]] = set()
-        self._background = BackgroundTasks()
+        self._writes = _Together(self._write)
+        self._looks = _Together(self._read, TOGETHER_S)
         self._servers: dict[str, _RedisState] = {}  # by hash tag
         self._looking = asyncio.Lock()
         self._file: asyncio.Task[None] | None = None
         self._write_file_at_s = 0.0
 
     async def close(self) -> None:
-        """Closes its own connection; no submit may be under way."""
-        if self._writing is not None:
-            await self._writing
+        """Ends what is under way; no submit may be."""
         if self._file is not None:
             # Redis may be stopped next, and only what is in the file remains.
             await asyncio.wait({self._file}, timeout=FILE_S)
             await end_tasks([self._file])
-        await self._background.close()
-        for future in [*self._looked_for]:
-            future.cancel()
-        await self._connection.close()
+        await self._writes.close()
+        await self._looks.close()
 
     # --- submit
 
@@ -164,122 +196,61 @@ class JobStore:
         server = await self._server(VersionKeys.of(key).tag)
         if not server.has_room:
             return SubmitCode.NO_MEMORY
-        is_due = self._file is None and self._write_file_at_s <= time.monotonic()
-        if self._is_writing_file and not server.is_durable and is_due:
-            # A server that refuses is not asked again for each job.
-            self._write_file_at_s = time.monotonic() + REFUSED_S
-            self._file = asyncio.create_task(self._write_file())
-        answer = await self._write_one(key, job)
-        if answer.code is SubmitCode.KNOWN and (known := await self.find(job.job_id)) is not None:
-            await self._keep_name(known)
-            return known
-        if answer.code is not SubmitCode.QUEUED:
-            return answer.code
-        return Job(
-            job_id=job.job_id,
-            key=key,
-            status=JobStatus.QUEUED,
-            created_ms=answer.now_ms,
-            expires_ms=answer.now_ms + job.ttl_ms + job.keep_ms,
-            is_urgent=job.is_urgent,
-            is_open_inference=job.is_open_inference,
-            webhook=Webhook(job.receiver) if job.receiver else None,
-            position=None if job.is_urgent or answer.before > FARTHEST else answer.before,
-            is_durable=server.is_durable,
-        )
-
-    async def _write_one(self, key: VersionKey, job: JobRequest) -> _Answer:
-        """Writes the job, in one call with others that come now."""
         if (wire := job.wire).body:
             client, version_keys = self._of(key)
             value = b"".join((wire.head, wire.body, wire.tail))
             try:
                 await client.set(version_keys.body_prefix + job.job_id, value, px=job.whole_ms)
             except OutOfMemoryError:
-                return _NO_MEMORY
+                return SubmitCode.NO_MEMORY
         if job.receiver is not None:
             # Before the job's first event.
-            await note_version(self._client, key, job.whole_ms)
-        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._pending.setdefault(key, []).append((job, future))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all())
-        answer = await future
-        if answer.code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
+            await _note_version(self._client, key, job.whole_ms)
+        number, now_ms, before = await self._writes.ask(key, job)
+        code = SubmitCode(number)
+        if code is SubmitCode.KNOWN and (known := await self.find(job.job_id)) is not None:
+            await self._keep_name(known)
+            return known
+        if code not in {SubmitCode.QUEUED, SubmitCode.KNOWN}:
             client, name = self._name_of(job.job_id)
             await (client.pexpire(name, KEY_MS) if job.is_keyed else client.unlink(name))
-        return answer
+        if code is not SubmitCode.QUEUED:
+            return code
+        return Job(
+            job_id=job.job_id,
+            key=key,
+            status=JobStatus.QUEUED,
+            created_ms=now_ms,
+            expires_ms=now_ms + job.ttl_ms + job.keep_ms,
+            is_urgent=job.is_urgent,
+            is_open_inference=job.is_open_inference,
+            webhook=Webhook(job.receiver) if job.receiver else None,
+            position=None if job.is_urgent or before > FARTHEST else before,
+            is_durable=server.is_durable,
+        )
 
-    async def _write_all(self) -> None:
-        """Writes until nothing is pending; passes errors on to the submits."""
-        try:
-            while self._pending:
-                await asyncio.sleep(0)  # jobs that arrive in the same turn of the loop go along
-                key, waiting = next(iter(self._pending.items()))
-                batch = waiting[:SUBMIT_AT_ONCE]
-                del waiting[:SUBMIT_AT_ONCE]
-                if not waiting:
-                    del self._pending[key]
-                answers: Sequence[_Answer | Exception]
-                try:
-                    answers = await self._write(key, [job for job, _ in batch])
-                except Exception as error:
-                    answers = [error] * len(batch)
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    if future.done():  # its caller may have left
-                        continue
-                    if isinstance(answer, Exception):
-                        future.set_exception(answer)
-                    else:
-                        future.set_result(answer)
-        finally:
-            self._writing = None
-
-    async def _write(self, key: VersionKey, jobs: Sequence[JobRequest]) -> list[_Answer]:
+    async def _write(
+        self, key: VersionKey, jobs: Sequence[JobRequest]
+    ) -> list[tuple[int, int, int]]:
+        """Returns for each its code, Redis' time, and how many jobs waited before it."""
         version = json.dumps([*key])
-        # First, so that every job can be found by its id.
-        names: list[Command] = [
-            ("SET", keys.job_version(job.job_id), version, "PX", job.whole_ms) for job in jobs
+        names: dict[AsyncClient, Any] = {}
+        for job in jobs:
+            client, name = self._name_of(job.job_id)
+            pipe = names.setdefault(client, client.pipeline(transaction=False))
+            pipe.set(name, version, px=job.whole_ms)
+        arguments: list[Any] = [self._most_waiting]
+        for job in jobs:
+            arguments += job.to_arguments()
+        try:
+            for pipe in names.values():  # first, so that every job can be found by its id
+                await pipe.execute()
+            now_ms, *codes = await _run(self._client, "submit_jobs", key, arguments)
+        except OutOfMemoryError:
+            return [(SubmitCode.NO_MEMORY, 0, 0)] * len(jobs)
+        return [
+            (code, now_ms, before) for code, before in zip(codes[::2], codes[1::2], strict=True)
         ]
-        arguments = [argument for job in jobs for argument in job.to_arguments()]
-        *named, answer = await self._exchange(key, names, [self._most_waiting, *arguments])
-        if isinstance(answer, OutOfMemoryError):
-            return [_NO_MEMORY] * len(jobs)
-        if isinstance(answer, Exception):
-            raise answer
-        now_ms, *codes = answer
-        pairs = zip(codes[::2], codes[1::2], strict=True)
-        outcomes = [_Answer(_CODES[code], now_ms, before) for code, before in pairs]
-        for number, failure in enumerate(named):
-            if isinstance(failure, Exception) and outcomes[number].code is SubmitCode.QUEUED:
-                # Nobody could find this job: memory was full, and then was not.
-                await self._run("cancel_job", key, [jobs[number].job_id])
-                if not isinstance(failure, OutOfMemoryError):
-                    raise failure
-                outcomes[number] = _NO_MEMORY
-        return outcomes
-
-    async def _exchange(
-        self, key: VersionKey, names: Sequence[Command], arguments: Sequence[str | int | bytes]
-    ) -> list[Any]:
-        """Returns the answers to these commands and the script's; some may be errors."""
-        if is_cluster(self._client):  # the keys are on several servers
-            answers: list[Any] = []
-            for name in names:
-                client: Any = at(self._client, tag_of(str(name[1])))
-                try:
-                    answers.append(await client.execute_command(*name))
-                except OutOfMemoryError as error:
-                    answers.append(error)
-            return [*answers, await self._run("submit_jobs", key, arguments)]
-        script_keys = scripts.ordered_keys("submit_jobs", VersionKeys.of(key))
-        submit = scripts.command("submit_jobs", script_keys, arguments)
-        buffers = [packed(command) for command in (*names, submit)]
-        answers = await self._connection.exchange(buffers, len(buffers))
-        if isinstance(answers[-1], NoScriptError):
-            load = ("SCRIPT", "LOAD", scripts.source("submit_jobs"))
-            answers[-1] = (await self._connection.call(load, submit))[1]
-        return answers
 
     async def take_key(self, digest: str, value: str) -> str | None:
         """Gives a key this value for some minutes, or returns the value that it has."""
@@ -297,7 +268,6 @@ class JobStore:
     # --- existing jobs
 
     async def find(self, job_id: str) -> Job | None:
-        """Returns the job; None if there is none of this id."""
         client, name = self._name_of(job_id)
         value = await client.get(name)
         key = None if value is None else read_version(value)
@@ -308,31 +278,9 @@ class JobStore:
 
         Looks at several jobs of a version share one round trip.
         """
-        looks = self._looks.setdefault(job.key, {})
-        if not looks:
-            self._background.start(self._look(job.key))
-        if job.job_id not in looks:
-            future = looks[job.job_id] = asyncio.get_running_loop().create_future()
-            self._looked_for.add(future)
-            future.add_done_callback(self._looked_for.discard)
-        return await asyncio.shield(looks[job.job_id])  # others may wait for it, too
-
-    async def _look(self, key: VersionKey) -> None:
-        looks = self._looks[key]
-        try:
-            await asyncio.sleep(TOGETHER_S)
-            del self._looks[key]  # later looks read again
-            jobs = await self._read(key, [*looks])
-        except Exception as error:
-            for future in looks.values():
-                future.set_exception(error)
-                future.exception()  # no warning if nobody waits any more
-        else:
-            for future, job in zip(looks.values(), jobs, strict=True):
-                future.set_result(job)
+        return await self._looks.ask(job.key, job.job_id)
 
     async def read_large(self, job: Job, attempt: str) -> bytes | None:
-        """Returns the result that has a key of its own; None if it is gone."""
         client, version_keys = self._of(job.key)
         name = f"{version_keys.large_reply_prefix}{job.job_id}:{attempt}"
         return await client.get(name)  # type: ignore[return-value]  # bytes: nothing is decoded
@@ -341,13 +289,13 @@ class JobStore:
         """Cancels the job; if it has ended, deletes its result."""
         if (job := await self.find(job_id)) is None:
             return None
-        await self._run("cancel_job", job.key, [job_id])
+        await _run(self._client, "cancel_job", job.key, [job_id])
         return await self.look_again(job)
 
     async def retry(self, job: Job) -> SubmitCode:
         """Queues a job that did not succeed again, if its input is kept."""
         arguments = [job.job_id, self._most_waiting]
-        code = SubmitCode(await self._run("retry_job", job.key, arguments))
+        code = SubmitCode(await _run(self._client, "retry_job", job.key, arguments))
         if code is SubmitCode.QUEUED and (again := await self.look_again(job)) is not None:
             await self._keep_name(again)
         return code
@@ -400,11 +348,6 @@ class JobStore:
         name = keys.job_version(job_id)
         return at(self._client, tag_of(name)), name
 
-    async def _run(self, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
-        client, version_keys = self._of(key)
-        names = scripts.ordered_keys(verb, version_keys)
-        return await self._scripts[verb](names, arguments, client=client)
-
     def _of(self, key: VersionKey) -> tuple[AsyncClient, VersionKeys]:
         version_keys = VersionKeys.of(key)
         return at(self._client, version_keys.tag), version_keys
@@ -420,11 +363,17 @@ class JobStore:
                 return server
             info = await at(self._client, tag).info("memory", "persistence")
             limit_bytes = info.get("maxmemory", 0) * self._memory_share
+            is_writing, now_s = info.get("aof_enabled") == 1, time.monotonic()
+            is_due = self._file is None and self._write_file_at_s <= now_s
+            if self._is_writing_file and not is_writing and is_due:
+                # A server that refuses is not asked again for each job.
+                self._write_file_at_s = now_s + REFUSED_S
+                self._file = asyncio.create_task(self._write_file())
             server = self._servers[tag] = _RedisState(
-                looked_s=time.monotonic(),
+                looked_s=now_s,
                 has_room=not limit_bytes or info.get("used_memory", 0) < limit_bytes,
                 # While the file is being begun, it does not have all jobs.
-                is_durable=info.get("aof_enabled") == 1 and self._file is None,
+                is_durable=is_writing and self._file is None,
             )
         return server
 
@@ -443,3 +392,84 @@ class JobStore:
         finally:
             self._servers.clear()
             self._file = None
+
+
+class WebhookOutcome(StrEnum):
+    """Says how a try ended; after the last two outcomes the event is due again."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    GONE = "gone"
+    PENDING = "pending"
+    BUSY = "busy"  # no try was made: too many are under way to this receiver
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Holds an event for a receiver: a job's start or its final status.
+
+    `submitted_ms` tells the ends of a retried job apart.
+    """
+
+    key: VersionKey
+    job_id: str
+    name: str
+    tries: int
+    submitted_ms: int
+
+
+class WebhookStore:
+    """Calls the scripts; raises redis' own errors. Lives on one event loop."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def claim(self, count: int, lease_ms: int) -> list[Event]:
+        """Returns up to `count` events that are due; for `lease_ms` they are this sender's."""
+        events: list[Event] = []
+        versions = await self._versions()
+        random.shuffle(versions)  # many events of one version must not hold up the others
+        for key in versions:
+            if len(events) == count:
+                break
+            arguments = [count - len(events), lease_ms]
+            answer = await _run(self._client, "claim_webhooks", key, arguments)
+            values = iter([str(value, "utf-8", "replace") for value in answer])
+            quads = zip(values, values, values, values, strict=True)
+            for job_id, name, tries, submitted_ms in quads:
+                events.append(Event(key, job_id, name, int(tries), int(submitted_ms)))
+        return events
+
+    async def end(
+        self, event: Event, outcome: WebhookOutcome, again_ms: int = 0, error: str = ""
+    ) -> None:
+        """Notes how a try ended, and after how long to try again."""
+        arguments = [event.job_id, event.name, outcome, again_ms, error[:MOST_ERROR_CHARS]]
+        await _run(self._client, "end_webhook", event.key, arguments)
+
+    async def _versions(self) -> list[VersionKey]:
+        """Returns the versions that have jobs with webhooks, including unregistered ones."""
+        home = at(self._client, keys.HOME)
+        seconds, _ = await home.time()
+        names: list[Any] = await home.zrangebyscore(keys.WEBHOOK_VERSIONS, seconds * 1000, "+inf")
+        if names:
+            await home.zremrangebyscore(keys.WEBHOOK_VERSIONS, "-inf", f"({seconds * 1000}")
+        return [key for name in names if (key := read_version(name)) is not None]
+
+
+async def _note_version(client: AsyncClient, key: VersionKey, whole_ms: int) -> None:
+    """Lists this version for senders, for as long as its job may exist."""
+    home = at(client, keys.HOME)
+    seconds, _ = await home.time()
+    async with home.pipeline(transaction=False) as pipe:
+        pipe.zadd(keys.WEBHOOK_VERSIONS, {json.dumps([*key]): seconds * 1000 + whole_ms}, gt=True)
+        pipe.pttl(keys.WEBHOOK_VERSIONS)
+        _, left_ms = await pipe.execute()
+    if left_ms < whole_ms:
+        await home.pexpire(keys.WEBHOOK_VERSIONS, whole_ms)
+
+
+async def _run(client: AsyncClient, verb: str, key: VersionKey, arguments: Sequence[Any]) -> Any:
+    version_keys = VersionKeys.of(key)
+    call = script(at(client, version_keys.tag), verb)
+    return await call(ordered_keys(verb, version_keys), arguments)

@@ -125,7 +125,6 @@ class Registry:
         return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
-        """Asks each node to run `min_worker` workers of this version."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             spec = pick_version(entry, *key)
@@ -137,7 +136,6 @@ class Registry:
         return scaled
 
     def set_default(self, model_name: str, model_version: str) -> None:
-        """Makes requests without a version go to this one."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             known = existing(entry, model_name)
@@ -290,7 +288,6 @@ class Registry:
             yield wait
 
     def announce(self, model_name: str) -> None:
-        """Wakes all who wait for changes."""
         with telling_unavailable():
             self._client.publish(keys.CHANGES, model_name)
 

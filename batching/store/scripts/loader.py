@@ -10,6 +10,8 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from batching.store.keys import VersionKeys
+
 Command = tuple[str | int | float | bytes, ...]
 
 # Read at import: at the first request no descriptor may be left, or another release may have been
@@ -34,7 +36,7 @@ def _source(text: str) -> str:
 
 _SOURCES = {path.stem: _source(path.read_text(encoding="utf-8")) for path in _FOLDER.glob("*.lua")}
 _KEYS_LINES = re.compile(r"^-- KEYS(.*?)^-- (?=[A-Z])", re.MULTILINE | re.DOTALL)
-_KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)")
+_KEY_NAME = re.compile(r"\d+ ([a-z]+(?: [a-z]+)*)")
 
 
 def source(verb: str) -> str:
@@ -55,35 +57,15 @@ def loading(call: Command) -> Command:
 
 @cache
 def key_names(verb: str) -> tuple[str, ...]:
-    """Returns the names in the script's `KEYS` line, in order.
-
-    Raises:
-        ValueError: the script does not number its keys.
-    """
+    """Returns the names in the script's numbered `KEYS` lines, in order."""
     match = _KEYS_LINES.search(source(verb))
     line = " ".join(line.strip("- ") for line in match[1].splitlines()) if match else ""
-    names = _KEY_NAME.findall(line)
-    if [int(number) for number, _ in names] != list(range(1, len(names) + 1)) or not names:
-        raise ValueError(f"{verb}.lua: its head does not number its KEYS")
-    return tuple(name.replace(" ", "_") for _, name in names)
+    return tuple(name.replace(" ", "_") for name in _KEY_NAME.findall(line))
 
 
-def ordered_keys(verb: str, version_keys: object, **own: str) -> list[str]:
-    """Returns the script's KEYS in the order of its head: from `own`, or from `version_keys`.
-
-    Raises:
-        ValueError: a name of `own` is not in the head, or a name in the head is in neither.
-    """
-    names = key_names(verb)
-    if unknown := own.keys() - {*names}:
-        raise ValueError(f"{verb}.lua has no key {', '.join(sorted(unknown))}")
-    keys = []
-    for name in names:
-        key = own.get(name) or getattr(version_keys, name, None)
-        if not isinstance(key, str):
-            raise ValueError(f"{verb}.lua needs the key {name}")
-        keys.append(key)
-    return keys
+def ordered_keys(verb: str, keys: VersionKeys, lease: str = "") -> list[str]:
+    """Returns the script's KEYS in the order of its head; `lease` is that of a worker."""
+    return [lease if name == "lease" else getattr(keys, name) for name in key_names(verb)]
 
 
 def command(

@@ -169,7 +169,7 @@ class SteppedTransport:
     def data_received(self, data):
         with self._lost_by_error():
             self._client.after(self._commands)
-            self._protocol.data_received(data)
+            feed(self._protocol, data)
 
     def eof_received(self):
         return self._protocol.eof_received()
@@ -184,6 +184,19 @@ class SteppedTransport:
             yield
         except redis.ConnectionError:
             self._transport.abort()
+
+
+def feed(protocol, data):
+    """Gives these bytes to a protocol of either kind, in pieces if it has no room for more."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    while data:
+        room = protocol.get_buffer(-1)
+        some = data[: len(room)]
+        room[: len(some)] = some
+        protocol.buffer_updated(len(some))
+        data = data[len(some) :]
 
 
 class CutOff(ChaosProxy):

@@ -496,13 +496,18 @@ async def test_submit_is_given_up_although_an_error_came_at_the_same_moment(harn
 
 
 async def test_channel_submits_again_what_redis_lost(real_harness):
-    async with open_channel(real_harness, audit_s=0.05) as channel:
-        # Given
+    async with open_channel(real_harness, audit_s=0.05, version_s=30.0) as channel:
+        # Given: also a request older than the patience with an unknown version
         asked = [ask(channel, "a"), ask(channel, "b")]
         await queued(real_harness, 2)
+        channel._waiting["a"].entered_at -= 60.0
 
-        # When
+        # When: nodes bring the registry back, then their workers
         real_harness.client.flushall()
+        await eventually_async(lambda: real_harness.client.exists(real_harness.keys.ingress_beats))
+        await asyncio.wait(asked, timeout=0.1)
+        real_harness.client.hset(real_harness.keys.config, "max_queue", 100)
+        await asyncio.wait(asked, timeout=0.1)
         real_harness.open()
         await queued(real_harness, 2)
 
@@ -513,27 +518,6 @@ async def test_channel_submits_again_what_redis_lost(real_harness):
         assert int(real_harness.request(names[0])["ttl_ms"]) <= 1000 * TIMEOUT_S - 50
         answer(real_harness.worker())
         assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A", b"B"]
-
-
-async def test_channel_waits_for_the_registry_when_it_submits_again(real_harness):
-    async with open_channel(real_harness, audit_s=0.05, version_s=30.0) as channel:
-        # Given: a request older than the patience with an unknown version
-        asked = ask(channel, "a")
-        await queued(real_harness, 1)
-        channel._waiting["a"].entered_at -= 60.0
-
-        # When: nodes bring the registry back, then their workers
-        real_harness.client.flushall()
-        await eventually_async(lambda: real_harness.client.exists(real_harness.keys.ingress_beats))
-        await asyncio.wait({asked}, timeout=0.1)
-        real_harness.client.hset(real_harness.keys.config, "max_queue", 100)
-        await asyncio.wait({asked}, timeout=0.1)
-        real_harness.open()
-
-        # Then
-        await queued(real_harness, 1)
-        answer(real_harness.worker())
-        assert (await asked).body == b"A"
 
 
 async def test_channel_waits_for_workers_when_redis_was_emptied_and_no_line_lost(real_harness):
@@ -644,22 +628,25 @@ async def test_channel_answers_requests_for_a_version_that_was_unregistered_mean
         assert harness.unaccounted() == 0
 
 
-async def test_channel_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
+@pytest.mark.parametrize("retry_s", [0.05, 0.4], ids=["known", "answered meanwhile"])
+async def test_channel_queues_once_when_the_answer_to_a_submit_was_lost(real_harness, retry_s):
     client = special(DeafRedis, real_harness.backend.url)
-    async with open_channel(client) as channel:
+    async with open_channel(client, retry_s=retry_s) as channel:
         # Given
         client.lost = ("EVALSHA",)
-
-        # When
         asked = ask(channel, "a")
         await queued(real_harness, 1)
-        # And it is known already when it comes again
-        await eventually_async(lambda: channel._waiting["a"].is_queued)
-        assert client.lost == ()
+
+        # When it comes again, before it is answered or afterwards
+        if retry_s < 0.1:
+            await eventually_async(lambda: channel._waiting["a"].is_queued)
+            assert client.lost == ()
         answer(real_harness.worker())
+        assert (await asked).body == b"A"
+        await eventually_async(lambda: channel.is_idle)
 
         # Then
-        assert (await asked).body == b"A"
+        assert real_harness.queued() == []
         assert real_harness.counters()["accepted"] == 1
 
 
@@ -688,24 +675,6 @@ async def test_channel_submits_once_what_gathered_while_a_submit_failed(
         replies = await asyncio.gather(*asked)
         assert [reply.body.decode() for reply in replies] == [name.upper() for name in names]
         assert (real_harness.counters()["accepted"], real_harness.unaccounted()) == (9, 0)
-
-
-async def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness):
-    client = special(DeafRedis, real_harness.backend.url)
-    async with open_channel(client, retry_s=0.4) as channel:
-        # Given
-        client.lost = ("EVALSHA",)
-        asked = ask(channel, "a")
-        await queued(real_harness, 1)
-
-        # When
-        answer(real_harness.worker())
-        assert (await asked).body == b"A"
-        await eventually_async(lambda: channel.is_idle)
-
-        # Then
-        assert real_harness.queued() == []
-        assert real_harness.counters()["accepted"] == 1
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False])

@@ -8,7 +8,7 @@ from batching.store.ingress_queue import AuditCode, CancelCode
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import decode_reply
 from batching.store.registry.registry import read_metrics
-from batching.store.worker_queue import ChunkCode, ReplyCode
+from batching.store.worker_queue import ReplyCode
 from tests.support import KEY, ids_of, items_of, make_reply
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
@@ -38,7 +38,7 @@ def test_all_but_admission_goes_on_when_memory_is_full(real_harness, full_memory
     assert ingress.audit(["small"]) == [AuditCode.OPEN]
 
     # And answers come, but for pieces and what was measured
-    assert worker.send([begun], [ReplyChunk(0, b"piece")], 1.0) == [ChunkCode.FULL]
+    assert worker.send([begun], [ReplyChunk(0, b"piece")], 1.0) == [ReplyCode.FULL]
     assert worker.record([CALLS]) == 0
     assert worker.reply([small, large], answers, [CALLS]) == [ReplyCode.STORED] * 2
     assert decode_reply("large", harness.reply_value("large")) == answers[1]

@@ -13,10 +13,17 @@ import redis
 import uvloop
 
 from batching.store.clients import connect, connect_async
-from batching.store.held_connections import AsyncHeldConnection, HeldConnection
+from batching.store.held_connections import (
+    LINE_BYTES,
+    AsyncHeldConnection,
+    HeldConnection,
+    StringExchange,
+)
 from batching.store.scripts.loader import command
 from tests.support import eventually_async
+from tests.unit.batching.store.channels import feed
 
+BOTH_KINDS = pytest.mark.parametrize("is_for_strings", [False, True], ids=["parsed", "strings"])
 PING = [b"*1\r\n$4\r\nPING\r\n"]
 LARGE = bytes(range(256)) * 400
 GET_ALL = ("MGET", "{ferry}:a", "{ferry}:b", "{ferry}:c")
@@ -125,11 +132,11 @@ class ScriptedServer:
 
 
 @contextlib.asynccontextmanager
-async def line_to(server, **options):
+async def line_to(server, is_for_strings=False, **options):
     """A held connection to this server."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     async with connect_async(f"{server.url}?{query}") as client:
-        line = AsyncHeldConnection(client)
+        line = AsyncHeldConnection(client, is_for_strings=is_for_strings)
         yield line
         await line.close()
 
@@ -146,8 +153,9 @@ FAILURES = {f"ended {n}": (redis.ConnectionError, part) for n, part in enumerate
 FAILURES |= {"late": (redis.TimeoutError, b"$4\r\nla"), "cancelled": (TimeoutError, b"$4\r\nla")}
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize("failure", FAILURES)
-def test_call_that_failed_gets_no_later_one_its_answer(run, failure):
+def test_call_that_failed_gets_no_later_one_its_answer(run, is_for_strings, failure):
     error, part = FAILURES[failure]
     options = {"socket_timeout": 0.1} if failure == "late" else {}
     timeout_s = 0.1 if failure == "cancelled" else 4.0
@@ -156,7 +164,7 @@ def test_call_that_failed_gets_no_later_one_its_answer(run, failure):
         ends = failure.startswith("ended")
         async with (
             ScriptedServer(part, b"$5\r\nagain\r\n", closes_first=ends) as server,
-            line_to(server, **options) as line,
+            line_to(server, is_for_strings, **options) as line,
         ):
             # When
             with pytest.raises(error):
@@ -168,12 +176,13 @@ def test_call_that_failed_gets_no_later_one_its_answer(run, failure):
     run(test())
 
 
-@pytest.mark.parametrize("text", [b"$1\r\na\r\n$1\r\nb\r\n", b"?1\r\n"])
-def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, text):
+@BOTH_KINDS
+@pytest.mark.parametrize("text", [b"$1\r\na\r\n$1\r\nb\r\n", b"?1\r\n" + b"x" * LINE_BYTES])
+def test_connection_with_an_answer_that_was_not_asked_for_is_given_up(run, is_for_strings, text):
     async def test():
         async with (
             ScriptedServer(text, b"$5\r\nagain\r\n") as server,
-            line_to(server) as line,
+            line_to(server, is_for_strings) as line,
         ):
             # When
             with contextlib.suppress(redis.RedisError):
@@ -199,21 +208,76 @@ def test_error_among_the_answers_leaves_the_others_to_their_caller(run):
     run(test())
 
 
+class StillTransport(asyncio.Transport):
+    """Sends nothing; what arrives is fed to its protocol."""
+
+    def __init__(self):
+        super().__init__()
+        self.protocol = None
+        self.written = []
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def get_protocol(self):
+        return self.protocol
+
+    def is_closing(self):
+        return False
+
+    def abort(self):
+        """There is nothing to close."""
+
+    def writelines(self, buffers):
+        self.written += buffers
+
+
 ANSWERS = {
     b"$5\r\nhello\r\n": b"hello",
     b"$0\r\n\r\n": b"",
     b"$-1\r\n": None,
     b":12\r\n": 12,
     b"$%d\r\n%b\r\n" % (len(LARGE), LARGE): LARGE,
+    b"$4\r\n\r\n\r\n\r\n": b"\r\n\r\n",
 }
 
 
-def test_answers_of_any_kind_and_size_come_in_their_order(run):
+@BOTH_KINDS
+def test_answers_of_any_kind_and_size_come_in_their_order(run, is_for_strings):
     async def test():
-        async with ScriptedServer(*ANSWERS) as server, line_to(server) as line:
+        async with ScriptedServer(*ANSWERS) as server, line_to(server, is_for_strings) as line:
             assert await line.exchange(PING * len(ANSWERS), len(ANSWERS)) == [*ANSWERS.values()]
 
     run(test())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, LINE_BYTES - 1, LINE_BYTES, 4096, 10**6])
+async def test_strings_may_arrive_in_pieces_of_any_size(size):
+    # Given
+    calls = StringExchange(StillTransport())
+    answers = asyncio.create_task(calls.call([], len(ANSWERS), 5.0))
+    await asyncio.sleep(0)
+    # When
+    arriving = b"".join(ANSWERS)
+    for start in range(0, len(arriving), size):
+        feed(calls, arriving[start : start + size])
+    # Then
+    assert await answers == list(ANSWERS.values())
+
+
+async def test_large_value_is_what_was_received_and_no_copy_of_it():
+    # Given
+    calls = StringExchange(StillTransport())
+    answers = asyncio.create_task(calls.call([], 1, 5.0))
+    await asyncio.sleep(0)
+    # When
+    feed(calls, b"$%d\r\n" % len(LARGE))
+    place = calls.get_buffer(-1)
+    place[:] = LARGE + b"\r\n"
+    calls.buffer_updated(len(place))
+    # Then
+    [value] = await answers
+    assert value.obj is place.obj
 
 
 def test_held_connection_that_was_lost_while_idle_is_made_anew(run):

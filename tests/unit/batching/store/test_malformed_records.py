@@ -11,7 +11,7 @@ from batching.batcher import Nothing, Partial
 from batching.protocol import ReplyChunk
 from batching.store.ingress_queue import AuditCode, CancelCode, SubmitCode
 from batching.store.node_queue import ReclaimMode
-from batching.store.worker_queue import ChunkCode, ReplyCode
+from batching.store.worker_queue import ReplyCode
 from tests.support import KEY, ids_of, items_of, make_reply, make_spec
 
 LONG_S = 60.0
@@ -130,8 +130,8 @@ def test_b08_worker_can_answer_a_malformed_record(harness, spoil):
     codes = worker.reply(items, [make_reply("ok")] * 2)
 
     # Then: it had been well-formed when it was claimed
-    assert bad in (ChunkCode.UNWANTED, ChunkCode.STORED, ChunkCode.STORED_BEFORE)
-    assert good is ChunkCode.STORED
+    assert bad in (ReplyCode.UNWANTED, ReplyCode.STORED, ReplyCode.STORED_BEFORE)
+    assert good is ReplyCode.STORED
     assert codes == [ReplyCode.STORED] * 2
     assert {*harness.done()} == {"bad", "good"}
     assert harness.open_ids() == set()

@@ -13,13 +13,13 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_queue import Submission, SubmitCode
 from batching.store.jobs.job_records import JobStatus, Receiver
-from batching.store.jobs.webhook_store import WebhookOutcome
+from batching.store.jobs.job_store import WebhookOutcome
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import LargeReply, decode_reply
 from batching.store.registry.registry import Registry, read_metrics
 from batching.store.scripts.loader import source
 from batching.store.server_check import check_client
-from batching.store.worker_queue import ChunkCode, ReplyCode
+from batching.store.worker_queue import ReplyCode
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import (
@@ -122,7 +122,7 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     queue.audit(["a"])
     running = items_of(hands.claim(3, 0.0))
     queue.cancel(["a"])
-    assert hands.send(running[1:2], [ReplyChunk(0, b"piece")], 1.0) == [ChunkCode.STORED]
+    assert hands.send(running[1:2], [ReplyChunk(0, b"piece")], 1.0) == [ReplyCode.STORED]
     assert hands.reply(running[2:], [make_reply("ok")]) == [ReplyCode.STORED]
     assert ingress.leased() == ["b"]
     hands.claim(2, 60.0)

@@ -18,13 +18,10 @@ class OldServer:
     """Answers INFO like servers that cannot be started here."""
 
     def __init__(self, version, policy="noeviction"):
-        self._answers = {
-            "server": {"redis_version": version},
-            "memory": {"maxmemory_policy": policy},
-        }
+        self._answer = {"redis_version": version, "maxmemory_policy": policy}
 
-    def info(self, section):
-        return self._answers[section]
+    def info(self):
+        return self._answer
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "5.0.0", "6.9"])

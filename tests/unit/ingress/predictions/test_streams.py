@@ -11,7 +11,7 @@ import pytest
 from batching.protocol import Batch, ReplyChunk
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode, WorkerQueue
 from ingress.http1.listener import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of
@@ -53,9 +53,9 @@ class Flood:
             chunk = ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)
             (code,) = self._queue.send(items, [chunk], 5.0)
             self.codes.append(code)
-            if code is ChunkCode.STORED:
+            if code is ReplyCode.STORED:
                 index += 1
-            elif code is ChunkCode.UNWANTED:
+            elif code is ReplyCode.UNWANTED:
                 return
             else:
                 self.is_over.wait(0.005)
@@ -81,8 +81,8 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
         client.connect((address.host, address.port))
         client.sendall(REQUEST + b"\r\nx")
         # When: its worker was held up, and is then told that the client has gone
-        eventually(lambda: ChunkCode.FULL in flood.codes, 20.0)
-        eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+        eventually(lambda: ReplyCode.FULL in flood.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in flood.codes, 20.0)
         # Then: the client finds out when it reads on
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -102,7 +102,7 @@ def test_head_of_a_stream_is_answered_at_once_and_the_connection_goes_on(echo, f
         client.sendall(REQUEST.replace(b"POST", b"HEAD") + b"\r\nx")
         head = client.recv(65536)
         # Then its worker is told that the rest is not wanted
-        eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in flood.codes, 20.0)
         # And the next answer follows the head
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         following = read_to_end(client)

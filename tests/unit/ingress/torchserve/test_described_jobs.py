@@ -12,7 +12,7 @@ from batching.store.jobs.job_records import (
     Webhook,
     job_document,
 )
-from batching.store.jobs.webhook_store import WebhookOutcome
+from batching.store.jobs.job_store import WebhookOutcome
 from ingress.jobs.job_headers import KEEP_RANGE_S, read_keep_s, read_urgency
 from ingress.role import Role
 from ingress.torchserve import payload

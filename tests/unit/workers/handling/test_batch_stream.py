@@ -9,7 +9,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from batching.protocol import Batch, ReplyChunk
 from batching.store.redis_errors import RedisError
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode
 from tests.unit.workers.handling.batches import (
     Handler,
     as_job,
@@ -37,8 +37,8 @@ class Queue:
             raise special
         codes = []
         for item, chunk in zip(items, chunks, strict=True):
-            code = special.get(item.request_id, ChunkCode.STORED)
-            if code is ChunkCode.STORED:
+            code = special.get(item.request_id, ReplyCode.STORED)
+            if code is ReplyCode.STORED:
                 self.pieces.setdefault(item.request_id, []).append(chunk)
             codes.append(code)
         return codes
@@ -112,10 +112,10 @@ def test_large_piece_is_split():
     assert reply.chunks == 3
 
 
-FULL = {"id-0": ChunkCode.FULL}
+FULL = {"id-0": ReplyCode.FULL}
 WAITED_FOR = {
     "slow client": ([{}, FULL, FULL, FULL], 5, "ab"),
-    "Redis away": ([{}, RedisError("gone"), {"id-0": ChunkCode.STORED_BEFORE}], 3, "a"),
+    "Redis away": ([{}, RedisError("gone"), {"id-0": ReplyCode.STORED_BEFORE}], 3, "a"),
 }
 
 
@@ -132,7 +132,7 @@ def test_handler_waits_until_its_piece_is_taken(answers, calls, text):
 
 def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
     # Given
-    queue = Queue(*[{"id-0": ChunkCode.FULL}] * 1000)
+    queue = Queue(*[{"id-0": ReplyCode.FULL}] * 1000)
 
     # When
     impatient = runner(Handler(sending("a", "b")), send=queue.send, stall_s=0.05)
@@ -146,7 +146,7 @@ def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
 
 def test_handler_is_stopped_when_no_client_is_left():
     # Given
-    gone = {"id-0": ChunkCode.UNWANTED, "id-1": ChunkCode.STALE}
+    gone = {"id-0": ReplyCode.UNWANTED, "id-1": ReplyCode.STALE}
     queue = Queue({}, gone)
     handler = Handler(sending("a", "b", "c"))
 
@@ -199,7 +199,7 @@ def test_piece_of_an_answered_batch_reaches_no_client_of_the_next():
         asked.extend(owned.request_id for owned in items)
         is_waiting.set()
         is_answered = is_next.is_set()
-        return [ChunkCode.UNWANTED if is_answered else ChunkCode.FULL] * len(items)
+        return [ReplyCode.UNWANTED if is_answered else ReplyCode.FULL] * len(items)
 
     def send_late(context, request_ids):
         with pytest.raises(StreamAbandoned):

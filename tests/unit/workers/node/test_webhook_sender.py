@@ -11,8 +11,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from batching.protocol import Reply
 from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_records import Receiver
-from batching.store.jobs.job_store import JobStore
-from batching.store.jobs.webhook_store import WebhookOutcome, WebhookStore
+from batching.store.jobs.job_store import JobStore, WebhookOutcome, WebhookStore
 from batching.store.redis_errors import OutageLog
 from tests.support import items_of, make_reply
 from workers.node import webhook_sender as sending

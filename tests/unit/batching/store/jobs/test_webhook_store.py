@@ -6,7 +6,7 @@ from batching.protocol import Reply
 from batching.store import keys
 from batching.store.ingress_queue import SubmitCode
 from batching.store.jobs.job_records import Receiver
-from batching.store.jobs.webhook_store import WebhookOutcome, WebhookStore
+from batching.store.jobs.job_store import WebhookOutcome, WebhookStore
 from batching.store.node_queue import ReclaimMode
 from tests.support import KEY, Blocking, items_of, make_reply
 

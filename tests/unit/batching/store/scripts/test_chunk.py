@@ -6,7 +6,7 @@ from batching.protocol import ReplyChunk
 from batching.store.ingress_queue import AuditCode, CancelCode
 from batching.store.node_queue import ReclaimMode
 from batching.store.records import decode_reply
-from batching.store.worker_queue import MAX_WAITING_CHUNKS, ChunkCode
+from batching.store.worker_queue import MAX_WAITING_CHUNKS, ReplyCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
 PATIENCE_S = 2.0
@@ -35,7 +35,7 @@ def test_chunk_waits_for_its_ingress_which_is_told_once_until_it_has_read(harnes
     codes = [send(worker, items, 0, "one"), send(worker, items, 1, "two")]
 
     # Then
-    assert codes == [[ChunkCode.STORED] * 2] * 2
+    assert codes == [[ReplyCode.STORED] * 2] * 2
     assert pieces(harness, "a") == pieces(harness, "b") == ["one", "two"]
     assert harness.leased() == ["a", "b"]
     assert harness.done() == ["a", "b"]
@@ -61,7 +61,7 @@ def test_chunk_comes_once_and_in_its_place(harness):
 
     # Then
     assert [code for [code] in codes] == [
-        *(ChunkCode.STALE, ChunkCode.STORED, ChunkCode.STORED_BEFORE, ChunkCode.STORED)
+        *(ReplyCode.STALE, ReplyCode.STORED, ReplyCode.STORED_BEFORE, ReplyCode.STORED)
     ]
     assert pieces(harness, "a") == ["piece 0", "piece 1"]
 
@@ -82,14 +82,14 @@ def test_chunk_must_wait_when_its_client_is_slow(harness):
     codes = send(worker, items, MAX_WAITING_CHUNKS)
 
     # Then
-    assert codes == [ChunkCode.FULL, ChunkCode.STORED]
+    assert codes == [ReplyCode.FULL, ReplyCode.STORED]
     assert harness.client.llen(harness.keys.chunk_prefix + "a") == MAX_WAITING_CHUNKS
 
     # When
     pieces(harness, "a", taken=1)
 
     # Then
-    assert send(worker, items[:1], MAX_WAITING_CHUNKS) == [ChunkCode.STORED]
+    assert send(worker, items[:1], MAX_WAITING_CHUNKS) == [ReplyCode.STORED]
 
 
 def test_chunk_is_unwanted_when_the_request_was_cancelled(harness):
@@ -103,7 +103,7 @@ def test_chunk_is_unwanted_when_the_request_was_cancelled(harness):
 
     # Then
     assert harness.leased() == []
-    assert send(worker, items, 1) == [ChunkCode.UNWANTED]
+    assert send(worker, items, 1) == [ReplyCode.UNWANTED]
     assert pieces(harness, "a") == []
     assert harness.unaccounted() == 0
 
@@ -120,8 +120,8 @@ def test_chunk_of_another_worker_or_attempt_is_stale(harness):
     while_owned = send(zombie, old, 0, "old")
 
     # Then
-    assert while_waiting == while_owned == [ChunkCode.STALE]
-    assert send(owner, new, 0, "new") == [ChunkCode.STORED]
+    assert while_waiting == while_owned == [ReplyCode.STALE]
+    assert send(owner, new, 0, "new") == [ReplyCode.STORED]
     assert pieces(harness, "a") == ["new"]
 
 
@@ -132,7 +132,7 @@ def test_chunk_is_stale_when_its_request_was_given_back(harness):
     harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
     # When / Then: the next worker begins its answer, and has all of the request
-    assert send(worker, items, 0, "old") == [ChunkCode.STALE]
+    assert send(worker, items, 0, "old") == [ReplyCode.STALE]
     assert harness.request("a")["chunks"] == "0"
     claimed = harness.worker("worker-b").claim(1, 0.0)
     assert claimed.items[0].request.to_wire() == wire_of("a")

@@ -19,28 +19,21 @@ NUMBERED = sorted(loader._SOURCES.keys() - WITHOUT_NUMBERS)
 @pytest.mark.parametrize("verb", NUMBERED)
 def test_head_names_each_key_that_the_script_uses(verb):
     # Given
-    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", loader.source(verb))}
+    text = loader.source(verb)
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", text)}
+    numbers = range(1, len(key_names(verb)) + 1)
     # Then
-    assert used == set(range(1, len(key_names(verb)) + 1))
+    assert used == {*numbers}
+    assert all(
+        re.search(rf"^--( KEYS)? .*\b{number} [a-z]", text, re.MULTILINE) for number in numbers
+    )
 
 
 @pytest.mark.parametrize("verb", sorted({*NUMBERED} - {"swap_model"}))
 def test_keys_are_those_of_the_version_but_for_the_lease(verb):
-    # Given
-    names = key_names(verb)
-    own = {"lease": "lease of a worker"} if "lease" in names else {}
-    # When
-    keys = ordered_keys(verb, VersionKeys.of(KEY), **own)
-    # Then
-    assert len(keys) == len(names)
-
-
-def test_wrong_or_missing_name_is_an_error_that_names_the_script():
-    keys = VersionKeys.of(KEY)
-    with pytest.raises(ValueError, match=r"claim\.lua needs the key lease"):
-        ordered_keys("claim", keys)
-    with pytest.raises(ValueError, match=r"submit\.lua has no key lease"):
-        ordered_keys("submit", keys, lease="lease")
+    keys = ordered_keys(verb, VersionKeys.of(KEY), "lease of a worker")
+    assert len(keys) == len(key_names(verb))
+    assert {type(key) for key in keys} == {str}
 
 
 def test_scripts_are_there_when_no_file_can_be_opened_any_more():
