@@ -1,12 +1,15 @@
 """`ferry serve` as a test runs it: on ports of its own, with its output and its answers at hand."""
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from tests.chaos.crowd import Crowd
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 from tests.support import eventually
@@ -62,9 +65,52 @@ def wait_for_lines(serving: Serving, *texts: str) -> None:
         serving.read_chars = serving.output().index(text, serving.read_chars) + len(text)
 
 
-def save_and_hear(crowd: Crowd, path: Path, tag: str, *, by_rename: bool = False) -> float:
+def save_and_hear(load: "Load", path: Path, tag: str, *, by_rename: bool = False) -> float:
     """Saves a model that answers with this tag; returns after how many seconds it was heard."""
     save(path, TAGGING.format(tag), by_rename=by_rename)
     saved_s = time.monotonic()
-    heard_at = lambda: next((one.answered_at for one in crowd.log if one.answer == tag), 0.0)  # noqa: E731
-    return eventually(heard_at, 15) - saved_s
+    return eventually(lambda: load.heard.get(tag.encode()), 15) - saved_s
+
+
+@dataclass
+class Load:
+    """Clients that ask one model at a steady rate, and note what they hear."""
+
+    serving: Serving
+    model: str
+    clients: int = 8
+    per_second: int = 200
+    failures: list[str] = field(default_factory=list)
+    # Answer -> when it was heard first.
+    heard: dict[bytes, float] = field(default_factory=dict)
+    answers: int = 0
+    _is_over: bool = False
+
+    @contextlib.contextmanager
+    def going(self) -> Iterator["Load"]:
+        threads = [threading.Thread(target=self._ask) for _ in range(self.clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._is_over = True
+            for thread in threads:
+                thread.join()
+
+    def _ask(self) -> None:
+        due = time.monotonic()
+        with requests.Session() as session:
+            session.trust_env = False
+            while not self._is_over:
+                try:
+                    url = f"{self.serving.url}/predictions/{self.model}"
+                    answer = session.post(url, data=b"1", timeout=30)
+                    if answer.status_code != 200:
+                        self.failures.append(f"{answer.status_code} {answer.text}")
+                    self.heard.setdefault(answer.content, time.monotonic())
+                    self.answers += 1
+                except requests.RequestException as error:
+                    self.failures.append(repr(error))
+                due += self.clients / self.per_second
+                time.sleep(max(0.0, due - time.monotonic()))

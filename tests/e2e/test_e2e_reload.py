@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.chaos import checker
-from tests.chaos.crowd import Crowd
 from tests.e2e.ferry_process import running
 from tests.e2e.serving import (
     TAGGING,
+    Load,
     Serving,
     save,
     save_and_hear,
@@ -38,10 +37,10 @@ def path(tmp_path):
 
 
 def test_twenty_saves_fail_no_request(path, record_property):
-    # Given clients with 200 requests/s in all
+    # Given 8 clients with 200 requests/s in all
     seconds = []
     with running(Serving(path.parent, path, "--reload")) as serving:
-        with Crowd(serving.port) as crowd, crowd.flow("tag", 200, ""):
+        with Load(serving, "tag").going() as load:
             for number in range(1, SAVES + 1):
                 # When a save is broken, then it is shown
                 if number in BROKEN:
@@ -51,13 +50,13 @@ def test_twenty_saves_fail_no_request(path, record_property):
                     continue
                 # When it is good, then it answers soon
                 by_rename = number % 3 == 0
-                seconds.append(save_and_hear(crowd, path, str(number), by_rename=by_rename))
+                seconds.append(save_and_hear(load, path, str(number), by_rename=by_rename))
             assert eventually(lambda: len(serving.describe("tag")) == 1, 30)
         # Then
-        assert set(checker.statuses(crowd.log)) == {"200"}
-        assert len(crowd.log) > 1000
+        assert load.failures == []
+        assert load.answers > 1000
         assert not any(line.startswith("20") for line in serving.output().splitlines())  # no log
-    record_property("answers", len(crowd.log))
+    record_property("answers", load.answers)
     record_property("slowest_s", round(max(seconds), 2))
     assert_within(max(seconds), LONGEST_S)
 
@@ -66,13 +65,13 @@ def test_hasty_saves_end_with_the_last_one(path):
     # Given a model that loads slowly
     slow = f"import time\ntime.sleep(1)\n{TAGGING}"
     with running(Serving(path.parent, path, "--reload")) as serving:
-        with Crowd(serving.port) as crowd, crowd.flow("tag", 50, ""):
+        with Load(serving, "tag", per_second=50).going() as load:
             # When it is saved again while it loads
             save(path, slow.format("given up"))
             assert eventually(lambda: len(serving.describe("tag")) == 2, 10)
             save(path, slow.format("soon over"))
             # Then the last one counts
-            seconds = save_and_hear(crowd, path, "last")
+            seconds = save_and_hear(load, path, "last")
             # When the file goes, and comes back as it was, and a module beside it changes
             path.rename(path.with_suffix(".away"))
             wait_for_lines(serving, "there is no file", "Still served: ")
@@ -80,8 +79,8 @@ def test_hasty_saves_end_with_the_last_one(path):
             (path.parent / "helper.py").write_text("x = 1")
             wait_for_lines(serving, "serves after")
         # Then
-        assert set(checker.statuses(crowd.log)) == {"200"}
-        assert {"given up", "soon over"}.isdisjoint(one.answer for one in crowd.log)
+        assert load.failures == []
+        assert {b"given up", b"soon over"}.isdisjoint(load.heard)
     assert_within(seconds, LONGEST_S)
 
 
