@@ -76,12 +76,9 @@ class Part(_Array, frozen=True):
 
 
 class Wire(NamedTuple):
-    """A message's bytes in pieces, so that a large body is never copied.
+    """A message's bytes in pieces, so that a large body is never copied."""
 
-    All are in `head` if there are few enough of them for a script, and only then.
-    """
-
-    head: bytes
+    head: bytes  # all of them if there are few enough for a script, and only then
     body: bytes | bytearray | memoryview = b""
     tail: bytes = b""
 
@@ -153,11 +150,9 @@ class BatchTiming(_Array, frozen=True):
 
 
 class Reply(_Message, frozen=True):
-    """Answers one request.
+    """Answers one request; with `error_type`, `body` is the message of TorchServe's JSON error.
 
-    With `error_type` set, `body` is the message of TorchServe's JSON error and `reason` its stable
-    word; otherwise `body` is sent as it is. After `chunks` pieces of a streamed answer, `body` is
-    the last piece, or the answer ends broken.
+    After `chunks` pieces of a streamed answer, `body` is the last piece, or the answer ends broken.
     """
 
     status: int
@@ -185,13 +180,11 @@ class ReplyInPlace(Reply, frozen=True, tag=WIRE_VERSION):
 
 
 class ReplyChunk(_Message, frozen=True):
-    """A piece of an answer that is sent while its handler still runs.
+    """A piece of an answer that is sent while its handler still runs."""
 
-    `index` counts from 0. Status and headers are the answer's, and count on the first piece only.
-    """
-
-    index: int
+    index: int  # from 0
     body: bytes
+    # The answer's; they count on the first piece only.
     status: int = 200
     headers: Mapping[str, str] = {}
 

@@ -54,36 +54,30 @@ def local(
     def answers(rows: Iterable[Any]) -> list[Any]:
         waiting, answered = iter(rows), []
         while batch := [_row(value) for value in itertools.islice(waiting, batch_size)]:
-            answered += _answers(python_model, batch)
+            streamed: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
+
+            def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
+                for index, piece in pieces.items():
+                    streamed[index].append(piece)  # noqa: B023 - it is called within this turn
+
+            outcomes = python_model.answer(batch, no_requests, send)
+            answered += [_value(outcome, streamed[i]) for i, outcome in enumerate(outcomes)]
         return answered
 
     return answers
 
 
-def _answers(model: PythonModel, rows: list[Row]) -> list[Any]:
-    streamed: dict[int, list[tuple[bytes, str]]] = defaultdict(list)
-
-    def send(pieces: Mapping[int, tuple[bytes, str]]) -> None:
-        for index, piece in pieces.items():
-            streamed[index].append(piece)
-
-    outcomes = model.answer(rows, no_requests, send)
-    return [_value(outcome, streamed[index]) for index, outcome in enumerate(outcomes)]
-
-
 def _row(value: Any) -> Row:
     """Returns a dict with a file among its values as a form, all else as a body."""
-    parts: list[Part] = []
-    if isinstance(value, dict):
-        parts = [_part(name, field) for name, field in value.items()]
-    if all(part.content_type in (JSON_TYPE, TEXT_TYPE) for part in parts):
-        parts = [_part("body", value)]
-    return Row({part.name: part for part in parts})
 
+    def part(name: str, content: Any) -> Part:
+        body, kind = encode(content)
+        return Part(name, kind, bytearray(body))
 
-def _part(name: str, value: Any) -> Part:
-    body, kind = encode(value)
-    return Part(name, kind, bytearray(body))
+    parts = [part(*field) for field in value.items()] if isinstance(value, dict) else []
+    if all(it.content_type in (JSON_TYPE, TEXT_TYPE) for it in parts):
+        parts = [part("body", value)]
+    return Row({it.name: it for it in parts})
 
 
 def _value(outcome: Any, pieces: list[tuple[bytes, str]]) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from batching.process.part import EXIT_UNUSABLE
-from batching.settings.files import read_properties
-from batching.settings.loading import load_settings, switches_read_as_false, why_without_effect
+from batching.settings.loading import load_settings, why_without_effect
 from batching.settings.settings import ENV_PREFIX, SETTINGS, Setting, Settings, SettingsError
 from ferry.console import warn
 
@@ -84,9 +83,6 @@ def settings_from_flags(
         raise UnusableSettings(str(error)) from error
     for key in without_effect:
         warn(f"{config}: {why_without_effect(key)}")
-    if config is not None:
-        for key, text in switches_read_as_false(read_properties(config)).items():
-            warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
     known = {ENV_PREFIX + name.upper() for it in SETTINGS for name in (it.key, it.name)}
     for variable in sorted(os.environ.keys() - known):
         # Only names that are close to a setting's: clients and Kubernetes set other variables.

@@ -55,22 +55,15 @@ SERVING_DEFAULTS = {"min_worker": 1, "batch_size": 8, "batch_policy": "adaptive"
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """Holds config.properties' defaults for models.
+    """Holds config.properties' defaults for models."""
 
-    `parameters` are values of fields of `ModelSpec`; `model_settings` is the key `models`.
-    """
-
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # fields of `ModelSpec`
     handler: str = ""
     model_settings: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
-    """Returns an integer of 32 bits; anything else silently becomes the default.
-
-    Python's `int` would accept a count of 10**11 workers.
-    Source: TorchServe 0.12 `NettyUtils.getIntParameter`.
-    """
+    """Returns an integer of 32 bits, or the default. Source: TorchServe 0.12 `NettyUtils`."""
     text = str(parameters.get(name, ""))
     if not _INTEGER_PATTERN.fullmatch(text):
         return default

@@ -40,6 +40,8 @@ def spawn(
     The kernel sends the signal when the *thread* that forked ends, not the process, so only the
     main thread may call this. `env` is the child's whole environment.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("spawn() belongs to the main thread: a child dies with its thread")
     parent_pid = os.getpid()
 
     def die_with_parent() -> None:
@@ -49,8 +51,6 @@ def spawn(
         if os.getppid() != parent_pid:
             os._exit(1)
 
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("spawn() belongs to the main thread: a child dies with its thread")
     try:
         return subprocess.Popen(  # noqa: S603 - the callers' own programs, never a shell
             argv,
@@ -91,10 +91,7 @@ def has_exited(child: subprocess.Popen[bytes]) -> bool:
 
 
 async def exited(child: "subprocess.Popen[bytes]") -> None:
-    """Waits until the child has ended, without reaping it, so that `kill_group` may follow.
-
-    A pidfd needs no signal handler and no thread, and there is no delay.
-    """
+    """Waits until `has_exited`: by a pidfd, which needs no signal handler and no thread."""
     try:
         descriptor = os.pidfd_open(child.pid)
     except (AttributeError, OSError):

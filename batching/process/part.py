@@ -42,14 +42,11 @@ def run_part(run: Callable[[Settings], int], settings: Settings | None = None) -
 
 
 class Launch(StrEnum):
-    """Says how this process was started.
+    """Says how this process was started."""
 
-    AWAITED: by an operator with `ferry up`. AGAIN: by the same parent, after its predecessor died.
-    ALONE: by `ferry ingress` or `ferry node`, which a container or systemd may have started again.
-    """
-
-    AWAITED = "awaited"
-    AGAIN = "again"
+    AWAITED = "awaited"  # by an operator with `ferry up`
+    AGAIN = "again"  # by the same parent, after its predecessor died
+    # By `ferry ingress` or `ferry node`, which a container or systemd may have started again.
     ALONE = "alone"
 
 

@@ -83,8 +83,6 @@ BETTER: Mapping[str, str] = {
 }
 
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
-# No environment variable of a child can hold these.
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def load_settings(
@@ -130,11 +128,8 @@ def _from_file(properties: Mapping[str, str], environment: Mapping[str, str]) ->
 
     values: dict[str, Any] = {}
     for key, text in properties.items():
-        it = BY_KEY.get(_KEY_ALIASES.get(key, key))
-        if it is None:
+        if (it := BY_KEY.get(_KEY_ALIASES.get(key, key))) is None:
             continue
-        if _NO_TEXT.search(text):
-            raise SettingsError(f"{key} has a character that is no text")
         value = _VARIABLE.sub(variable, text)
         if key == "model_control_mode":
             if (mode := value.strip().lower()) not in _CONTROL_MODES:
@@ -156,17 +151,6 @@ def _from_torchserve_variables(
         it.name: it.parse(it.ts_variable, environment[it.ts_variable], as_torchserve=True)
         for it in SETTINGS
         if is_on and it.ts_variable in environment and (it.name != "allowed_urls" or has_urls)
-    }
-
-
-def switches_read_as_false(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the file's switches that TorchServe reads as false, though they do not say so."""
-    switches = {it.key for it in SETTINGS if it.kind is bool} | {ENABLE_ENVIRONMENT}
-    return {
-        key: text
-        for key, text in properties.items()
-        if key in switches and text.strip().lower() not in ("true", "false", "")
-        if not _VARIABLE.search(text)
     }
 
 

@@ -76,17 +76,13 @@ class RequestProcessor:
 class _Processors:
     """Makes a batch's request processors when first asked; copies of a context share them."""
 
-    _making = threading.Lock()  # the handler may ask in several threads
+    making = threading.Lock()  # the handler may ask in several threads
 
-    def __init__(self, make: Callable[[], list[RequestProcessor]]) -> None:
-        self._make = make
-        self.made: list[RequestProcessor] | None = None
-
-    def get(self) -> list[RequestProcessor]:
-        with self._making:
-            if self.made is None:
-                self.made = self._make()
-            return self.made
+    def __init__(
+        self, make: Callable[[], list[RequestProcessor]], made: list[RequestProcessor] | None = None
+    ) -> None:
+        self.make = make
+        self.made = made
 
 
 class Context:
@@ -156,12 +152,15 @@ class Context:
 
     @property
     def request_processor(self) -> list[RequestProcessor]:
-        return self._processors.get()
+        processors = self._processors
+        with processors.making:
+            if processors.made is None:
+                processors.made = processors.make()
+            return processors.made
 
     @request_processor.setter
     def request_processor(self, processors: list[RequestProcessor]) -> None:
-        self._processors = _Processors(list)
-        self._processors.made = processors
+        self._processors = _Processors(list, processors)
 
     # Where TorchServe keeps them.
     _request_processor = request_processor

@@ -34,7 +34,6 @@ from batching.settings.loading import (
     UNDERSTOOD,
     WITHOUT_VARIABLE,
     load_settings,
-    switches_read_as_false,
     why_without_effect,
 )
 from batching.settings.settings import (
@@ -94,8 +93,6 @@ def check(config: Path | None, container: str | None) -> None:
 
 def _key_rows(properties: Mapping[str, str], variables: Iterable[str]) -> Iterator[CheckRow]:
     yield from map(key_row, properties)
-    for key, text in switches_read_as_false(properties).items():
-        yield CheckRow(key, NOTE, f"{text} counts as false, as in TorchServe; did you mean true?")
     keys = {f"TS_{key.upper()}": key for key in IGNORED if key not in WITHOUT_VARIABLE}
     keys |= {it.ts_variable: it.key for it in SETTINGS if it.ts_variable}
     counts = properties.get(ENABLE_ENVIRONMENT, "").strip().lower() == "true"

@@ -64,16 +64,12 @@ def find_server() -> ServerProgram:
 
 @dataclass(frozen=True, slots=True)
 class RedisData:
-    """Holds the folder of a Redis's append-only file, locked for one server.
-
-    `had_file`: whether an earlier server has left its data. While this process or the Redis that it
-    starts has `lock_fd`, no other server opens the folder.
-    """
+    """Holds the folder of a Redis's append-only file, locked for one server."""
 
     folder: Path
     fsync: str
-    lock_fd: int
-    had_file: bool
+    lock_fd: int  # of this process, and of the Redis that it starts
+    had_file: bool  # an earlier server has left its data
 
     @classmethod
     def lock(cls, folder: Path, fsync: str, wait_s: float = _LOCK_WAIT_S) -> Self:

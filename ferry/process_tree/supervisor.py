@@ -80,15 +80,12 @@ class ReadyPipe:
 
 @dataclass(slots=True)
 class ProcessPart:
-    """Starts one supervised process. `stop_share` is its part of the time for a clean stop.
-
-    Parts of one `group` follow one another, stop together and share that time.
-    """
+    """Starts one supervised process."""
 
     name: str
     launch: Callable[[], subprocess.Popen[bytes]]
-    stop_share: float
-    group: str = ""
+    stop_share: float  # of the time for a clean stop
+    group: str = ""  # such parts follow one another, stop together and share that time
     ready: ReadyPipe | None = None
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0

@@ -10,13 +10,7 @@ from batching.models.statuses import WorkerStatus
 
 # Kind -> a file to send; a TorchServe archive's handler has no kind.
 _FILES = {"image": "photo.jpg", "bytes": "file", "": "file"}
-_SAMPLES: Mapping[str, Any] = {
-    "string": "some text",
-    "integer": 1,
-    "number": 1.0,
-    "boolean": True,
-    "null": None,
-}
+_SAMPLES: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "null": None}
 _MOST_CHARACTERS = 200
 _AXES_OF_IMAGES = 3
 
@@ -25,8 +19,15 @@ def announcement(spec: ModelSpec, workers: Sequence[WorkerStatus], base_url: str
     policy = ", adaptive" if spec.batch_policy == "adaptive" else ""
     devices = ", ".join(sorted({worker.device for worker in workers}))
     interface = next((worker.interface for worker in workers), {})
+    takes, tensors = interface.get("input", {}), interface.get("inputs", [])
+    kind, type_name = takes.get("kind", ""), takes.get("type", "")
+    taken = f"{kind} ({type_name})" if type_name not in ("", kind) else kind
+    if tensors:
+        taken = ", ".join(f"{it['name']} {it['datatype']} {list(it['shape'])}" for it in tensors)
+    elif kind == "any":
+        taken = "JSON, an image, or bytes"
     facts = {
-        "takes": _taken(interface),
+        "takes": taken,
         "batches": f"up to {spec.batch_size}, at most {spec.max_batch_delay_ms} ms{policy}",
         "workers": f"{len(workers)} on {devices}",
         "try": curl_line(f"{base_url}/predictions/{spec.model_name}", interface),
@@ -69,16 +70,6 @@ def _tensor_arguments(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["-d", text]
     files = [argument for name in rows for argument in ("-F", f"{name}=@{name}.npy")]
     return files if len(rows) > 1 else ["-T", "row.npy"]
-
-
-def _taken(interface: Mapping[str, Any]) -> str:
-    takes = interface.get("input", {})
-    kind, type_name = takes.get("kind", ""), takes.get("type", "")
-    if tensors := interface.get("inputs", []):
-        return ", ".join(f"{it['name']} {it['datatype']} {list(it['shape'])}" for it in tensors)
-    if kind == "any":
-        return "JSON, an image, or bytes"
-    return f"{kind} ({type_name})" if type_name not in ("", kind) else kind
 
 
 def _zeros(tensor: Mapping[str, Any]) -> Any:

@@ -34,10 +34,9 @@ DEFAULTS: Mapping[str, Any] = {
 CONFIG_FILE = "model-config.yaml"
 MANIFEST_NAME = "MAR-INF/MANIFEST.json"
 
-
 # By their fields' names and those of `POST /models`, which say no unit.
 SETTINGS = {name: it for it in PARAMETERS for name in (it.name, re.sub(r"_m?s$", "", it.name))}
-_OTHER_NAMES = ("name", "version", "warm_up")
+_NAMES = [*SETTINGS, "name", "version", "warm_up"]
 _BASES = ("ferry.Model", "ferry.modeling.Model")
 _DECORATORS = ("ferry.model", "ferry.modeling.model")
 _FUNCTION = "predict"
@@ -166,7 +165,7 @@ def read_target(text: str) -> list[ServedTarget]:
     if not path.exists():
         raise TargetError(f"there is no file {_shown(path)}")
     if path.suffix == ".py":
-        return _in_python(path, target.name)
+        return _FileReader(path).chosen(target.name)
     if path.suffix in WITHOUT_CODE:
         # Weights of an ONNX file may lie beside it.
         files = [path, path.with_name(f"{path.name}.data")]
@@ -193,41 +192,21 @@ def _as_name(text: str) -> str:
 # --- Python files
 
 
-def _in_python(path: Path, label: str) -> list[ServedTarget]:
-    """Returns the models that the file serves; with a label, only the model of that name."""
-    served = list(_FileReader(path).served())
-    if not served:
-        raise TargetError(
-            f"{_shown(path)} serves nothing: it needs a function {_FUNCTION}(batch), a function "
-            f"under @ferry.model, or a class Name(ferry.Model) with a method {_FUNCTION}"
-        )
-    chosen = [target for target in served if label in ("", target.label)]
-    if not chosen:
-        labels = ", ".join(target.label for target in served)
-        raise TargetError(f"{_shown(path)} has no model {label!r}; it has: {labels}")
-    return chosen
-
-
-def _sources_of(file: Path) -> dict[str, Path]:
-    """Returns the file and the modules that it imports from its folder: place there -> path."""
-    root, unread = file.parent, [file]
-    sources: dict[str, Path] = {}
-    while unread:
-        path = unread.pop()
-        place = path.relative_to(root).as_posix()
-        if place not in sources:
-            sources[place] = path
-            with contextlib.suppress(TargetError):  # running it reports the error
-                unread += _imported_files(path, root)
-    return sources
-
-
 class _FileReader:
     """Finds the models of a Python file, in the order in which Python would run it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._sources = _sources_of(path)
+        # The file and the modules that it imports from its folder: place there -> path.
+        self._sources: dict[str, Path] = {}
+        unread = [path]
+        while unread:
+            file = unread.pop()
+            place = file.relative_to(path.parent).as_posix()
+            if place not in self._sources:
+                self._sources[place] = file
+                with contextlib.suppress(TargetError):  # running it reports the error
+                    unread += _imported_files(file, path.parent)
         self._statements = list(_top_level(_parse(path)))
         # Name -> what it is assigned, or the dotted name that it was imported as.
         self._assigned = dict(_assignments(self._statements))
@@ -235,36 +214,43 @@ class _FileReader:
         # Class of a model -> its settings, its bases' included, and whether it can answer.
         self._classes: dict[str, tuple[dict[str, Any], bool]] = {}
 
-    def served(self) -> Iterator[ServedTarget]:
+    def chosen(self, label: str) -> list[ServedTarget]:
+        """Returns the models that the file serves; with a label, only the model of that name."""
+        served = list(self._served())
+        if not served:
+            raise TargetError(
+                f"{_shown(self._path)} serves nothing: it needs a function {_FUNCTION}(batch), a "
+                f"function under @ferry.model, or a class Name(ferry.Model) with a method "
+                f"{_FUNCTION}"
+            )
+        if chosen := [target for target in served if label in ("", target.label)]:
+            return chosen
+        labels = ", ".join(target.label for target in served)
+        raise TargetError(f"{_shown(self._path)} has no model {label!r}; it has: {labels}")
+
+    def _served(self) -> Iterator[ServedTarget]:
         for statement in self._statements:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 owner = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
                 aliases = [alias for alias in statement.names if owner or alias.asname]
                 self._imported |= {it.asname or it.name: f"{owner}{it.name}" for it in aliases}
             elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from self._function(statement)
+                marks = [it for it in statement.decorator_list if self._dotted(it) in _DECORATORS]
+                if marks or statement.name == _FUNCTION:
+                    calls = [mark for mark in marks if isinstance(mark, ast.Call)]
+                    pairs = [(it.arg or "**", it.value) for call in calls for it in call.keywords]
+                    yield self._object(statement.name, self._settings(pairs, 0.0))
             elif isinstance(statement, ast.ClassDef):
                 yield from self._class(statement)
         if _FUNCTION in {*self._assigned, *self._imported}:
             yield self._object(_FUNCTION, {})
 
-    def _function(
-        self, definition: ast.FunctionDef | ast.AsyncFunctionDef
-    ) -> Iterator[ServedTarget]:
-        marks = [it for it in definition.decorator_list if self._dotted(it) in _DECORATORS]
-        if marks or definition.name == _FUNCTION:
-            calls = [mark for mark in marks if isinstance(mark, ast.Call)]
-            pairs = [(it.arg or "**", it.value) for call in calls for it in call.keywords]
-            yield self._object(definition.name, self._settings(pairs, 0.0))
-
     def _class(self, definition: ast.ClassDef) -> Iterator[ServedTarget]:
         bases = [self._dotted(base) for base in definition.bases]
         above = [self._classes[base] for base in reversed(bases) if base in self._classes]
         if above or set(bases) & set(_BASES):
-            settings: dict[str, Any] = {}
-            for inherited, _ in above:
-                settings |= inherited
-            settings.pop("name", None)  # of a base, which has its own
+            inherited = ((name, value) for given, _ in above for name, value in given.items())
+            settings = {name: value for name, value in inherited if name != "name"}
             settings |= self._settings(_assignments(definition.body), _SIMILAR)
             methods = {getattr(statement, "name", "") for statement in definition.body}
             can_answer = _FUNCTION in methods or any(can_answer for _, can_answer in above)
@@ -287,13 +273,13 @@ class _FileReader:
 
         Only the worker reads `warm_up`.
         """
-        names, settings = [*SETTINGS, *_OTHER_NAMES], {}
+        settings = {}
         for name, expression in pairs:
-            if name in names:
+            if name in _NAMES:
                 if name != "warm_up":
                     settings[name] = self._value(name, expression)
             elif not name.startswith("_"):
-                for nearest in difflib.get_close_matches(name, names, 1, likeness):
+                for nearest in difflib.get_close_matches(name, _NAMES, 1, likeness):
                     complaint = f"{name} is not a setting; did you mean {nearest}?"
                     raise self._error(expression, complaint)
         return settings

@@ -18,19 +18,14 @@ import click
 
 from batching.errors import NotFound, ServeError
 from batching.models.registration import spec_from_registration
-from batching.models.spec import ModelSpec
+from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.process.part import notify_ready
 from batching.settings.settings import Settings
 from ferry.console import spinner
 from ferry.process_tree.supervisor import Supervisor
 from ferry.serving.announcement import announcement
-from ferry.serving.served_targets import (
-    DEFAULTS,
-    ServedTarget,
-    TargetError,
-    read_targets,
-)
+from ferry.serving.served_targets import DEFAULTS, ServedTarget, TargetError, read_targets
 from workers.archives.model_archive import inspect_archive
 from workers.archives.staging import work_dir_of
 
@@ -46,12 +41,8 @@ _IDLE_MS = 60_000
 _RETRY_S = 0.5
 # By then, requests that were on their way to the old version have reached it.
 _ON_THEIR_WAY_S = 2.0
-# What a served archive gets unless it says otherwise: parameters, and their words in archives.
-_BATCHING = (
-    ("batch_size", "batchSize"),
-    ("max_batch_delay", "maxBatchDelay"),
-    ("batch_policy", "batchPolicy"),
-)
+# What a served archive gets unless it says otherwise.
+_BATCHING = ("batchSize", "maxBatchDelay", "batchPolicy")
 
 
 @dataclass(slots=True)
@@ -152,7 +143,8 @@ class Session:
         self._known.add(target.name)
         path = self._settings.model_store / name
         archive = inspect_archive(path, name, work_dir_of(self._settings))
-        batching = {rest: DEFAULTS[word] for rest, word in _BATCHING if word not in archive.config}
+        added = {it for it in _BATCHING if it not in archive.config}
+        batching = {it.rest: DEFAULTS[it.word] for it in PARAMETERS if it.word in added}
         parameters = {"initial_workers": 1, **batching}
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         spec = replace(spec, is_loaded_at_startup=True, **self.fields)

@@ -1,6 +1,11 @@
-"""Makes rows of requests, by the annotation of `predict`: `list[T]` takes rows of type T."""
+"""Makes rows of requests, by the annotation of `predict`: `list[T]` takes rows of type T.
+
+numpy, torch and Pillow are imported when a model's rows need them.
+"""
 
 import base64
+import contextlib
+import io
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,19 +15,21 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from ts.torch_handler.tensors import BF16, BYTES, Tensor
+from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
 from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError
 from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput, Model
-from workers.python_models import arrays
 from workers.python_models.open_inference import Inference
 
 _JSON, _URLENCODED = "application/json", "application/x-www-form-urlencoded"
 _INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
 _IMAGE, _ARRAY, _TENSOR = "PIL.Image.Image", "numpy.ndarray", "torch.Tensor"
 _FLOATS = frozenset({"FP16", "FP32", "FP64", BF16})
+# numpy has no such type as BF16.
+DTYPES = {datatype: name for name, datatype in BY_DTYPE.items()} | {BF16: "float32"}
+_NPY = b"\x93NUMPY"
 # How deep types may be nested in a schema.
 _MOST_LEVELS = 8
 # What a refusal says is wanted, where the annotation's name does not tell.
@@ -90,6 +97,7 @@ class Decoder:
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     def decode(self, row: Row) -> Any:
+        """Returns the row, or the error that its client is to get."""
         try:
             return self.read(row)
         except (ServeError, PredictionException, BadInput) as error:
@@ -97,9 +105,6 @@ class Decoder:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             wanted = _WANTED.get(self.kind) or self.type_name or self.kind
             return BadRequest(f"The body is not the {wanted} that is wanted: {error}.")
-
-    def described(self) -> dict[str, Any]:
-        return {"kind": self.kind, "type": self.type_name, "schema": self.schema}
 
 
 class FileModel(Model):
@@ -128,8 +133,7 @@ def decoder_of(annotation: Any) -> Decoder:
     if library == _IMAGE:
         return Decoder("image", name, lambda row: _image(_content(row)))
     if library:
-        read = partial(_convert, annotation)
-        return Decoder("tensor", name, lambda row: read(_array_value(row)), {"type": "array"})
+        return Decoder("tensor", name, partial(_decode_array, annotation), {"type": "array"})
     try:
         decode = msgspec.json.Decoder(annotation, dec_hook=_convert).decode
         schema = _inlined(msgspec.json.schema(annotation, schema_hook=_library_schema))
@@ -201,6 +205,15 @@ def _decode_text(row: Row) -> str:
     return msgspec.json.decode(decoded, type=str) if is_json else decoded
 
 
+def _decode_array(annotation: Any, row: Row) -> Any:
+    if row.inference is None:
+        return _convert(annotation, row.body.content)
+    (tensor, *others) = row.inference.inputs.values()
+    if others:
+        raise BadRequest(f"One tensor is wanted, not {1 + len(others)}.")
+    return _convert(annotation, without_batch(tensor))
+
+
 def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) -> Any:
     if row.inference is not None:
         values = _from_tensors(row.inference)
@@ -211,13 +224,11 @@ def _decode_structured(annotation: Any, decode: Callable[[Any], Any], row: Row) 
             except msgspec.DecodeError as error:
                 if isinstance(error, msgspec.ValidationError) or row.fields is row.parts:
                     raise
-        values = {name: _field(part) for name, part in row.fields.items()}
+        values = {}
+        for name, part in row.fields.items():
+            is_text = not part.content_type or part.content_type.startswith("text/")
+            values[name] = part.content.decode() if is_text else bytes(part.content)
     return msgspec.convert(values, annotation, strict=False, dec_hook=_convert)
-
-
-def _field(part: Part) -> Any:
-    is_text = not part.content_type or part.content_type.startswith("text/")
-    return part.content.decode() if is_text else bytes(part.content)
 
 
 def _content(row: Row) -> bytes | bytearray | str:
@@ -229,30 +240,20 @@ def _content(row: Row) -> bytes | bytearray | str:
     return value
 
 
-def _array_value(row: Row) -> Any:
-    if row.inference is None:
-        return row.body.content
-    (tensor, *others) = row.inference.inputs.values()
-    if others:
-        raise BadRequest(f"One tensor is wanted, not {1 + len(others)}.")
-    return arrays.without_batch(tensor)
-
-
 def _from_tensors(inference: Inference) -> Any:
-    tensors = inference.inputs.items()
-    values = {name: _nested(arrays.without_batch(tensor)) for name, tensor in tensors}
-    return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _nested(tensor: Tensor) -> Any:
-    values = tensor.values
-    if tensor.datatype in _FLOATS:
-        values = [float(value) for value in values]  # JSON spells 1.0 as 1, too
-    elif tensor.datatype == BYTES:
-        values = arrays.texts(tensor)
-        if len(values) == 1:
-            return values[0]
-    return Tensor(tensor.datatype, tensor.shape, values).nested()
+    """Returns nested lists by the names of the inputs; only the lists if there is one input."""
+    nested = {}
+    for name, sent in inference.inputs.items():
+        tensor = without_batch(sent)
+        values = tensor.values
+        if tensor.datatype in _FLOATS:
+            values = [float(value) for value in values]  # JSON spells 1.0 as 1, too
+        elif tensor.datatype == BYTES:
+            values = _texts(tensor)
+        is_single = tensor.datatype == BYTES and len(values) == 1
+        whole = Tensor(tensor.datatype, tensor.shape, values)
+        nested[name] = values[0] if is_single else whole.nested()
+    return next(iter(nested.values())) if len(nested) == 1 else nested
 
 
 # --- types that need a library
@@ -264,9 +265,18 @@ def _convert(kind: Any, value: Any) -> Any:
         return _image(value)
     if library:
         if isinstance(value, str | bytes | bytearray):
-            value = arrays.values_of(_file(value))
-        is_torch = library == _TENSOR
-        return arrays.torch_tensor_of(value) if is_torch else arrays.numbers_of(value, _dtype(kind))
+            value = values_of(_file(value))
+        array = array_of(value, None if library == _TENSOR else _dtype(kind))
+        is_typed = hasattr(value, "shape")
+        if not is_typed and array.dtype.kind not in "biuf":
+            raise ValueError("not an array of numbers")
+        if library == _ARRAY:
+            return array
+        torch: Any = import_module("torch")
+        tensor = torch.from_numpy(array.copy())
+        # As torch.tensor() would: numbers with a point get the default type.
+        is_default = not is_typed and tensor.is_floating_point()
+        return tensor.to(torch.get_default_dtype()) if is_default else tensor
     if not hasattr(kind, "model_validate"):
         raise NotImplementedError(f"{kind!r}")
     try:
@@ -340,3 +350,61 @@ def _inlined(schema: Any) -> Any:
         return {key: inline(item, levels) for key, item in value.items() if key != "$defs"}
 
     return inline(schema, 0)
+
+
+# --- arrays
+
+
+def values_of(content: bytes | bytearray) -> Any:
+    """Returns the array of a `.npy` file, or what JSON says.
+
+    Nothing in such a file is run; a head that claims too much takes memory that is never used.
+    """
+    if not content.startswith(_NPY):
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"The body is neither JSON nor a .npy file: {error}.") from error
+    stream = io.BytesIO(content)
+    try:
+        array = import_module("numpy").load(stream, allow_pickle=False)
+    except Exception as error:  # of Python's own parser, too, which reads the head
+        raise BadRequest(f"The .npy file cannot be read: {error}") from error
+    if array.dtype.kind not in "biufcSU":
+        raise BadRequest("The .npy file holds neither numbers nor text, but records.")
+    if stream.tell() != len(content):
+        raise BadRequest("The .npy file is longer than its head says.")
+    return array
+
+
+def array_of(value: Any, dtype: Any = None) -> Any:
+    """Returns a tensor, an array or nested lists as an array.
+
+    Raises:
+        ValueError: it is none.
+    """
+    np: Any = import_module("numpy")
+    try:
+        if not isinstance(value, Tensor):
+            return np.asarray(value, dtype)
+        is_text = value.datatype == BYTES
+        array = np.empty(len(value.values), object if is_text else DTYPES[value.datatype])
+        array[:] = _texts(value) if is_text else value.values
+        return np.asarray(array.reshape(value.shape), dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"not an array: {error}") from error
+
+
+def without_batch(tensor: Tensor, least_axes: int = 2) -> Tensor:
+    if len(tensor.shape) >= least_axes and tensor.shape[:1] == [1]:
+        return Tensor(tensor.datatype, tensor.shape[1:], tensor.values)
+    return tensor
+
+
+def _texts(tensor: Tensor) -> list[Any]:
+    """Returns the values; elements of BYTES that are UTF-8 become text."""
+    values = list(tensor.values)
+    for index, value in enumerate(values):
+        with contextlib.suppress(UnicodeDecodeError):
+            values[index] = value.decode() if isinstance(value, bytes) else value
+    return values

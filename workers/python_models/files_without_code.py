@@ -16,8 +16,16 @@ from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
 
 from batching.errors import PredictionFailed
 from ferry.modeling import BadInput
-from workers.python_models import arrays
-from workers.python_models.decoding import Decoder, FileModel, Row, decoder_of
+from workers.python_models.decoding import (
+    DTYPES,
+    Decoder,
+    FileModel,
+    Row,
+    array_of,
+    decoder_of,
+    values_of,
+    without_batch,
+)
 from workers.python_models.open_inference import OUTPUT_NAME
 
 # The length of an axis that may have any.
@@ -78,45 +86,37 @@ class Port:
         Raises:
             BadInput: it has another type or shape.
         """
-        array = self._unconverted(value)
-        if self.likely_float:
-            is_whole = array.dtype.kind in "biu"
-            is_typed = hasattr(value, "shape") or self.datatype == "INT64"
-            return array if is_whole and is_typed else self._converted(array, self.likely_float)
-        wanted = list(self.shape[1:])
-        lengths = zip(array.shape, wanted, strict=False)
-        fits = all(allowed in (DYNAMIC, length) for length, allowed in lengths)
-        if len(wanted) != array.ndim or not fits:
-            raise BadInput(
-                f"Input {self.name} wants a row of shape {wanted}, not {list(array.shape)}."
-            )
-        return self._converted(array, self.datatype)
-
-    def _unconverted(self, value: Any) -> Any:
-        """Returns text or numbers as an array without the axis of the batch, in their own type."""
-        np = import_module("numpy")
+        wants_text = self.datatype == BYTES
         if isinstance(value, Tensor):
-            value = arrays.without_batch(value, 2 if self.likely_float else len(self.shape))
+            value = without_batch(value, 2 if self.likely_float else len(self.shape))
         try:
-            array = arrays.array_of(value)
+            array = array_of(value)
             if array.dtype.kind == "S":
-                array = np.char.decode(array, "utf-8")
+                array = import_module("numpy").char.decode(array, "utf-8")
         except ValueError as error:
             raise BadInput(f"Input {self.name} is {error}.") from error
         is_text = array.dtype.kind in "UO" and all(isinstance(text, str) for text in array.flat)
-        wants_text = self.datatype == BYTES
         if is_text != wants_text or not (is_text or array.dtype.kind in "biuf"):
             wanted = "text in UTF-8" if wants_text else "numbers"
             raise BadInput(f"Input {self.name} is not an array of {wanted}.")
-        return array
+        if self.likely_float:
+            is_typed = hasattr(value, "shape") or self.datatype == "INT64"
+            is_kept = array.dtype.kind in "biu" and is_typed
+            return array if is_kept else self._converted(array, self.likely_float)
+        wanted_shape = list(self.shape[1:])
+        lengths = zip(array.shape, wanted_shape, strict=False)
+        fits = all(allowed in (DYNAMIC, length) for length, allowed in lengths)
+        if len(wanted_shape) != array.ndim or not fits:
+            raise BadInput(
+                f"Input {self.name} wants a row of shape {wanted_shape}, not {list(array.shape)}."
+            )
+        return array.astype(object) if wants_text else self._converted(array, self.datatype)
 
     def _converted(self, array: Any, datatype: str) -> Any:
         """Returns the array in this type; refuses values that it cannot hold."""
         np = import_module("numpy")
-        if datatype == BYTES:
-            return array.astype(object, copy=False)
         with np.errstate(all="ignore"):
-            converted = array.astype(arrays.DTYPES[datatype], copy=False)
+            converted = array.astype(DTYPES[datatype], copy=False)
         compared = np.isfinite if converted.dtype.kind == "f" else np.asarray
         if not np.array_equal(compared(array), compared(converted)):
             raise BadInput(f"Input {self.name} has a value that {datatype} cannot hold.")
@@ -197,27 +197,23 @@ class TensorModel(FileModel):
 
     def _read_row(self, row: Row) -> dict[str, Any]:
         ports = {port.name: port for port in self._net.inputs}
-        values = self._values(row, list(ports))
+        if row.inference is not None:
+            values: Mapping[str, Any] = row.inference.inputs
+        elif len(row.parts) > 1 or set(row.parts) & set(ports):
+            values = {name: values_of(part.content) for name, part in row.parts.items()}
+        else:
+            value = values_of(row.body.content)
+            if not isinstance(value, dict) and len(ports) > 1:
+                raise BadInput(
+                    f"Several inputs are wanted, {', '.join(ports)}: as a JSON object, a form with "
+                    "a .npy file for each, or Open Inference tensors."
+                )
+            values = value if isinstance(value, dict) else dict.fromkeys(ports, value)
         if values.keys() != ports.keys():
             raise BadInput(
                 f"The inputs of this model are {', '.join(ports)}, not {', '.join(values)}."
             )
         return {name: port.read(values[name]) for name, port in ports.items()}
-
-    def _values(self, row: Row, names: Sequence[str]) -> Mapping[str, Any]:
-        if row.inference is not None:
-            return row.inference.inputs
-        if len(row.parts) > 1 or set(row.parts) & set(names):
-            return {name: arrays.values_of(part.content) for name, part in row.parts.items()}
-        value = arrays.values_of(row.body.content)
-        if isinstance(value, dict):
-            return value
-        if len(names) > 1:
-            raise BadInput(
-                f"Several inputs are wanted, {', '.join(names)}: as a JSON object, a form with a "
-                ".npy file for each, or Open Inference tensors."
-            )
-        return {names[0]: value}
 
 
 # --- files
@@ -257,18 +253,8 @@ def how_to_export(path: Path) -> str:
 
 def _load_onnx(path: Path, device: Any) -> Net:
     session = import_module("ts.torch_handler.weights").load_onnx(str(path), device)
-    inputs, outputs = map(_onnx_ports, (session.get_inputs(), session.get_outputs()))
 
-    def run(named: Mapping[str, Any]) -> Mapping[str, Any]:
-        values = session.run(None, dict(named))
-        return {port.name: value for port, value in zip(outputs, values, strict=True)}
-
-    return Net(inputs, outputs, run)
-
-
-def _onnx_ports(values: Sequence[Any]) -> list[Port]:
-    ports = []
-    for value in values:
+    def port(value: Any) -> Port:
         datatype = _ONNX_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"))
         if not datatype:
             raise ValueError(
@@ -276,8 +262,15 @@ def _onnx_ports(values: Sequence[Any]) -> list[Port]:
                 "tensors of numbers (float32 instead of bfloat16), bool or string. (Classifiers of "
                 "scikit-learn: options={'zipmap': False}.)"
             )
-        ports.append(Port(value.name, datatype, _axes(value.shape)))
-    return ports
+        return Port(value.name, datatype, _axes(value.shape))
+
+    inputs, outputs = map(port, session.get_inputs()), [*map(port, session.get_outputs())]
+    names = [output.name for output in outputs]
+
+    def run(named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(zip(names, session.run(None, dict(named)), strict=True))
+
+    return Net([*inputs], outputs, run)
 
 
 def _load_pt2(path: Path, device: Any) -> Net:
@@ -287,10 +280,18 @@ def _load_pt2(path: Path, device: Any) -> Net:
             f"{path.name} is compiled by AOTInductor, and does not say its inputs: serve it with a "
             "handler, or a model in Python"
         )
+
+    def port(name: str, value: Any) -> Port:
+        if not (datatype := _datatype(value)):
+            raise ValueError(
+                f"{name} is no tensor of numbers or bool: export the model with such tensors only"
+            )
+        return Port(name, datatype, _axes(value.shape))
+
     pytree = import_module("torch.utils._pytree")
     in_spec, out_spec = module._in_spec, module._out_spec  # noqa: SLF001 - torch has no public name
     nodes = module.graph.find_nodes(op="placeholder")
-    inputs = [_torch_port(node.target, node.meta.get("val")) for node in nodes]
+    inputs = [port(node.target, node.meta.get("val")) for node in nodes]
     values = module.graph.find_nodes(op="output")[0].meta["val"]
     outputs = _named(pytree.tree_unflatten(list(values), out_spec))
 
@@ -298,25 +299,8 @@ def _load_pt2(path: Path, device: Any) -> Net:
         arguments, keywords = pytree.tree_unflatten(list(tensors), in_spec)
         return module(*arguments, **keywords)
 
-    ports = [_torch_port(name, value) for name, value in outputs.items()]
+    ports = [port(name, value) for name, value in outputs.items()]
     return Net(inputs, ports, _on_device(run, inputs, device))
-
-
-def _torch_port(name: str, value: Any) -> Port:
-    datatype = _datatype(value)
-    if not datatype:
-        raise ValueError(
-            f"{name} is no tensor of numbers or bool: export the model with such tensors only"
-        )
-    return Port(name, datatype, _axes(value.shape))
-
-
-def _datatype(value: Any) -> str:
-    return BY_DTYPE.get(str(getattr(value, "dtype", "")).removeprefix("torch."), "")
-
-
-def _axes(shape: Sequence[Any]) -> list[int]:
-    return [axis if isinstance(axis, int) else DYNAMIC for axis in shape]
 
 
 def _load_torchscript(path: Path, device: Any) -> Net:
@@ -334,11 +318,18 @@ def _load_torchscript(path: Path, device: Any) -> Net:
         raise ValueError(f"{path.name} has a forward that takes more than tensors")
     weights = [*module.parameters(), *module.buffers()]
     floats = [_datatype(weight) for weight in weights if weight.is_floating_point()]
-    is_whole = "aten::embedding" in str(module.inlined_graph)
     likely_float = [*floats, "FP32"][0]
-    datatype = "INT64" if is_whole else likely_float
+    datatype = "INT64" if "aten::embedding" in str(module.inlined_graph) else likely_float
     inputs = [Port(argument.name, datatype, (), likely_float) for argument in wanted]
     return Net(inputs, [], _on_device(lambda tensors: module(*tensors), inputs, device))
+
+
+def _datatype(value: Any) -> str:
+    return BY_DTYPE.get(str(getattr(value, "dtype", "")).removeprefix("torch."), "")
+
+
+def _axes(shape: Sequence[Any]) -> list[int]:
+    return [axis if isinstance(axis, int) else DYNAMIC for axis in shape]
 
 
 def _on_device(

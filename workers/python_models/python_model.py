@@ -77,20 +77,21 @@ class PythonModel:
 
     @property
     def interface(self) -> dict[str, Any]:
-        of_class = inspect.getdoc(self.model) if self.model.__doc__ != Model.__doc__ else ""
+        it, model = self._decoder, self.model
+        of_class = inspect.getdoc(model) if model.__doc__ != Model.__doc__ else ""
         interface: dict[str, Any] = {
             "summary": " ".join((of_class or "").partition("\n\n")[0].split()),
-            "input": self._decoder.described(),
+            "input": {"kind": it.kind, "type": it.type_name, "schema": it.schema},
             "output": described_output(self._returned),
             "inputs": [],
             "outputs": [],
         }
-        for example in self.model.warm_up[:1]:
+        for example in model.warm_up[:1]:
             with contextlib.suppress(PredictionFailed, ValueError, msgspec.DecodeError):
                 is_text = isinstance(example, str)
                 value = example if is_text else msgspec.json.decode(encode(example)[0])
                 interface["example"] = value
-        return interface | (self.model.interface if isinstance(self.model, FileModel) else {})
+        return interface | (model.interface if isinstance(model, FileModel) else {})
 
     def answer(self, rows: Sequence[Row], requests_of: RequestsOf, send: Send) -> list[Outcome]:
         """Returns an answer or an error for each row; `send` takes pieces of streamed answers."""
@@ -121,20 +122,18 @@ class PythonModel:
             if row.inference is None or isinstance(output, Answer):
                 return encoded(output)
             inputs = row.inference.inputs.values()
-            has_batch_axis = all(tensor.shape and tensor.shape[0] == 1 for tensor in inputs)
-            value = self._named(_with_batch_axis(output) if has_batch_axis else output)
-            body, headers = row.inference.answer(value, self._name, self._version)
+            if all(tensor.shape and tensor.shape[0] == 1 for tensor in inputs):
+                output = _with_batch_axis(output)
+            # A file's only output has its name in the file's metadata.
+            named = self.model.interface["outputs"] if isinstance(self.model, FileModel) else []
+            if len(named) == 1 and len(getattr(output, "shape", [])) > 0:
+                output = {named[0]["name"]: output}
+            body, headers = row.inference.answer(output, self._name, self._version)
             return Answer(body, headers=headers)
         except PredictionFailed as error:
             return error
         except (TypeError, ValueError) as error:
             return PredictionFailed(f"predict returned what no tensor can be made of: {error}.")
-
-    def _named(self, output: Any) -> Any:
-        """Returns a file's only output under its name in the file's metadata."""
-        outputs = self.model.interface["outputs"] if isinstance(self.model, FileModel) else []
-        has_axis = len(getattr(output, "shape", [])) > 0
-        return {outputs[0]["name"]: output} if len(outputs) == 1 and has_axis else output
 
 
 class LoadedTarget(PythonModel):
@@ -155,7 +154,14 @@ class LoadedTarget(PythonModel):
             )
 
         ferry.modeling.MEASURES[:] = [measure]
-        super().__init__(_model_of(target_of(spec, model_dir), model_dir), *spec.key)
+        target = target_of(spec, model_dir)
+        if target.path is None:
+            model: Model = Pipeline(target.name)
+        elif target.path.suffix != ".py":
+            model = TensorModel(target.path)
+        else:
+            model = find_model(load_module(target.path, model_dir), target.name)
+        super().__init__(model, *spec.key)
         self.load(device, spec.batch_size)
         self._patience_s = spec.queue_timeout_s + spec.response_timeout_s
 
@@ -173,11 +179,19 @@ class LoadedTarget(PythonModel):
             ids = {index: items[index].request_id for index in pieces}
             context.send_pieces({index: body for index, (body, _) in pieces.items()}, ids)
 
-        rows = [Row({part.name: part for part in item.request.parts}) for item in items]
-
         def requests_of(indexes: Sequence[int]) -> Requests:
-            return self._requests([items[index] for index in indexes])
+            now_s = time.monotonic()
+            headers, queries, deadlines_s = [], [], []
+            for item in (items[index] for index in indexes):
+                sent = {name.lower(): value for name, value in item.request.headers.items()}
+                asked_ms = sent.get("x-request-timeout-ms")
+                patience_s = int(asked_ms) / 1000 if asked_ms else self._patience_s
+                headers.append(sent)
+                queries.append(dict(parse_qsl(item.request.headers.get(URL_QUERY, ""))))
+                deadlines_s.append(now_s + patience_s - item.queue_us / 1e6)
+            return Requests([items[i].request_id for i in indexes], headers, queries, deadlines_s)
 
+        rows = [Row({part.name: part for part in item.request.parts}) for item in items]
         return self.answer(rows, requests_of, send)
 
     def close(self) -> None:
@@ -185,18 +199,6 @@ class LoadedTarget(PythonModel):
             self.model.unload()
         except Exception:  # it may raise anything, and the worker ends in any case
             log.exception("unload failed")
-
-    def _requests(self, items: Sequence[Claimed]) -> Requests:
-        now_s = time.monotonic()
-        headers, queries, deadlines_s = [], [], []
-        for item in items:
-            sent = {name.lower(): value for name, value in item.request.headers.items()}
-            asked_ms = sent.get("x-request-timeout-ms")
-            patience_s = int(asked_ms) / 1000 if asked_ms else self._patience_s
-            headers.append(sent)
-            queries.append(dict(parse_qsl(item.request.headers.get(URL_QUERY, ""))))
-            deadlines_s.append(now_s + patience_s - item.queue_us / 1e6)
-        return Requests([item.request_id for item in items], headers, queries, deadlines_s)
 
 
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
@@ -211,14 +213,6 @@ def target_of(spec: ModelSpec, model_dir: Path) -> Target:
 def no_requests(indexes: Sequence[int]) -> Requests:
     size = len(indexes)
     return Requests([""] * size, [{}] * size, [{}] * size, [math.inf] * size)
-
-
-def _model_of(target: Target, model_dir: Path) -> Model:
-    if target.path is None:
-        return Pipeline(target.name)
-    if target.path.suffix != ".py":
-        return TensorModel(target.path)
-    return find_model(load_module(target.path, model_dir), target.name)
 
 
 def _stream(steps: Iterable[Any], indexes: Sequence[int], send: Send) -> list[Any]:

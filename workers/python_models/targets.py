@@ -34,6 +34,28 @@ class Target:
         return cls(text, (model_dir / (f"{file}.py" if name else text)).absolute(), name)
 
 
+def find_model(module: ModuleType, name: str) -> Model:
+    """Returns an object of the model class of this name, or one around the function.
+
+    Raises:
+        LookupError, TypeError: there is none, or its `predict` is a coroutine.
+    """
+    member = getattr(module, name or "predict", None)
+    if inspect.isclass(member) and issubclass(member, Model):
+        model: Model = member()
+    elif callable(member) and not inspect.isclass(member):
+        model = Model()
+        vars(model).update(getattr(member, MARK, {}), predict=member, __doc__=member.__doc__)
+    else:
+        raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
+    if inspect.iscoroutinefunction(model.predict):
+        raise TypeError(
+            f"{name or 'predict'} must not be async: it is given a whole batch at once, which is "
+            "the concurrency. Write `def predict`."
+        )
+    return model
+
+
 def load_module(path: Path, model_dir: Path) -> ModuleType:
     """Imports a target's Python file, and the modules beside it.
 
@@ -60,28 +82,20 @@ def load_module(path: Path, model_dir: Path) -> ModuleType:
     return module
 
 
-def find_model(module: ModuleType, name: str) -> Model:
-    """Returns an object of the model class of this name, or one around the function."""
-    member = getattr(module, name or "predict", None)
-    if inspect.isclass(member) and issubclass(member, Model):
-        model: Model = member()
-    elif callable(member) and not inspect.isclass(member):
-        model = _FunctionModel(member)
-    else:
-        raise LookupError(f"{module.__name__} has no function and no ferry.Model called {name!r}.")
-    if inspect.iscoroutinefunction(model.predict):
-        raise TypeError(
-            f"{name or 'predict'} must not be async: it is given a whole batch at once, which is "
-            "the concurrency. Write `def predict`."
-        )
-    return model
+class _RegisteredModules(MetaPathFinder):
+    """Finds the modules beside the target's file, and compiles them from their copies."""
 
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self._folder = folder
+        self._copies = copies
 
-class _FunctionModel(Model):
-    def __init__(self, function: Any) -> None:
-        vars(self).update(getattr(function, MARK, {}))
-        self.predict = function  # type: ignore[method-assign]
-        self.__doc__ = function.__doc__
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        module = name.replace(".", "/")
+        for file in (f"{module}/__init__.py", f"{module}.py"):
+            copy, path = self._copies / file, self._folder / file
+            if copy.is_file():
+                return spec_from_file_location(name, path, loader=_CopyLoader(name, path, copy))
+        return None
 
 
 class _CopyLoader(SourceFileLoader):
@@ -99,23 +113,3 @@ class _CopyLoader(SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         return self._copy.read_bytes()
-
-
-class _RegisteredModules(MetaPathFinder):
-    """Finds the modules beside the target's file, and compiles them from their copies."""
-
-    def __init__(self, folder: Path, copies: Path) -> None:
-        self._folder = folder
-        self._copies = copies
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        module = name.replace(".", "/")
-        for file in (f"{module}/__init__.py", f"{module}.py"):
-            copy, path = self._copies / file, self._folder / file
-            if copy.is_file():
-                folders = [str(path.parent)] if path.name == "__init__.py" else None
-                loader = _CopyLoader(name, path, copy)
-                return spec_from_file_location(
-                    name, path, loader=loader, submodule_search_locations=folders
-                )
-        return None

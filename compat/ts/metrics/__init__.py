@@ -259,9 +259,8 @@ class MetricsStore:
                 f"name and unit of a metric are text, not {metric_name!r}, {unit!r}"
             )
         key = metric_name, MetricTypes(metric_type)
-        if key not in self.cache:
-            self.cache[key] = CachingMetric(metric_name, unit, dimension_names, key[1])
-        metric = self.cache[key]
+        if (metric := self.cache.get(key)) is None:
+            metric = self.cache[key] = CachingMetric(metric_name, unit, dimension_names, key[1])
         metric.redefine(unit, dimension_names)
         return metric
 
@@ -289,7 +288,10 @@ class MetricsStore:
         own = {"ModelName": self.model_name, "Level": "Model"}
         if self.request_ids is None:
             own = {"Level": "Error"}
-        self._record(name, value, unit, dimensions, own, metric_type)
+        given = [(dimension.name, dimension.value) for dimension in dimensions or ()]
+        labels = [*given, *((label, own[label]) for label in own if label not in dict(given))]
+        metric = self.add_metric_to_cache(name, unit, [label for label, _ in labels], metric_type)
+        metric.count(value, labels_of(labels))
 
     def add_counter(
         self, name: str, value: float, idx: int | None = None, dimensions: _Dimensions = None
@@ -329,21 +331,9 @@ class MetricsStore:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(self, name: str, value: float = 1, dimensions: _Dimensions = None) -> None:
-        self._record(name, value, "", dimensions, {"Level": "Error"}, MetricTypes.COUNTER)
-
-    def _record(  # noqa: PLR0917
-        self,
-        name: str,
-        value: float,
-        unit: str,
-        dimensions: _Dimensions,
-        own: dict[str, str],
-        metric_type: MetricTypes,
-    ) -> None:
-        given = [(dimension.name, dimension.value) for dimension in dimensions or ()]
-        labels = [*given, *((label, own[label]) for label in own if label not in dict(given))]
-        metric = self.add_metric_to_cache(name, unit, [label for label, _ in labels], metric_type)
-        metric.count(value, labels_of(labels))
+        errors = MetricsStore()
+        errors.cache = self.cache
+        errors.add_metric(name, value, "", None, dimensions)
 
 
 def _checked(unit: str, known: Sequence[str]) -> str:

@@ -275,16 +275,21 @@ class ImageBatches:
             self.gpu_jpegs = decoder
 
 
+def thread_count() -> int:
+    """Returns how many threads read images: a worker's share of the cores, which may feed a GPU.
+
+    At least FEWEST_THREADS, as workers seldom read at the same moment.
+    """
+    fewest = min(FEWEST_THREADS, os.cpu_count() or 1)
+    return min(MOST_THREADS, max(fewest, torch.get_num_threads()))
+
+
 def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Returns the same steps for uint8 [3, height, width]; None if one needs a Pillow image."""
     if not isinstance(processing, transforms.Compose):
         return None
-    steps = [
-        transforms.ConvertImageDtype(torch.float32)
-        if isinstance(step, transforms.ToTensor)
-        else step
-        for step in processing.transforms
-    ]
+    in_place_of = {transforms.ToTensor: transforms.ConvertImageDtype(torch.float32)}
+    steps = [in_place_of.get(type(step), step) for step in processing.transforms]
     # torchvision's own steps are modules and take both; other functions may want Pillow's methods.
     takes_tensors = all(isinstance(step, torch.nn.Module) for step in steps)
     return transforms.Compose(steps) if takes_tensors else None
@@ -300,9 +305,6 @@ class JpegDecoder:
         self, processing: Callable[[torch.Tensor], torch.Tensor], device: torch.device
     ) -> None:
         self._processing = processing
-        self._short_side = short_side_after(processing)
-        # Other steps may be random for each image.
-        self._is_alike = all(type(step) in _ALIKE for step in getattr(processing, "transforms", ()))
         self._device = device
 
     def decode(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
@@ -311,21 +313,30 @@ class JpegDecoder:
         The GPU gets complete JPEGs in grey or RGB within the limit of pixels, Pillow the rest. When
         the GPU refuses an image, Pillow gets the whole batch, as the GPU does not say which it was.
         """
-        are_plain = [is_plain_jpeg(value, self._short_side) for value in values]
+        images: list[torch.Tensor | None] = [None] * len(values)
+        short_side = short_side_after(self._processing)
+        plain = [i for i, value in enumerate(values) if is_plain_jpeg(value, short_side)]
         # A bytearray, because torch warns of memory that it may not write to.
-        encoded = [
-            torch.frombuffer(bytearray(value), dtype=torch.uint8)
-            for value, is_plain in zip(values, are_plain, strict=True)
-            if is_plain
-        ]
-        if not encoded:
-            return [None] * len(values)
+        encoded = [torch.frombuffer(bytearray(values[i]), dtype=torch.uint8) for i in plain]
         try:
-            images = iter(self._decoded(encoded))
+            decoded = self._decoded(encoded) if encoded else []
+            steps = getattr(self._processing, "transforms", ())
+            if all(type(step) in _ALIKE for step in steps):
+                # A step over many images is one kernel, and Normalize waits for the GPU once.
+                groups = defaultdict(list)
+                for index, image in zip(plain, decoded, strict=True):
+                    groups[image.shape].append((index, image))
+                for group in groups.values():
+                    stack = self._processing(torch.stack([image for _, image in group]))
+                    for (index, _), image in zip(group, stack, strict=True):
+                        images[index] = image
+            else:  # other steps may be random for each image
+                for index, image in zip(plain, decoded, strict=True):
+                    images[index] = self._processing(image)
         except Exception as error:  # no nvJPEG, a broken image, or whatever a step raises
             logger.warning("images=%d are not decoded by the GPU: %s", len(encoded), error)
             return [None] * len(values)
-        return [next(images) if is_plain else None for is_plain in are_plain]
+        return images
 
     def _decoded(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._device.type == "cuda":
@@ -335,24 +346,4 @@ class JpegDecoder:
         with warnings.catch_warnings():
             # Deprecated since torchvision 0.29, in favour of a package of its own.
             warnings.simplefilter("ignore", DeprecationWarning)
-            decoded = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device)
-        if not self._is_alike:
-            return [self._processing(image) for image in decoded]
-        # A step over many images is one kernel, and Normalize waits for the GPU once.
-        by_size = defaultdict(list)
-        for index, image in enumerate(decoded):
-            by_size[image.shape].append(index)
-        processed = {}
-        for indices in by_size.values():
-            images = self._processing(torch.stack([decoded[index] for index in indices]))
-            processed.update(zip(indices, images, strict=True))
-        return [processed[index] for index in range(len(decoded))]
-
-
-def thread_count() -> int:
-    """Returns how many threads read images: a worker's share of the cores, which may feed a GPU.
-
-    At least FEWEST_THREADS, as workers seldom read at the same moment.
-    """
-    fewest = min(FEWEST_THREADS, os.cpu_count() or 1)
-    return min(MOST_THREADS, max(fewest, torch.get_num_threads()))
+            return decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device)  # type: ignore[no-any-return]

@@ -19,7 +19,6 @@ from ts.torch_handler.weights import (
     give_back_memory,
     load_onnx,
     load_pt2,
-    load_state,
     load_torchscript,
     run_onnx,
 )
@@ -33,7 +32,7 @@ from ts.utils.util import (
 logger = logging.getLogger(__name__)
 
 # torch.compile knows these backends only when their package has been imported.
-BACKEND_MODULES = {"openvino": "openvino.torch", "tensorrt": "torch_tensorrt"}
+_BACKEND_MODULES = {"openvino": "openvino.torch", "tensorrt": "torch_tensorrt"}
 PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's documentation says
 
 
@@ -100,6 +99,7 @@ class BaseHandler:
             return self._load_torch_export_aot_compile(weights)
         raise RuntimeError("No model weights could be loaded")
 
+    # Some handlers override this method and the next two.
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         return load_torchscript(model_pt_path, self.device)
 
@@ -119,7 +119,9 @@ class BaseHandler:
             raise ValueError(f"Expected only one class as model definition. {classes}")
         model = classes[0]()
         if model_pt_path:
-            load_state(model, model_pt_path, model_dir, self.device)
+            # A checkpoint that would run code is refused.
+            state = torch.load(model_pt_path, map_location=self.device, weights_only=True)
+            model.load_state_dict(state)
         return model
 
     def _compile_model(self) -> None:
@@ -129,7 +131,7 @@ class BaseHandler:
         try:
             # It compiles at the first call, and an error would fail that request.
             torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - documented, under this name
-            if module := BACKEND_MODULES.get(options.get("backend", "")):
+            if module := _BACKEND_MODULES.get(options.get("backend", "")):
                 importlib.import_module(module)
             self.model = torch.compile(self.model, **options)
             chosen = ", ".join(f"{name} {value}" for name, value in options.items())
@@ -200,9 +202,8 @@ class BaseHandler:
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
         row = raw_data[0] if raw_data and isinstance(raw_data[0], dict) else {}
         inputs, target = row.get("data") or row.get("body"), row.get("target") or 0
-        if isinstance(target, bytes | bytearray | str):
-            target = int(target)  # a form field arrives as bytes
-        return self.get_insights(data_preprocess, inputs, target)  # type: ignore[no-any-return]
+        is_text = isinstance(target, bytes | bytearray | str)  # as of a form's field
+        return self.get_insights(data_preprocess, inputs, int(target) if is_text else target)  # type: ignore[no-any-return]
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
         """Explains the model's decisions; handlers that can do so override it."""

@@ -28,8 +28,6 @@ _TIFF_OFFSETS = (273, 324)
 _TIFF_TYPES = {(3, 1): "H2x", (4, 1): "L"}
 # Of strips and tiles of a TIFF. Each takes some 10 µs, even if it holds a single pixel.
 _MOST_PIECES = 2**16
-# Modes whose white is not known.
-_OPEN_SCALES = ("I", "F")
 
 # A larger image is scaled down while it is read, if it will be scaled down anyway, and a process
 # reads one at a time: decoded, it takes 4 bytes a pixel or more.
@@ -38,10 +36,6 @@ _ONE_LARGE_IMAGE = threading.Lock()
 # Its short side stays this many times longer than needed: scores then differ less than between two
 # qualities of JPEG.
 _SPARE_SCALE = 4
-
-# Any image may be this many times longer than wide. Otherwise a limit of pixels below the model's
-# own size would refuse all images.
-_NEVER_TOO_THIN = 10
 
 # Scans of a JPEG; a large one may have fewer. Encoders write about ten; a scan of a million pixels
 # takes 2 ms.
@@ -54,23 +48,15 @@ _KEEP_SIZE = {
     *("Grayscale", "Normalize", "RGB"),
 }
 
-_START_OF_JPEG = b"\xff\xd8"
-_START_OF_SCAN = b"\xff\xda"
-_END_OF_JPEG = b"\xff\xd9"
+_START_OF_JPEG, _START_OF_SCAN, _END_OF_JPEG = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
 # A marker whose segment has a length, as libjpeg finds it. D0 to D8 have none; markers below C0
 # are skipped by libjpeg without a length when it looks for a restart; FF only fills.
 _MARKER = re.compile(rb"\xff[^\x00-\xbf\xd0-\xd8\xff]")
 
+_BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _UNREADABLE = (
-    OSError,
-    SyntaxError,  # Pillow's word for a broken PNG
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    struct.error,
-    zlib.error,
+    *(OSError, ValueError, TypeError, LookupError, EOFError, ArithmeticError),
+    *(struct.error, zlib.error, SyntaxError),  # the last is Pillow's word for a broken PNG
 )
 
 
@@ -115,13 +101,13 @@ def open_image(
                 raise _unreadable("so thin, it would have too many pixels when resized")
             if content.startswith(_START_OF_JPEG) and _has_too_many_scans(content, image.size):
                 raise _unreadable("it has too many scans")
-            if image.format == "TIFF" and image.mode in _OPEN_SCALES:
+            if image.format == "TIFF" and image.mode in ("I", "F"):
                 raise _unreadable(f"a TIFF of pixels in {image.mode}, whose white is not known")
             if math.prod(image.size) <= LARGE_PIXELS:
                 return _converted(image, keep_grey=keep_grey)
             with _ONE_LARGE_IMAGE:
                 return _shrunk(image, short_side, keep_grey=keep_grey)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except _BOMBS as error:
         raise too_many_pixels() from error
     except _UNREADABLE as error:
         # HEIC and AVIF begin so, behind four bytes.
@@ -146,7 +132,7 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
                 and not _is_too_thin(image.size, short_side)
                 and not _has_too_many_scans(value, image.size)
             )
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
+    except (*_BOMBS, *_UNREADABLE):
         return False
 
 
@@ -216,7 +202,9 @@ def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
     if short_side is None or not Image.MAX_IMAGE_PIXELS:
         return False
     square = short_side**2
-    limit = max(Image.MAX_IMAGE_PIXELS, _NEVER_TOO_THIN * square)
+    # Any image may be ten times longer than wide. Otherwise a limit of pixels below the model's own
+    # size would refuse all images.
+    limit = max(Image.MAX_IMAGE_PIXELS, 10 * square)
     return square * max(size) > limit * min(size)
 
 

@@ -99,9 +99,7 @@ class TextHandler(BaseHandler):
     def _remove_punctuation(self, text: str) -> str:
         return text.translate(str.maketrans("", "", string.punctuation))
 
-    # TorchServe's first handlers spell it so.
-    def _remove_puncutation(self, text: str) -> str:
-        return self._remove_punctuation(text)
+    _remove_puncutation = _remove_punctuation  # TorchServe's first handlers spell it so
 
     def _tokenize(self, text: str) -> list[str]:
         return self.tokenizer(text)

@@ -1,4 +1,4 @@
-"""Loads weights: state dicts, TorchScript, ONNX, torch.export, AOTInductor.
+"""Loads weights: TorchScript, ONNX, torch.export, AOTInductor.
 
 Weights are data: no loader runs a pickle that came with the archive.
 """
@@ -6,12 +6,9 @@ Weights are data: no loader runs a pickle that came with the archive.
 import contextlib
 import ctypes
 import importlib
-import itertools
 import os
-import time
 import warnings
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,63 +20,6 @@ _COMPILED_FOLDER = "data/aotinductor/"
 # TorchScript's error names this when it does not know a class of TensorRT.
 _TENSORRT_CLASSES = "torch.classes.tensorrt"
 _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-
-# By the wall clock, because that is what file systems keep.
-_STARTED_S = time.time()  # noqa: TID251
-
-
-def load_state(model: Any, path: str, model_dir: str, device: torch.device | str | None) -> None:
-    """Loads a state dict into the model; on the CPU, workers of one host share the memory.
-
-    Handlers may call this before they have a device: weights then go to the device they were saved
-    from, and are not mapped. A checkpoint that would run code is refused.
-    """
-    is_mapped = device is not None and _may_be_mapped(path, model_dir, torch.device(device))
-    state = torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
-    model.load_state_dict(state)
-    if is_mapped and isinstance(model, torch.nn.Module):
-        _adopt(model, state)
-
-
-def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
-    """Returns whether the weights may stay in the file, because nobody will write to it.
-
-    A write would change the answers or, if it shortens the file, kill the process; deleting the
-    file is harmless. An unpacked archive is written once. A folder in the model store is a link,
-    and its owner may write there; a handler may write the file again at each start.
-    """
-    file, folder = Path(path).resolve(), Path(model_dir)
-    return (
-        device.type == "cpu"
-        and not folder.is_symlink()
-        and file.is_relative_to(folder.resolve())
-        and file.stat().st_mtime < _STARTED_S
-        # torch.save's newer format, not compressed
-        and zipfile.is_zipfile(file)
-        and all(entry.compress_type == zipfile.ZIP_STORED for entry in _entries(file))
-    )
-
-
-def _entries(file: str | Path) -> list[zipfile.ZipInfo]:
-    with zipfile.ZipFile(file) as bundle:
-        return bundle.infolist()
-
-
-def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
-    """Moves the model's weights that equal the mapped ones to the file's memory.
-
-    `load_state_dict(assign=True)` would change the types of weights, and leave random numbers where
-    the model holds a weight, or a part of it, under another name.
-    """
-    for name, weight in itertools.chain(model.named_parameters(), model.named_buffers()):
-        own, file = weight.data, mapped.get(name)
-        if (
-            type(own) is type(file) is torch.Tensor
-            and own.dtype == file.dtype
-            and own.stride() == file.stride()
-            and torch.equal(own, file)
-        ):
-            weight.data = file
 
 
 def give_back_memory() -> None:
@@ -159,8 +99,10 @@ def load_pt2(path: str, device: torch.device) -> Any:
         RuntimeError: the file is neither, or wants to unpickle more than weights.
     """
     if not zipfile.is_zipfile(path):
-        raise RuntimeError(f"{os.path.basename(path)} is not a .pt2 file")  # noqa: PTH119
-    if any(_COMPILED_FOLDER in entry.filename for entry in _entries(path)):
+        raise RuntimeError(f"{Path(path).name} is not a .pt2 file")
+    with zipfile.ZipFile(path) as bundle:
+        is_compiled = any(_COMPILED_FOLDER in name for name in bundle.namelist())
+    if is_compiled:
         # torch has no public name for either loader.
         options = {} if device.index is None else {"device_index": device.index}
         return torch._inductor.aoti_load_package(path, **options)  # noqa: SLF001

@@ -55,7 +55,6 @@ def gather(source, should_stop=lambda: False):
 FULL = batch_of("a", "b", "c", "d")
 SOME = batch_of("a")
 
-
 GOT_ALL, GOT_SOME, EMPTY = ("claim", FULL), ("claim", SOME), ("claim", Nothing.EMPTY)
 FILLED, LATE, WOKEN, UNWOKEN = (
     (verb, answer) for verb in ("wait_more", "wait_for_work") for answer in (True, False)
@@ -124,18 +123,17 @@ def test_batch_says_why_it_left(policy, script, reason):
     assert batch.closed_by is reason
 
 
-def test_adaptive_window_ends_for_its_delay_or_because_no_more_is_worth_it():
-    # Given a policy that waits for more than the delay allows, and one that waits for less
-    for gap_s, reason in ((0.020, ClosedBy.DELAY), (0.001, ClosedBy.ADAPTIVE)):
-        policy = AdaptivePolicy(4, 0.050)
-        policy.estimator.estimate = Estimate(gap_s=gap_s, fixed_s=0.5)
-        left_s = policy.seconds_left(1, 0.020)
-        assert left_s > 0
-        source = ScriptedSource(("claim", Partial(1, 0.020)), ("wait_more", False), ("claim", SOME))
-        # When
-        batch = Batcher(source, policy).gather(lambda: False, IDLE_S)
-        # Then
-        assert batch.closed_by is reason
+@pytest.mark.parametrize(
+    ("gap_s", "reason"), [(0.020, ClosedBy.DELAY), (0.001, ClosedBy.ADAPTIVE)], ids=["more", "less"]
+)
+def test_adaptive_window_ends_for_its_delay_or_because_no_more_is_worth_it(gap_s, reason):
+    # Given a policy that waits for more than the delay allows, or for less
+    policy = AdaptivePolicy(4, 0.050)
+    policy.estimator.estimate = Estimate(gap_s=gap_s, fixed_s=0.5)
+    assert policy.seconds_left(1, 0.020) > 0
+    # When / Then
+    batch = Batcher(ScriptedSource(*WAITED), policy).gather(lambda: False, IDLE_S)
+    assert batch.closed_by is reason
 
 
 @pytest.mark.parametrize(

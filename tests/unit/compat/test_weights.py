@@ -4,11 +4,13 @@ import io
 import json
 import logging
 import os
+import platform
 import shutil
 import sys
 import types
 import warnings
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -313,3 +315,43 @@ def test_profile_names_the_steps(traces, load_handler):
     [trace] = (traces / "archived").glob("*.pt.trace.json")
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"preprocess", "inference", "postprocess"} <= names
+
+
+WASTEFUL = """
+import torch
+class Wasteful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weigh = torch.nn.Linear(3, 2)
+        pieces = [torch.ones(16_000) for _ in range(1000)]
+        # The memory between these pieces is free, and not at an end of the heap.
+        self.kept = pieces[::100]
+    def forward(self, images):
+        return self.weigh(images.mean(dim=(2, 3)))
+"""
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to give back")
+@pytest.mark.parametrize("handler", ["base_handler", "image_classifier"])
+def test_memory_of_loading_is_given_back(handler, load_handler):
+    # Given that a model was loaded before, which is when torch takes memory for itself
+    state = {f"weigh.{name}": value for name, value in torch.nn.Linear(3, 2).state_dict().items()}
+    files = {"w.pth": saved(state), "index_to_name.json": "{}"}
+
+    def load(name, source):
+        section = manifest(modelFile=f"{name}.py", serializedFile="w.pth")
+        return load_handler(files | {f"{name}.py": source}, handler=handler, manifest=section)
+
+    load("thrifty", MODEL_SOURCE.format(classes=2))
+    before = resident_bytes()
+
+    # When 64 MB are in use for a while, twice where the model is prepared
+    loaded = load("wasteful", WASTEFUL)
+
+    # Then
+    assert loaded is not None
+    assert resident_bytes() - before < 16_000_000

@@ -317,10 +317,9 @@ def test_content_type_that_no_header_may_have_is_refused():
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):
-    # Given a config that is good but for four keys, and a model store that stops the command
+    # Given a config that is good but for three keys, and a model store that stops the command
     config = tmp_path / "config[1].properties"
     keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
-    keys += ("install_py_dep_per_model=yes",)
     config.write_text("\n".join(keys))
     # When it is found by TorchServe's variable
     result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
@@ -329,8 +328,6 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
         f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
         f"warning: {config}: of_tomorrow is unknown",
         f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
-        f"warning: {config}: install_py_dep_per_model=yes counts as false, as in TorchServe; "
-        "did you mean true?",
         "Error: the model store is not a folder: /missing",
     ]
 

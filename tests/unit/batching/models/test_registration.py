@@ -14,27 +14,14 @@ from batching.models.registration import (
     int_parameter,
     spec_from_registration,
 )
-from batching.models.spec import PARAMETERS, ArchiveInfo, ModelSpec, VersionKey
+from batching.models.spec import PARAMETERS, ArchiveInfo, VersionKey
+
+ARCHIVE = ArchiveInfo("m.mar", "ab", "m", "1.0", "handler.py", "python", {"runtime": "python"}, {})
 
 
-def archive(**changes: object) -> ArchiveInfo:
-    facts = {
-        "url": "m.mar",
-        "sha256": "ab",
-        "model_name": "m",
-        "model_version": "1.0",
-        "handler": "handler.py",
-        "runtime": "python",
-        "manifest": {"runtime": "python"},
-        "config": {},
-    }
-    return ArchiveInfo(**{**facts, **changes})
-
-
-def register(parameters=None, defaults=None, **archive_changes) -> ModelSpec:
-    return spec_from_registration(
-        parameters or {}, archive(**archive_changes), defaults or ModelDefaults()
-    )
+def register(parameters=None, defaults=None, **archive_changes):
+    archive = replace(ARCHIVE, **archive_changes)
+    return spec_from_registration(parameters or {}, archive, defaults or ModelDefaults())
 
 
 def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
@@ -126,25 +113,18 @@ def test_version_may_name_its_build_or_be_left_out():
 
 
 @pytest.mark.parametrize(
-    "parameters",
+    ("parameter", "value"),
     [
-        {"runtime": "LSP"},
-        {"batch_size": 0},
-        {"max_batch_delay": "-1"},
-        {"queue_timeout": "-1"},
-        {"model_name": "../../etc/passwd"},
-        {"model_name": "{m:other}"},
-        {"model_name": "a\n"},
-        {"model_name": "m" * 129},
-        {"model_name": "ⅿodel"},
+        *(("runtime", "LSP"), ("batch_size", 0)),
+        *(("max_batch_delay", "-1"), ("queue_timeout", "-1")),
+        *(("model_name", name) for name in ("../passwd", "{m:other}", "a\n", "m" * 129, "ⅿ")),
     ],
 )
-def test_registration_is_refused_when_no_archive_fits(parameters):
+def test_registration_is_refused_when_no_archive_fits(parameter, value):
     # Before and after the archive is fetched
-    with pytest.raises(BadRequest):
-        check_parameters(parameters)
-    with pytest.raises(BadRequest):
-        register(parameters)
+    for refuse in (check_parameters, register):
+        with pytest.raises(BadRequest):
+            refuse({parameter: value})
 
 
 @pytest.mark.parametrize(
@@ -179,17 +159,8 @@ def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(nam
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("8", 8),
-        ("-8", -8),
-        (8, 8),
-        ("2147483647", 2147483647),
-        ("2147483648", 1),
-        ("9" * 5000, 1),
-        ("8.0", 1),
-        ("", 1),
-        ("٨", 1),
-        (True, 1),
-        (None, 1),
+        *(("8", 8), ("-8", -8), (8, 8), ("2147483647", 2147483647)),
+        *((text, 1) for text in ("2147483648", "9" * 5000, "8.0", "", "٨", True, None)),
     ],
 )
 def test_int_parameter_is_the_default_when_the_value_is_no_java_int(text, expected):
@@ -215,13 +186,13 @@ def test_models_of_the_configuration_stand_between_archive_and_default():
         "echo": {"1.0": {"batchSize": 4, "responseTimeout": 3, "minWorkers": 2, "maxWorkers": 5}}
     }
     defaults = ModelDefaults(model_settings=configured, handler="fallback")
-    plain = ArchiveInfo("u", "", "echo", "1.0", "", "python", None, {})
-    own = replace(plain, config={"batchSize": 6}, handler="own.py")
+    plain = {"model_name": "echo", "handler": ""}
+    own = {**plain, "config": {"batchSize": 6}, "handler": "own.py"}
     # When
-    by_configuration = spec_from_registration({"initial_workers": 1}, plain, defaults)
-    by_archive = spec_from_registration({}, own, defaults)
-    by_parameter = spec_from_registration({"batch_size": 9}, own, defaults)
-    other_version = spec_from_registration({}, replace(plain, model_version="2.0"), defaults)
+    by_configuration = register({"initial_workers": 1}, defaults, **plain)
+    by_archive = register({}, defaults, **own)
+    by_parameter = register({"batch_size": 9}, defaults, **own)
+    other_version = register({}, defaults, **plain, model_version="2.0")
     # Then
     assert (by_configuration.batch_size, by_configuration.response_timeout_s) == (4, 3)
     assert (by_configuration.min_worker, by_configuration.max_worker) == (2, 5)

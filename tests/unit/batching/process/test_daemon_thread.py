@@ -10,10 +10,11 @@ from batching.process.daemon_thread import DaemonThread, in_daemon_thread
 from tests.support import eventually
 
 
-async def test_what_work_returns_or_raises_comes_back():
-    def fail():
-        raise KeyError("mine")
+def fail():
+    raise KeyError("mine")
 
+
+async def test_what_work_returns_or_raises_comes_back():
     assert (await in_daemon_thread(threading.current_thread)).daemon
     with pytest.raises(KeyError, match="mine"):
         await in_daemon_thread(fail)
@@ -28,17 +29,12 @@ def no_more_threads():
 
 
 async def test_work_that_gets_no_thread_says_what_to_raise(no_more_threads):
-    # Given
     no_more_threads()
-    # When / Then
     with pytest.raises(NoThread, match="raise this server's limit of processes"):
         await in_daemon_thread(threading.current_thread)
 
 
 async def test_thread_that_is_there_works_when_no_other_can_be_started(no_more_threads):
-    def fail():
-        raise KeyError("mine")
-
     # Given
     thread = DaemonThread()
     thread.start()

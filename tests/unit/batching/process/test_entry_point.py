@@ -15,7 +15,7 @@ from tests.ports import free_ports
 def start(part, settings):
     return subprocess.run(
         [sys.executable, "-m", part],
-        env={**os.environ, **settings},
+        env={**os.environ, "REDIS_URL": "redis://127.0.0.1:1", **settings},
         capture_output=True,
         text=True,
         timeout=30,
@@ -27,22 +27,12 @@ def start(part, settings):
     ("part", "settings", "words"),
     [
         ("ingress", {"REDIS_URL": ""}, "redis_url is not set"),
-        (
-            "ingress",
-            {"REDIS_URL": "redis://127.0.0.1:1", "FERRY_METRICS_CONFIG": "/nowhere/metrics.yaml"},
-            "metrics_config: cannot read /nowhere/metrics.yaml",
-        ),
-        (
-            "workers",
-            {"REDIS_URL": "redis://127.0.0.1", "FERRY_JOB_QUEUE_SIZE": "0"},
-            "job_queue_size must be",
-        ),
+        ("ingress", {"FERRY_METRICS_CONFIG": "/nowhere"}, "metrics_config: cannot read /nowhere"),
+        ("workers", {"FERRY_JOB_QUEUE_SIZE": "0"}, "job_queue_size must be"),
     ],
 )
 def test_part_says_why_it_cannot_start(part, settings, words):
-    # When
     done = start(part, settings)
-    # Then
     assert done.returncode == 2
     assert f"cannot start: {words}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,13 +1,11 @@
 """What becomes of an output neither holds up nor ends what is done beside it."""
 
-import array
-import fcntl
 import os
+import select
 import subprocess
 import sys
-import termios
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,10 +36,6 @@ class Pipe:
         finally:
             os.set_blocking(fd, True)
 
-    def close(self):
-        self.reader.close()
-        self.writer.close()
-
     def read(self, count):
         """Returns so many bytes, which may not be there yet."""
         found = b""
@@ -51,26 +45,20 @@ class Pipe:
 
 
 @pytest.fixture
-def pipes():
-    """Two pipes."""
-    made = [Pipe(), Pipe()]
+def pipe():
+    made = Pipe()
     yield made
-    for one in made:
-        one.close()
+    made.reader.close()
+    made.writer.close()
 
 
 @pytest.fixture
-def pipe(pipes):
-    return pipes[0]
-
-
-@pytest.fixture
-def lines(pipes):
-    """Reads the lines of the pipes; what was read, from either."""
-    found = []
-    ended = [read_lines(one.reader, found.append) for one in pipes]
+def lines(pipe):
+    """Reads the lines of the pipe, beside those of another one; what was read."""
+    found, other = [], Pipe()
+    ended = [read_lines(one.reader, found.append) for one in (pipe, other)]
     yield found
-    for one, end in zip(pipes, ended, strict=True):
+    for one, end in zip((pipe, other), ended, strict=True):
         one.writer.close()
         end.result(5)
 
@@ -115,23 +103,14 @@ def test_reader_that_does_not_read_is_waited_for_once_by_lines_of_children(pipe,
 def test_lines_of_children_are_all_there_when_the_reader_is_slower_than_they_are(pipe):
     # Given
     outlet = Outlet(pipe.writer.fileno())
-    found = []
-
-    def read():
-        while chunk := pipe.reader.read(65_536):
-            found.append(chunk)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    # When
-    for _ in range(30_000):
-        outlet.write_line(LINE[:-1])
-    outlet.drain()
-    pipe.writer.close()
-    reading.join(10)
-    # Then
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(pipe.read, 30_000 * len(LINE))
+        # When
+        for _ in range(30_000):
+            outlet.write_line(LINE[:-1])
+        # Then
+        assert reading.result(10) == LINE * 30_000
     assert outlet.dropped == 0
-    assert b"".join(found) == LINE * 30_000
 
 
 def test_descriptor_that_another_process_has_made_not_to_block_gets_all(pipe):
@@ -187,14 +166,7 @@ def test_lines_end_however_they_were_written(chunks, expected, pipe, lines):
     # When each chunk is read by itself
     for chunk in chunks:
         pipe.writer.write(chunk)
-        eventually(lambda: not pending(pipe))
+        eventually(lambda: not select.select([pipe.reader], [], [], 0)[0])
     pipe.writer.close()
     # Then
     eventually(lambda: lines == expected)
-
-
-def pending(pipe):
-    """Returns how many bytes wait in the pipe."""
-    count = array.array("i", [0])
-    fcntl.ioctl(pipe.writer.fileno(), termios.FIONREAD, count)
-    return count[0]

@@ -56,15 +56,8 @@ def test_snapshot_has_torchserves_form_and_takes_the_place_of_the_last_one(tmp_p
 def test_snapshot_of_torchserve_itself_is_read(tmp_path):
     # Given the words of TorchServe 0.12, which saves neither handler nor URL
     path = tmp_path / "20240101120000123-shutdown.cfg"
-    version = {
-        "defaultVersion": True,
-        "marName": "resnet.mar",
-        "minWorkers": 1,
-        "maxWorkers": 1,
-        "batchSize": 4,
-        "maxBatchDelay": 100,
-        "responseTimeout": 120,
-    }
+    version = {"defaultVersion": True, "marName": "resnet.mar", "minWorkers": 1, "maxWorkers": 1}
+    version |= {"batchSize": 4, "maxBatchDelay": 100, "responseTimeout": 120}
     record = {"name": path.name, "modelCount": 1, "models": {"resnet": {"1.0": version}}}
     path.write_text(javaproperties.dumps({"model_snapshot": json.dumps(record)}))
     # When

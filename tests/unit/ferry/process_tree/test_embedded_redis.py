@@ -68,20 +68,15 @@ def test_embedded_redis_starts_again_at_the_same_url_and_leaves_nothing_behind(s
 
 
 def test_embedded_redis_finds_room_for_its_socket_when_tmpdir_is_deep(tmp_path, monkeypatch):
-    # Given
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    # When
     with EmbeddedRedis(find_server()) as server:
-        # Then
         assert server.answers()
 
 
 def test_embedded_redis_says_so_when_the_program_does_not_start():
-    # Given
     server = EmbeddedRedis(ServerProgram(Path("/bin/false"), "a test"))
-    # When / Then
     with pytest.raises(EmbeddedRedisError, match="/bin/false did not start: exit code 1"):
         server.start()
 
@@ -138,17 +133,10 @@ def test_spawned_child_is_dead_when_its_parent_was_killed():
 
 def test_kill_group_also_ends_what_the_child_left_in_its_session():
     # Given a child that has started one of its own and ended
-    reader, writer = os.pipe()
-    script = (
-        "import os, subprocess, sys\n"
-        "left = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-        f"os.write({writer}, str(left.pid).encode())\n"
-        "os._exit(3)\n"
-    )
-    child = spawn([sys.executable, "-c", script], dict(os.environ), (writer,))
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        left = psutil.Process(int(stream.read()))
+    script = "sleep 600 >/dev/null & echo $!; exit 3"
+    child = spawn(["/bin/sh", "-c", script], dict(os.environ), stdout=subprocess.PIPE)
+    left = psutil.Process(int(child.stdout.readline()))
+    child.stdout.close()
     eventually(lambda: has_exited(child), timeout_s=10)
     # When
     kill_group(child)
