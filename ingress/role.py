@@ -10,8 +10,6 @@ from ingress.http1.listener import Address, AddressUnavailable
 
 
 class Role(StrEnum):
-    """Names one of TorchServe's three APIs, which a listener may serve."""
-
     INFERENCE = "inference"
     MANAGEMENT = "management"
     METRICS = "metrics"

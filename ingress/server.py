@@ -9,8 +9,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import time
+from collections.abc import Coroutine
 from functools import partial
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import uvloop
 
@@ -21,14 +25,12 @@ from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
-from ingress.access.access_log import NO_GUESSING, answering_preflights, cors_headers, logged
 from ingress.access.certificate import Certificate, certificate_of
 from ingress.access.tokens import Authorizer, open_keys
-from ingress.http1.exchange import Application
-from ingress.http1.listener import Address, Listener
+from ingress.http1.exchange import Application, Exchange, Header
+from ingress.http1.listener import Address, Listener, NoteAnswer
 from ingress.models.registrar import Registrar
-from ingress.models.snapshot_writer import SnapshotWriter
-from ingress.models.startup_models import StartupLoader
+from ingress.models.startup_models import SnapshotWriter, StartupLoader
 from ingress.predictions.prediction import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
@@ -37,6 +39,13 @@ from ingress.services import Services
 from ingress.torchserve.answers import error_answer
 
 log = logging.getLogger(__name__)
+
+# The names by which operators of TorchServe find these lines.
+access_log = logging.getLogger("ACCESS_LOG")
+
+# A prediction has its handler's content type, or none. A browser that guesses the type would run
+# HTML that a handler echoes.
+NO_GUESSING: Header = ("x-content-type-options", "nosniff")
 
 # A drain waits for the last snapshot, but not for a Redis that is away.
 _SNAPSHOT_S = 1.0
@@ -73,8 +82,6 @@ def run(settings: Settings) -> int:
 
 
 class _Ingress:
-    """Runs one ingress on one event loop."""
-
     def __init__(self, services: Services, certificate: Certificate | None) -> None:
         self._services = services
         self._settings = settings = services.settings
@@ -91,7 +98,6 @@ class _Ingress:
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
-        """Serves until a signal, drains, and returns the exit code."""
         services = self._services
         self._signals.listen()
         if self._has_to_load:  # known before the ports open
@@ -222,3 +228,51 @@ def application(
         return bridge
     services.predictor.tells_errors = is_private or settings.show_tracebacks
     return InferenceRouter(services.http_predictions, bridge, authorizer)
+
+
+# --- what goes with every answer. Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`,
+# `HttpRequestHandler`.
+
+
+def cors_headers(settings: Settings) -> list[Header]:
+    """Returns the three headers, if all three are configured, as in TorchServe."""
+    headers = [
+        ("access-control-allow-origin", settings.cors_allowed_origin),
+        ("access-control-allow-methods", settings.cors_allowed_methods),
+        ("access-control-allow-headers", settings.cors_allowed_headers),
+    ]
+    return headers if all(value for _, value in headers) else []
+
+
+def logged(note: NoteAnswer) -> NoteAnswer:
+    def note_and_log(status: int, client: str, exchange: Exchange | None) -> None:
+        note(status, client, exchange)
+        if exchange is None:  # the connection has made the answer by itself
+            access_log.info('/%s "-" %d 0', client, status)
+            return
+        milliseconds = (time.perf_counter() - exchange.started_s) * 1000
+        # The path comes percent-decoded, line breaks included. It is quoted again, or a client
+        # could write lines of its own into the log.
+        target = quote(exchange.path, safe="/:@!$&'()*+,;=~-._")
+        target += f"?{exchange.query}" if exchange.query else ""
+        line = f'/{client} "{exchange.method} {target} HTTP/{exchange.http_version}"'
+        access_log.info("%s %d %d", line, status, milliseconds)
+
+    return note_and_log
+
+
+def answering_preflights(app: Application) -> Application:
+    """Returns the application with preflight requests of browsers answered, without a key.
+
+    Browsers send none with them. Source: Fetch, "CORS-preflight fetch".
+    """
+
+    def answer(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        fields = exchange.fields
+        is_preflight = exchange.method == "OPTIONS" and "access-control-request-method" in fields
+        if not is_preflight or "authorization" in fields:
+            return app(exchange)
+        exchange.respond(HTTPStatus.NO_CONTENT, [], b"")
+        return None
+
+    return answer

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,8 @@ from prometheus_client.core import Metric
 
 from batching.errors import StoreUnavailable
 from batching.metrics import COUNTERS, GAUGES
+from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerState
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.arena import IngressMemory
@@ -21,10 +23,8 @@ from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
 from ingress.access.tokens import KeyFile
-from ingress.health import Health, Lifecycle
 from ingress.jobs.job_service import JobService
-from ingress.metrics.host_numbers import HostNumbers
-from ingress.metrics.ingress_metrics import LEGACY, Metrics, broker_families
+from ingress.metrics.ingress_metrics import LEGACY, HostNumbers, Metrics, broker_families
 from ingress.predictions.prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
@@ -40,13 +40,72 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Holds the time limits of registrations."""
-
     node_s: float = 10.0  # until a node has started, which may have to load torch first
     archive_s: float = 900.0  # until an archive of tens of gigabytes is downloaded and unpacked
     listed_s: float = 2.0  # until a node lists workers: milliseconds, unless it is busy
     grace_s: float = 5.0  # beyond `startup_timeout`, which nodes measure, too, and then report
     remind_s: float = 30.0  # between log lines about a startup model that cannot be loaded yet
+
+
+class Lifecycle:
+    """Says whether the ingress loads its startup models, or drains. Any thread may read it."""
+
+    is_loading = is_draining = False
+
+
+class Health:
+    """Answers probes from a registry whose connections give up soon: a late answer is no use."""
+
+    def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
+        self._registry = registry
+        self._lifecycle = lifecycle
+        self._last_ping = True
+
+    def is_healthy(self) -> bool:
+        """Returns whether each model's default version has its workers, loading ones included.
+
+        While Redis is away it returns the last answer: orchestrators restart what is not healthy,
+        which would not bring Redis back. TorchServe opens its ports when its startup models are
+        registered; here an earlier probe gets False.
+        Source: TorchServe 0.12 `ApiUtils.getHealthStatus`.
+        """
+        if self._lifecycle.is_loading:
+            return False
+        with contextlib.suppress(StoreUnavailable):
+            alive = self._registry.alive_nodes()
+            self._last_ping = True
+            for spec in self._staffed_specs():
+                workers = self._registry.workers(spec.key, alive)
+                good = sum(worker.state is not WorkerState.FAILED for worker in workers)
+                self._last_ping = self._last_ping and good >= spec.min_worker
+        return self._last_ping
+
+    def why_not_ready(self) -> str:
+        """Returns why a request sent now could not be served; empty when it could."""
+        if self._lifecycle.is_draining:
+            return "Draining"
+        if self._lifecycle.is_loading:
+            return "Loading models"
+        try:
+            alive, specs = self._registry.alive_nodes(), self._staffed_specs()
+            idle = [spec.model_name for spec in specs if not self.is_ready(spec, alive)]
+        except StoreUnavailable:
+            return "Request store unavailable"
+        return f"No ready worker: {', '.join(idle)}" if idle else ""
+
+    def is_ready(self, spec: ModelSpec, alive: Set[str] | None = None) -> bool:
+        """Returns whether a worker of this version is ready, on one of the `alive` nodes if given.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        workers = self._registry.workers(spec.key, alive)
+        return any(worker.state is WorkerState.READY for worker in workers)
+
+    def _staffed_specs(self) -> list[ModelSpec]:
+        entries = self._registry.snapshot().values()
+        specs = [entry.versions[entry.default_version] for entry in entries]
+        return [spec for spec in specs if spec.min_worker > 0]
 
 
 class Services:
@@ -95,7 +154,6 @@ class Services:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def start(self) -> None:
-        """Starts to listen for changes of the registry, and for siblings."""
         await self.catalog.start()
         await self.numbers.start()
 

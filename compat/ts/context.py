@@ -13,44 +13,20 @@ CONTENT_TYPE = "content-type"
 ROUNDING = 1e-6
 
 
-class RequestHeaders(dict[str, Any]):
-    """Keeps headers as the client spelled them, and finds them in any case; an exact match wins."""
-
-    def _kept(self, key: Any) -> Any:
-        """Returns the spelling under which the header is kept; `key` itself if there is none."""
-        if super().__contains__(key) or not isinstance(key, str):
-            return key
-        lower = key.lower()
-        return next((name for name in reversed(self) if name.lower() == lower), key)
-
-    def __missing__(self, key: str) -> Any:
-        if (name := self._kept(key)) is key:
-            raise KeyError(key)
-        return self[name]
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(self._kept(key))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(self._kept(key), default)
-
-    def copy(self) -> "RequestHeaders":
-        return RequestHeaders(self)
-
-
 class RequestProcessor:
-    """Keeps the headers of one request, and the status and headers of its answer."""
-
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
         self._reason_phrase: str | None = None
         self._response_header: dict[str, str] = {}
-        self._request_header = RequestHeaders(request_header)
+        self._request_header = request_header
 
     def get_request_property(self, key: str) -> Any:
-        return self._request_header.get(key)
+        headers = self._request_header
+        lower = key.lower()
+        known = (name for name in reversed(headers) if name.lower() == lower)
+        return headers.get(key if key in headers else next(known, key))
 
-    def get_request_properties(self) -> RequestHeaders:
+    def get_request_properties(self) -> dict[str, Any]:
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
@@ -195,10 +171,10 @@ class Context:
             self.keep_progress(min(1.0, max(0.0, number)), str(text), ids)
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """Returns a header of one request, by its name in any case; None without it."""
+        """Returns a header, by its name in any case; an exact match wins; None without it."""
         return self.request_processor[idx].get_request_property(key)
 
-    def get_all_request_header(self, idx: int) -> RequestHeaders:
+    def get_all_request_header(self, idx: int) -> dict[str, Any]:
         return self.request_processor[idx].get_request_properties()
 
     def get_sequence_id(self, idx: int) -> Any:

@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "ts.protocol": "ts.handler_utils",
     "ts.protocol.otf_message_handler": "ts.handler_utils.utils",
     "ts.service": "ts.utils.util",
+    "ts.torch_handler.contractions": "ts.handler_utils.text_utils",
     "ts.version": "ts",
     **{
         f"ts.torch_handler.request_envelope.{name}": "ts.torch_handler.request_envelope"
@@ -34,13 +35,11 @@ _MODULES = {
         "torch_handler.dali_image_classifier",
         "torch_handler.dali_image_segmenter",
     ),
-    "models that are spread over several processes by torchrun; a handler can put the parts of a "
-    "model on several devices of its own process": (
+    "models in several processes of torchrun; one process may put parts on several devices": (
         "handler_utils.distributed",
         "torch_handler.distributed",
     ),
-    "handlers that answer out of order; run the engine inside of a handler of your own, or start "
-    "the server that vLLM or TensorRT-LLM brings": (
+    "handlers that answer out of order; run the engine in a handler, or vLLM's own server": (
         "async_service",
         "llm_launcher",
         "torch_handler.trt_llm_handler",
@@ -54,8 +53,7 @@ _MODULES = {
         "metrics.metric_collector",
         "metrics.system_metrics",
     ),
-    "TorchServe's own server and worker; a context for tests of handlers is in "
-    "torch_handler.unit_tests": (
+    "TorchServe's own server and worker; torch_handler.unit_tests has a context for tests": (
         "arg_parser",
         "model_loader",
         "model_server",

@@ -83,7 +83,6 @@ def _zeros(tensor: Mapping[str, Any]) -> Any:
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:
-    """Returns a small value that the schema allows."""
     known = [schema[key] for key in ("default", "const") if key in schema]
     if known or schema.get("enum"):
         return [*known, *schema.get("enum", [])][0]

@@ -69,7 +69,6 @@ class ServedTarget:
     is_archive: bool = False
 
     def fingerprint(self) -> str:
-        """Returns a text that changes with the model's settings and files."""
         files = [(place, path.stat()) for place, path in sorted(self.sources.items())]
         saved = [(place, status.st_mtime_ns, status.st_size) for place, status in files]
         return repr((self.label, sorted(self.settings.items()), saved))

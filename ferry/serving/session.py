@@ -126,7 +126,6 @@ class Session:
                 self._complain(f"{target.name}: {why}")
 
     def _register(self, target: ServedTarget) -> ModelSpec:
-        """Puts the model into the store and the registry."""
         assert self._settings.model_store is not None
         self._loads += 1
         name = f"{target.name}-{self._loads}"
@@ -152,7 +151,6 @@ class Session:
         return spec
 
     def _take_over(self) -> None:
-        """Switches to the versions that have loaded, and shows why others failed."""
         for name, (spec, since_s) in list(self._loading.items()):
             workers = self._registry.workers(spec.key)
             error, is_ready = _progress(spec, workers)
@@ -172,7 +170,6 @@ class Session:
                 self._serving[name] = spec
 
     def _remove_retired(self) -> None:
-        """Removes old versions without open requests."""
         for retiring in list(self._retiring):
             spec, since_s = retiring
             queue = self._registry.queue(spec)
@@ -182,7 +179,6 @@ class Session:
                 self._remove(spec)
 
     def _cancel_load(self, name: str) -> None:
-        """Unregisters the version that loads, if one does."""
         if name in self._loading:
             self._remove(self._loading.pop(name)[0])
 

@@ -1,1 +1,1 @@
-"""Decides which client may pass, counts the answers and writes the access log."""
+"""Decides which client may pass: keys and certificates."""

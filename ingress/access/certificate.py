@@ -43,7 +43,6 @@ class Certificate:
         self._seen = seen
 
     async def follow(self) -> None:
-        """Loads renewed files until cancelled."""
         while True:
             await asyncio.sleep(self._look_s)
             # In a thread, as a network file system may be slow.

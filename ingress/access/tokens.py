@@ -17,7 +17,6 @@ import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,21 +42,14 @@ class InvalidKey(BadRequest, type="InvalidKeyException", reason="invalid_key"):
     """Refuses a request with a wrong key or none: with 400, as TorchServe's clients expect."""
 
 
-class KeyScope(StrEnum):
-    """Names a section of the file by what its key opens."""
-
-    MANAGEMENT = "management"
-    INFERENCE = "inference"
-    API = "API"
-
-
+# The sections of the file, by what their keys open.
+API = "API"
+SCOPES = ("management", "inference", API)
 # The API key renews the others and lives as long as the file.
-RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
+RENEWABLE = SCOPES[:2]
 
 
 class _Secret(NamedTuple):
-    """Holds a key's digest, and when the key expires."""
-
     digest: bytes
     expires_at: datetime.datetime | None = None
 
@@ -70,7 +62,7 @@ class _Secret(NamedTuple):
         return self.expires_at is not None and self.expires_at <= _now()
 
 
-_NO_KEYS = dict.fromkeys(KeyScope, _Secret(b""))  # no token has this digest
+_NO_KEYS = dict.fromkeys(SCOPES, _Secret(b""))  # no token has this digest
 
 
 class KeyFile:
@@ -79,7 +71,7 @@ class KeyFile:
     def __init__(self, path: Path, *, lifetime_min: float) -> None:
         self._path = path
         self._lifetime_min = lifetime_min
-        self._secrets: Mapping[KeyScope, _Secret] = _NO_KEYS
+        self._secrets: Mapping[str, _Secret] = _NO_KEYS
         self._seen: tuple[int, int] | None = None
         self._look_at_s = 0.0
 
@@ -96,7 +88,7 @@ class KeyFile:
                 if self._path.exists():
                     self._read()
                 elif not only_checked:
-                    self._write({}, KeyScope)
+                    self._write({}, SCOPES)
                 elif not os.access(self._path.parent, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path))
                 if only_checked:
@@ -110,8 +102,7 @@ class KeyFile:
             hint = ". A start makes a new one where there is none" if is_none else ""
             raise SettingsError(f"key_file={self._path}: {error}{hint}") from error
 
-    def accepts(self, scope: KeyScope, token: str) -> bool:
-        """Returns whether the token is this scope's key now."""
+    def accepts(self, scope: str, token: str) -> bool:
         if time.monotonic() >= self._look_at_s:
             self._look()
         if self._secrets[scope].matches(token):
@@ -126,10 +117,10 @@ class KeyFile:
             InvalidKey: this Authorization header has another key, or this kind is not renewed.
             OSError, ValueError: the file cannot be read or written; nothing has changed.
         """
-        if kind not in RENEWABLE or not self.accepts(KeyScope.API, _token(authorization)):
+        if kind not in RENEWABLE or not self.accepts(API, _token(authorization)):
             raise InvalidKey(_REFUSED.format("Authentication"))
         with self._locked():
-            self._write(self._read(), [KeyScope(kind)])
+            self._write(self._read(), [kind])
 
     def _look(self) -> bool:
         """Reads the file again if it has changed; returns whether it did.
@@ -156,16 +147,16 @@ class KeyFile:
         document = json.loads(self._path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError("not a JSON object with a key per scope")
-        known = {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
+        known = {scope: _secret(scope, document[scope]) for scope in SCOPES if scope in document}
         self._secrets = _NO_KEYS | known
         self._seen = identity
         return document
 
-    def _write(self, document: dict[str, Any], renewed: Iterable[KeyScope]) -> None:
+    def _write(self, document: dict[str, Any], renewed: Iterable[str]) -> None:
         """Writes the file with new keys for these scopes, and reads it."""
         expires_at = _now() + datetime.timedelta(minutes=self._lifetime_min)
         for scope in renewed:
-            document[str(scope)] = entry = {"key": secrets.token_urlsafe(KEY_BYTES)}
+            document[scope] = entry = {"key": secrets.token_urlsafe(KEY_BYTES)}
             if scope in RENEWABLE:
                 entry[_EXPIRATION] = expires_at.isoformat().replace("+00:00", "Z")
         write_atomically(self._path, json.dumps(document, indent=2) + "\n")
@@ -218,19 +209,19 @@ class Authorizer:
         if self._keys is None:
             return
         role = key_for(method, path, self._roles)
-        if role and not self._keys.accepts(KeyScope(role), _token(authorization)):
+        if role and not self._keys.accepts(role, _token(authorization)):
             raise InvalidKey(_REFUSED.format("Authorization"))
 
 
-def _secret(scope: KeyScope, entry: Any) -> _Secret:
+def _secret(scope: str, entry: Any) -> _Secret:
     key = entry.get("key") if isinstance(entry, dict) else None
     if not isinstance(key, str) or not key:
-        raise ValueError(f"the section {str(scope)!r} has no key")
+        raise ValueError(f"the section {scope!r} has no key")
     if (expires := entry.get(_EXPIRATION)) is None:
         return _Secret(_digest(key))
     expires_at = datetime.datetime.fromisoformat(str(expires))
     if expires_at.tzinfo is None:
-        raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
+        raise ValueError(f"the {_EXPIRATION} of {scope!r} has no time zone")
     return _Secret(_digest(key), expires_at)
 
 

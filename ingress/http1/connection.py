@@ -83,7 +83,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._silent_since_s = self._loop.time()
 
     def close_if_idle(self) -> None:
-        """Closes the connection, unless it has a request."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
         self.send()
@@ -376,7 +375,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._take(data)
 
     def _serve_first(self) -> None:
-        """Has the application answer the first request, for which the client now waits."""
         if not self._asked or self._asked[0].is_served:
             return
         self._asked[0].is_served = True

@@ -133,7 +133,6 @@ class Listener:
         self.forget()
 
     def serve(self, exchange: Exchange) -> None:
-        """Has the application answer this request, now or later."""
         if not _names_one_host(exchange):
             exchange.respond(*self.error_answer(BadRequest(_ONE_HOST)))
             return

@@ -8,30 +8,25 @@ import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
 
 from batching import errors
+from batching.errors import BadRequest
 from batching.models.entry import no_version
 from batching.models.spec import ModelSpec, VersionKey
 from batching.protocol import ProtocolError, Reply, Request
 from batching.settings.settings import Settings
 from batching.store.held_connections import AsyncClient
 from batching.store.ingress_queue import SubmitCode
-from batching.store.jobs.job_records import Job, JobStatus, job_document, small_reply
+from batching.store.jobs.job_records import Job, JobStatus, Receiver, job_document, small_reply
 from batching.store.jobs.job_store import JobRequest, JobStore
 from batching.store.records import LargeReply, decode_reply
 from batching.store.redis_errors import AWAY, memory_full, store_unavailable
 from batching.store.registry.registry import Registry
+from batching.webhooks import ReceiverRules
 from ingress.http1.exchange import HttpAnswer
-from ingress.jobs.job_headers import (
-    Preferences,
-    read_idempotency_key,
-    read_keep_s,
-    read_preferences,
-    read_receiver,
-    read_urgency,
-)
 from ingress.torchserve.answers import (
     error_answer,
     json_answer,
@@ -49,46 +44,51 @@ _MOST_LOOKS = 20  # pages that are read for one page of matching jobs
 NEWEST_US = 2**53  # later than any job
 # A guess: how fast the jobs before it are done is not known here.
 _JOBS_PER_S, _LONGEST_RETRY_S = 100, 10
+MOST_WAIT_S = 60.0
+KEEP_RANGE_S = (60, 604_800)
+EVENTS = frozenset({"started", "completed"})  # for receivers of webhooks
+_PREFERENCE = re.compile(r'\s*([\w-]+)\s*(?:=\s*("(?:[^"\\]|\\.)*"|[^\s;,"]*))?\s*(?:;[^,]*)?')
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-class JobNotFound(errors.NotFound):
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """Holds what `Prefer` asks for; `wait_s` is 0 without a wait.
+
+    `is_asked`: the client itself asks, not its model.
+    """
+
+    is_async: bool = False
+    wait_s: float = 0.0
+    is_asked: bool = True
+
+
+NO_PREFERENCES = Preferences()
+
+
+class JobNotFound(errors.NotFound, type="JobNotFoundException", reason="job_not_found"):
     """Refuses an id that no job has, or no longer."""
-
-    type = "JobNotFoundException"
-    reason = "job_not_found"
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job not found: {job_id[:64]}")
 
 
-class ResultGone(errors.ServeError):
+class ResultGone(errors.ServeError, status=410, type="ResultGoneException", reason="result_gone"):
     """Says that the job was cancelled, or its result deleted."""
 
-    status = 410
-    type = "ResultGoneException"
-    reason = "result_gone"
 
-
-class KeyReused(errors.ServeError):
+class KeyReused(
+    errors.ServeError,
+    status=422,
+    type="IdempotencyKeyReusedException",
+    reason="idempotency_key_reused",
+):
     """Refuses an Idempotency-Key that belongs to another request."""
 
-    status = 422
-    type = "IdempotencyKeyReusedException"
-    reason = "idempotency_key_reused"
 
-
-class NotRetryable(errors.Conflict):
+class NotRetryable(errors.Conflict, type="JobNotRetryableException", reason="job_not_retryable"):
     """Refuses to try a job again that has not failed, or whose input is not kept."""
-
-    type = "JobNotRetryableException"
-    reason = "job_not_retryable"
-
-
-class JobPage(NamedTuple):
-    """Holds some jobs, newest first, and where the next page begins; None at the end."""
-
-    jobs: list[Job]
-    next_us: int | None
 
 
 class JobService:
@@ -220,18 +220,13 @@ class JobService:
             _raise_refusal(job.key, code)
             return _existing(job_id, await self._store.find(job_id))
 
-    async def retry_if_possible(self, job_id: str) -> Job | None:
-        """Retries the job; returns None if it is not retryable."""
-        with contextlib.suppress(NotRetryable, JobNotFound):
-            return await self.retry(job_id)
-        return None
-
     async def page(
         self, model: str, status: JobStatus | None, before_us: int, count: int
-    ) -> JobPage:
-        """Returns up to `count` jobs of registered versions, the newest before this time.
+    ) -> tuple[list[Job], int | None]:
+        """Returns up to `count` jobs, newest first, and where the next page begins; None: nowhere.
 
-        Only of `model`, unless that is empty; only in `status`, unless that is None.
+        Only those of registered versions, from before this time; only of `model`, unless that is
+        empty; only in `status`, unless that is None.
         """
         jobs: list[Job] = []
         with _telling_unavailable():
@@ -245,10 +240,10 @@ class JobService:
                     if status in {None, job.status}:
                         jobs.append(job)
                     if len(jobs) == count:
-                        return JobPage(jobs, before_us)
+                        return jobs, before_us
                 if not newest:
-                    return JobPage(jobs, None)
-        return JobPage(jobs, before_us)
+                    return jobs, None
+        return jobs, before_us
 
     async def _accept_once(
         self, key: VersionKey, job: JobRequest, idempotency_key: str, fingerprint: str
@@ -373,3 +368,87 @@ def _retry_after(job: Job) -> tuple[str, str]:
         far_s = _LONGEST_RETRY_S if job.position is None else job.position / _JOBS_PER_S
         seconds = max(1, math.ceil(far_s))
     return "retry-after", str(seconds)
+
+
+# --- headers; their names are in lower case. A header that cannot be understood is a BadRequest.
+# Source: RFC 7240 (Prefer), and the expired draft-ietf-httpapi-idempotency-key-header-07.
+
+
+def preferences_of(headers: Mapping[str, str], async_after_s: int) -> Preferences:
+    """Returns the client's preferences, else the model's: a job after `async_after_s`."""
+    if "prefer" in headers:
+        preferences = read_preferences(headers["prefer"])
+        if preferences.is_async:
+            return preferences
+    accepted = (headers.get("accept") or "*/*").split(",")
+    kinds = {kind.partition(";")[0].strip().lower() for kind in accepted}
+    if async_after_s and kinds & {"*/*", "application/*", "application/json"}:
+        return Preferences(is_async=True, wait_s=async_after_s, is_asked=False)
+    return NO_PREFERENCES
+
+
+@lru_cache(maxsize=64)
+def read_preferences(header: str) -> Preferences:
+    """Parses `Prefer`; ignores what is unknown or not well-formed, as RFC 7240 says."""
+    values: dict[str, str] = {}
+    for part in header.split(","):
+        if match := _PREFERENCE.fullmatch(part):
+            values.setdefault(match[1].lower(), (match[2] or "").strip('"'))
+    wait = values.get("wait", "")
+    wait_s = min(float(wait), MOST_WAIT_S) if _NUMBER.fullmatch(wait) else 0.0
+    return Preferences("respond-async" in values, wait_s)
+
+
+def read_idempotency_key(headers: Mapping[str, str]) -> str:
+    """Returns the key, which may be quoted: `abc` or `"abc"`; empty without one."""
+    if "idempotency-key" not in headers:
+        return ""
+    key = headers["idempotency-key"].strip()
+    if len(key) > 1 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if not _KEY.fullmatch(key):
+        raise BadRequest("Idempotency-Key must be 1 to 255 printable characters without spaces.")
+    return key
+
+
+def read_keep_s(headers: Mapping[str, str]) -> int | None:
+    """Returns for how many seconds to keep the result; None if the client does not say."""
+    ttl = headers.get("x-result-ttl-s")
+    if ttl is None:
+        return None
+    least, most = KEEP_RANGE_S
+    if not _NUMBER.fullmatch(ttl) or not least <= int(ttl) <= most:
+        raise BadRequest(f"X-Result-Ttl-S must be a whole number of seconds, {least} to {most}.")
+    return int(ttl)
+
+
+def read_urgency(headers: Mapping[str, str]) -> bool:
+    priority = headers.get("x-priority", "normal").lower()
+    if priority not in {"high", "normal"}:
+        raise BadRequest("X-Priority must be high or normal.")
+    return priority == "high"
+
+
+def read_receiver(
+    headers: Mapping[str, str], base_url: str, rules: ReceiverRules | None
+) -> Receiver | None:
+    """Returns the receiver of the job's webhooks; None if the client names none.
+
+    Without rules, this server sends no webhooks.
+    """
+    url = headers.get("webhook-url")
+    if url is None:
+        return None
+    if rules is None:
+        raise BadRequest("This server sends no webhooks: its operator has to set webhook_secrets.")
+    try:
+        rules.check_url(url)
+    except ValueError as error:
+        raise BadRequest(f"Webhook-Url must be {error}.") from error
+    events = {event.strip() for event in headers.get("webhook-events", "completed").split(",")}
+    if not events <= EVENTS or "completed" not in events:
+        raise BadRequest("Webhook-Events must be completed, or started,completed.")
+    include = headers.get("webhook-include", "")
+    if include not in {"", "result"}:
+        raise BadRequest("Webhook-Include must be result, if it is there.")
+    return Receiver(url, base_url, "started" in events, include == "result")

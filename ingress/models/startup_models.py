@@ -1,4 +1,4 @@
-"""Registers the models of `load_models` and of a snapshot, once a node can load them.
+"""Registers the models of `load_models` and of a snapshot at the start, and saves snapshots.
 
 Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
 """
@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,16 +15,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batching import errors
+from batching.errors import StoreUnavailable
 from batching.models.spec import NAME_PATTERN, ModelSpec
+from batching.process.retries import Reminder
 from batching.settings.files import read_properties
 from batching.settings.settings import Settings, SettingsError
-from batching.settings.snapshots import SavedVersion, read_snapshot
+from batching.settings.snapshots import SavedVersion, read_snapshot, saved_models, write_snapshot
+from batching.store.registry.registry import Registry
 from ingress.models.registrar import Registrar
 from ingress.services import Services
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+# How long the last snapshot may take.
+_CLOSE_S = 0.5
+# Only a bound: changes, `close` and the end of the connection wake the thread that saves.
+_LISTEN_S = 60.0
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
 T = TypeVar("T")
@@ -213,3 +221,78 @@ def _may_be_model(path: Path, settings: Settings) -> bool:
         return True
     log.info("left out folder=%s: it has no MAR-INF/MANIFEST.json", path)
     return False
+
+
+class SnapshotWriter:
+    """Saves the registered models in a file at start, after each change, and at the end.
+
+    This is for a Redis that ends with the server; any other keeps the registry itself. Watches the
+    registry in a thread of its own, from `start` to `close`.
+
+    A snapshot that could not be written is tried again after `save_again_s`.
+    """
+
+    def __init__(
+        self, registry: Registry, settings: Settings, folder: Path, *, save_again_s: float = 30.0
+    ) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._folder = folder
+        self._save_again_s = save_again_s
+        self._saved: Mapping[str, Any] | None = None
+        self._has_failed = False
+        self._reminder = Reminder()
+        self._is_over = threading.Event()
+        # A daemon: a Redis that does not answer must not keep a stopped server alive.
+        self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
+
+    def start(self, *, is_whole: bool = True) -> None:
+        """Saves the registry now and after each change. Blocks.
+
+        If the last snapshot was not completely restored (`is_whole`), it stays until the registry
+        changes: a missing archive may be back at the next start.
+        """
+        if not is_whole:
+            with contextlib.suppress(StoreUnavailable):
+                self._saved = saved_models(self._registry.snapshot())
+        self._save()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Saves the registry for the last time, if `start` was called. Blocks."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            with contextlib.suppress(StoreUnavailable):
+                self._registry.announce("")
+            self._thread.join(_CLOSE_S)
+            self._save()
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                with self._registry.changes() as wait:
+                    while not self._is_over.is_set():
+                        self._save()
+                        # Workers' states come over the same channel and change nothing here.
+                        wait(self._save_again_s if self._has_failed else _LISTEN_S)
+            except StoreUnavailable:
+                self._is_over.wait(_RETRY_S)
+
+    def _save(self) -> None:
+        try:
+            models = self._registry.snapshot()
+            state = saved_models(models)
+            # The nodes will fill an emptied Redis again: no operator has emptied the registry.
+            if state == self._saved or (not state and self._registry.is_lost()):
+                return
+            path = write_snapshot(self._folder, self._settings, models)
+            self._saved, self._has_failed = state, False
+            self._reminder = Reminder()
+            log.info("saved snapshot=%s", path)
+        except (StoreUnavailable, OSError) as error:
+            self._has_failed = True
+            reason = str(error.strerror if isinstance(error, OSError) else error)
+            # Workers report often, and each report leads to a try.
+            if self._reminder.is_due(reason):
+                template = "snapshot not saved folder=%s: %s (snapshot_dir chooses another folder)"
+                log.error(template, self._folder, reason)

@@ -17,7 +17,6 @@ from batching.settings.settings import Settings
 from batching.settings.values import TrustedProxies
 from batching.store.pending_request import ClientLeft, PendingRequest, ReplyStream
 from ingress.access.tokens import Authorizer
-from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import (
     Application,
     ConnectionEnded,
@@ -27,8 +26,7 @@ from ingress.http1.exchange import (
     HttpAnswer,
 )
 from ingress.http1.heads import WITHOUT_BODY
-from ingress.jobs.job_headers import Preferences, preferences_of
-from ingress.jobs.job_service import JOB_PATH, JobService
+from ingress.jobs.job_service import JOB_PATH, JobService, Preferences, preferences_of
 from ingress.metrics.ingress_metrics import VersionMetrics
 from ingress.predictions.prediction_service import LOWEST_STATUS, PredictionService
 from ingress.torchserve.answers import (
@@ -47,7 +45,7 @@ from ingress.torchserve.payload import (
     read_request,
     read_timeout_s,
 )
-from ingress.torchserve.routes import LIVE_PATH, PredictionTarget, parse_prediction_path
+from ingress.torchserve.routes import LIVE_PATH, LIVE_TEXT, PredictionTarget, parse_prediction_path
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,6 @@ class HttpPredictions:
         return self._proxies.base_url(exchange.fields, scheme=scheme, peer=peer)
 
     async def answer_job(self, exchange: Exchange) -> HttpAnswer:
-        """Returns the answer to a request about one job."""
         url = self.base_url(exchange)
         return await self.jobs.answer(exchange.method, exchange.path, exchange.fields, url)
 
@@ -233,7 +230,6 @@ class Prediction(PendingRequest):
     # --- the outcome
 
     def on_reply(self, reply: Reply | ReplyStream) -> None:
-        """Answers with the worker's reply."""
         if not isinstance(reply, Reply):
             self.continue_with(self._stream(reply))
             return
@@ -247,7 +243,6 @@ class Prediction(PendingRequest):
             self._refuse(error)
 
     def on_error(self, error: Exception) -> None:
-        """Answers with the reason."""
         if isinstance(error, ClientLeft):
             self.exchange.respond(CLIENT_CLOSED_REQUEST, [], b"")
         elif isinstance(error, VersionNotFound) and self.spec is not None:

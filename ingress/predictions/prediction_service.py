@@ -83,10 +83,6 @@ class PredictionService:
         startup_models = await self._catalog.startup_models()
         return startup_models[0] if len(startup_models) == 1 else ""
 
-    def forget(self, model_name: str) -> None:
-        """Makes the next prediction of this model ask the registry."""
-        self._catalog.forget(model_name)
-
     async def describe(self, spec: ModelSpec) -> Reply:
         """Asks a worker's handler to describe itself.
 

@@ -53,8 +53,6 @@ class CrossOrigin(ServeError, status=403, type="IllegalArgumentException", reaso
 
 
 class _App(Flask):
-    """Serves the routes that have a view; answers errors in TorchServe's shape."""
-
     response_class = PlainResponse
 
     def __init__(self, services: Services, roles: Collection[Role], *, is_private: bool) -> None:

@@ -10,7 +10,6 @@ from flask import Response, g, request
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
 from batching.models.spec import ModelSpec
-from ingress.health import LIVE_TEXT
 from ingress.http1.exchange import HttpAnswer
 from ingress.predictions.prediction import Prediction
 from ingress.rest.page_api import interface_of
@@ -18,22 +17,17 @@ from ingress.rest.wsgi_bridge import flask_exchange
 from ingress.services import Services
 from ingress.torchserve.answers import json_answer, status_answer
 from ingress.torchserve.openapi import VERSION, model_prediction_document
-from ingress.torchserve.routes import parse_prediction_path
+from ingress.torchserve.routes import LIVE_TEXT, parse_prediction_path
 
 _EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data"]
 _NOT_READY = 503
 
 
-class WorkflowNotFound(NotFound):
+class WorkflowNotFound(NotFound, type="WorkflowNotFoundException", reason="workflow_not_found"):
     """Refuses workflows, which TorchServe has given up, too."""
-
-    type = "WorkflowNotFoundException"
-    reason = "workflow_not_found"
 
 
 class InferenceView:
-    """Answers predictions, probes and descriptions."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._health = services.health

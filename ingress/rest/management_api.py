@@ -19,7 +19,7 @@ from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.store.jobs.job_records import Job, JobStatus, job_document
 from ingress.http1.exchange import HttpAnswer
-from ingress.jobs.job_service import NEWEST_US, JobPage
+from ingress.jobs.job_service import NEWEST_US, JobNotFound, NotRetryable
 from ingress.models.registrar import Registrar
 from ingress.rest.wsgi_bridge import flask_exchange
 from ingress.services import Services
@@ -43,8 +43,6 @@ _MOST_MODELS = 100  # of a page
 
 
 class ManagementView:
-    """Answers for models, jobs and nodes."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._registry = services.registry
@@ -130,10 +128,10 @@ class ManagementView:
         cursor = request.args.get("cursor", "")
         if cursor and not _CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be what next_cursor of the page before said.")
-        page = self._jobs(min(int(cursor or NEWEST_US), NEWEST_US), count)
-        document: dict[str, Any] = {"jobs": [self._job(job) for job in page.jobs]}
-        if page.next_us is not None:
-            document["next_cursor"] = str(page.next_us)
+        jobs, next_us = self._jobs(min(int(cursor or NEWEST_US), NEWEST_US), count)
+        document: dict[str, Any] = {"jobs": [self._job(job) for job in jobs]}
+        if next_us is not None:
+            document["next_cursor"] = str(next_us)
         return json_answer(document)
 
     def cancel_jobs(self) -> HttpAnswer:
@@ -142,7 +140,7 @@ class ManagementView:
         return self._each_job(self._services.jobs.cancel)
 
     def retry_jobs(self) -> HttpAnswer:
-        return self._each_job(self._services.jobs.retry_if_possible)
+        return self._each_job(self._services.jobs.retry)
 
     def retry_job(self, job_id: str) -> HttpAnswer:
         job = self._services.on_loop(self._services.jobs.retry(job_id))
@@ -166,17 +164,18 @@ class ManagementView:
         return job_document(job, self._services.http_predictions.base_url(flask_exchange()))
 
     def _each_job(self, act: Callable[[str], Coroutine[Any, Any, object]]) -> HttpAnswer:
-        """Calls `act` for each job of the request's model and status; answers their number."""
+        """Calls `act` for each job of the request's model and status; answers how often."""
         cursor: int | None = NEWEST_US
         done = 0
         while cursor is not None:
-            page = self._jobs(cursor, _USUAL_JOBS)
-            for job in page.jobs:
-                done += self._services.on_loop(act(job.job_id)) is not None
-            cursor = page.next_us
+            jobs, cursor = self._jobs(cursor, _USUAL_JOBS)
+            for job in jobs:
+                with contextlib.suppress(NotRetryable, JobNotFound):
+                    self._services.on_loop(act(job.job_id))
+                    done += 1
         return json_answer({"jobs": done})
 
-    def _jobs(self, cursor: int, count: int) -> JobPage:
+    def _jobs(self, cursor: int, count: int) -> tuple[list[Job], int | None]:
         model, status = request.args.get("model", ""), request.args.get("status", "")
         if status and status not in list(JobStatus):
             raise BadRequest(f"status must be one of {', '.join(JobStatus)}.")

@@ -61,8 +61,6 @@ class Side(msgspec.Struct, omit_defaults=True):
 
 
 class ProtocolTensor(msgspec.Struct):
-    """Describes a tensor of the Open Inference Protocol."""
-
     name: str
     datatype: str
     shape: list[int]
@@ -110,7 +108,6 @@ class ServedModel(NamedTuple):
         }
 
     def to_operation(self) -> dict[str, Any]:
-        """Returns OpenAPI's description of a prediction."""
         interface = interface_of(self.workers)
         wanted, given = interface.input or Side(), interface.output or Side()
         has_example = interface.example is not msgspec.UNSET
@@ -134,8 +131,6 @@ class ServedModel(NamedTuple):
 
 
 class PageView:
-    """Answers the page and its reader of the API document."""
-
     def __init__(self, services: Services, document: Mapping[str, Any]) -> None:
         self._document = document
         self._registry = services.probe_registry

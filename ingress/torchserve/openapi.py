@@ -23,7 +23,6 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {
 
 
 def api_document(roles: Collection[Role]) -> dict[str, Any]:
-    """Returns the document of a listener with these roles."""
     operations = {route.operation for route in ROUTES if route.port_on(roles)}
     if set(roles) == {Role.METRICS}:
         operations = {"metrics"}  # as in TorchServe, without the request for this document
@@ -31,7 +30,6 @@ def api_document(roles: Collection[Role]) -> dict[str, Any]:
 
 
 def model_management_document(model_name: str) -> dict[str, Any]:
-    """Returns the document of one model on the management port."""
     # TorchServe does not fill the names into these paths.
     paths = api_document([Role.MANAGEMENT])["paths"]
     paths = {path: methods for path, methods in paths.items() if "{model_name}" in path}
@@ -39,7 +37,6 @@ def model_management_document(model_name: str) -> dict[str, Any]:
 
 
 def model_prediction_document(model_name: str) -> dict[str, Any]:
-    """Returns the document of one model on the inference port."""
     # `/prediction` is TorchServe's spelling; its document of a model has no parameters.
     paths: dict[str, Any] = {f"/prediction/{model_name}": {}}
     for path, methods in _paths({"predictions", "kserveV1Predict", "kserveV2Infer"}).items():
@@ -53,7 +50,6 @@ def model_prediction_document(model_name: str) -> dict[str, Any]:
 
 
 def operations_of(paths: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields path, method and description of each operation."""
     for path, methods in paths.items():
         for method, operation in methods.items():
             yield path, method, operation

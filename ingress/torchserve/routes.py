@@ -19,7 +19,7 @@ from ingress.role import Role
 
 # TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
 ANY = "any"
-LIVE_PATH = "/livez"
+LIVE_PATH, LIVE_TEXT = "/livez", "Live"
 
 _INFERENCE, _MANAGEMENT, _METRICS = (Role.INFERENCE,), (Role.MANAGEMENT,), (Role.METRICS,)
 _BOTH, _ALL = (Role.INFERENCE, Role.MANAGEMENT), tuple(Role)
@@ -46,8 +46,6 @@ class PredictionTarget(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Describes one row of the table."""
-
     method: str  # of HTTP, or ANY
     path: str  # as OpenAPI writes it; `{tail}` is the rest of the path, slashes included
     ports: Collection[Role]

@@ -12,7 +12,7 @@ from batching.models.statuses import WorkerState
 from benchmarks.pictures import PANELS
 from benchmarks.servers.prometheus import Prometheus
 from ingress.metrics.ingress_metrics import FULL, LATE
-from ingress.metrics.queue_metrics import EVENTS, WEBHOOK_OUTCOMES
+from ingress.rest.metrics_api import EVENTS, WEBHOOK_OUTCOMES
 from tests.deploy.chart import PROMTOOL, ROOT, needs_prometheus
 from tests.deploy.expressions import (
     DASHBOARD,

@@ -21,6 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 from ts.context import RequestProcessor
 from ts.metrics import MetricTypes, labels_of
+from ts.torch_handler.open_inference import Inference
 from ts.torch_handler.request_envelope import ENVELOPES
 
 from batching.errors import InternalError, PredictionFailed
@@ -32,7 +33,6 @@ from batching.store.records import error_reply
 from batching.store.redis_errors import AWAY, OutageLog
 from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode
 from workers.handling.handlers import LoadedModel
-from workers.python_models.open_inference import Inference
 from workers.slots.assignment import Deadline
 
 # PredictionTime is sent with the replies of a batch. A worker that runs a thousand batches a second

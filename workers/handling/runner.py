@@ -19,7 +19,7 @@ from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from typing import Any
 
 from msgspec.structs import replace
-from ts.torch_handler.tensors import BadTensor
+from ts.torch_handler.open_inference import BadTensor
 from ts.utils.util import PredictionException, has_too_many_pixels, too_many_pixels
 
 from batching.errors import (

@@ -15,13 +15,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.open_inference import BF16, BY_DTYPE, BYTES, Inference, Tensor
 from ts.utils.util import PredictionException
 
 from batching.errors import BadRequest, ServeError
 from batching.protocol import OPEN_INFERENCE_TYPE, Part
 from ferry.modeling import BadInput, Model
-from workers.python_models.open_inference import Inference
 
 _JSON, _URLENCODED = "application/json", "application/x-www-form-urlencoded"
 _INFERENCE = f"{OPEN_INFERENCE_TYPE};json="
@@ -40,8 +39,6 @@ _FILE_MARK = "ferry-part"
 
 @dataclass
 class Row:
-    """Holds one request: its parts by name, undecoded."""
-
     parts: Mapping[str, Part]
 
     @cached_property
@@ -79,7 +76,6 @@ class Row:
 
     @cached_property
     def fields(self) -> Mapping[str, Part]:
-        """Returns the fields of a form, be it multipart or urlencoded."""
         body = self.parts.get("body")
         if len(self.parts) != 1 or body is None or body.content_type != _URLENCODED:
             return self.parts
@@ -97,7 +93,6 @@ class Decoder:
     schema: Mapping[str, Any] = field(default_factory=dict)
 
     def decode(self, row: Row) -> Any:
-        """Returns the row, or the error that its client is to get."""
         try:
             return self.read(row)
         except (ServeError, PredictionException, BadInput) as error:
@@ -146,7 +141,6 @@ def decoder_of(annotation: Any) -> Decoder:
 
 
 def row_type(annotation: Any) -> Any:
-    """Returns T of `list[T]`, None for a bare `list` or no annotation."""
     if annotation in (None, Any, list):
         return None
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -163,10 +157,9 @@ def described_output(annotation: Any) -> dict[str, Any]:
     kind = annotation
     try:
         kind = row_type(annotation)
-        decoder = decoder_of(kind)
+        return {"type": _name_of(kind) if kind else "any", "schema": decoder_of(kind).schema}
     except TypeError:  # an array, say, or a generator
         return {"type": _name_of(kind), "schema": {}}
-    return {"type": decoder.type_name, "schema": decoder.schema}
 
 
 # --- one value
@@ -378,11 +371,7 @@ def values_of(content: bytes | bytearray) -> Any:
 
 
 def array_of(value: Any, dtype: Any = None) -> Any:
-    """Returns a tensor, an array or nested lists as an array.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Returns a tensor, an array or nested lists as an array."""
     np: Any = import_module("numpy")
     try:
         if not isinstance(value, Tensor):

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ts.torch_handler.tensors import BF16, BY_DTYPE, BYTES, Tensor
+from ts.torch_handler.open_inference import BF16, BY_DTYPE, BYTES, OUTPUT_NAME, Tensor
 
 from batching.errors import PredictionFailed
 from ferry.modeling import BadInput
@@ -26,7 +26,6 @@ from workers.python_models.decoding import (
     values_of,
     without_batch,
 )
-from workers.python_models.open_inference import OUTPUT_NAME
 
 # The length of an axis that may have any.
 DYNAMIC = -1
@@ -81,11 +80,7 @@ class Port:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     def read(self, value: Any) -> Any:
-        """Returns the array of a row's input, of this type and shape.
-
-        Raises:
-            BadInput: it has another type or shape.
-        """
+        """Returns the array of a row's input, of this type and shape."""
         wants_text = self.datatype == BYTES
         if isinstance(value, Tensor):
             value = without_batch(value, 2 if self.likely_float else len(self.shape))
@@ -361,8 +356,6 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 class Pipeline(FileModel):
-    """Serves a pipeline of transformers: a local folder, a model of the hub, or a task."""
-
     _pipeline: Any
 
     def __init__(self, name: str) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from ts.context import Context
 from ts.metrics import Dimension, MetricTypes
-from ts.torch_handler.tensors import tensor_of
+from ts.torch_handler.open_inference import tensor_of
 
 import ferry.modeling
 from batching.errors import BadRequest, PredictionFailed
@@ -202,7 +202,6 @@ class LoadedTarget(PythonModel):
 
 
 def target_of(spec: ModelSpec, model_dir: Path) -> Target:
-    """Returns the target in the version's manifest."""
     section = (spec.manifest or {}).get("model") or {}
     target = section.get("target") or section.get("serializedFile")
     if not isinstance(target, str) or not target:
@@ -263,7 +262,6 @@ def encode(value: Any) -> tuple[bytes, str]:
 
 
 def encoded(output: Any) -> Answer:
-    """Returns the answer to a row, with its body encoded."""
     answer = output if isinstance(output, Answer) else Answer(output)
     body, kind = encode(answer.body)
     headers = {"content-type": answer.content_type or kind, **answer.headers}

@@ -100,7 +100,6 @@ class Metric:
         self.metric_method = metric_method
 
     def update(self, value: float) -> None:
-        """Adds to a counter, replaces anything else."""
         self.value = self.value + value if self.metric_method == "counter" else value
 
     def __str__(self) -> str:
@@ -167,7 +166,6 @@ class CachingMetric:
         self._lock = threading.Lock()
 
     def redefine(self, unit: str, dimension_names: Sequence[str] | None) -> None:
-        """Redefines the metric for a handler; this overrides the metrics_config file."""
         self.unit = NAMES.get(unit, str(unit))
         self.dimension_names = list(dimension_names or ())
 

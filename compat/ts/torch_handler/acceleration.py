@@ -3,14 +3,14 @@
 What each part wins: docs/adr/0018-acceleration.md.
 """
 
+import contextlib
 import functools
 import io
 import logging
 import os
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,16 +37,6 @@ LEAST_ROWS = 4
 
 # TorchScript measures for two calls of a shape, then compiles.
 WARM_UP_CALLS = 3
-
-# These treat a stack of images of one size as they treat each alone.
-_ALIKE = frozenset(
-    {
-        transforms.CenterCrop,
-        transforms.ConvertImageDtype,
-        transforms.Normalize,
-        transforms.Resize,
-    }
-)
 
 
 def is_on(config: Mapping[str, Any]) -> bool:
@@ -125,25 +115,24 @@ def prepare(
             precision is used only if the archive asks for it.
         batch_size: the largest batch.
     """
-    started_s, cudnn = time.perf_counter(), torch.backends.cudnn
+    started_s, is_on_cpu = time.perf_counter(), example.device.type == "cpu"
     is_exact = dtype == torch.float32
-    # TF32's own error would hide the effect of folding.
-    was_tf32, cudnn.allow_tf32 = cudnn.allow_tf32, False
     try:
         with torch.inference_mode():
-            # Without this, TorchScript is optimised for longer than a single call can win.
-            with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
-                expected = model(example) if is_exact else None
-            model = _laid_out(model, dtype, example.device)
-            prepared = PreparedModel(model, dtype, reload)
-            answer = prepared(example)
+            with _all_digits():
+                # Without this, TorchScript is optimised for longer than a single call can win.
+                with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+                    expected = model(example) if is_exact else None
+                model = _laid_out(model, dtype, is_on_cpu=is_on_cpu)
+                prepared = PreparedModel(model, dtype, reload)
+                answer = prepared(example)
             if is_exact and not _are_close(answer, expected, TOLERANCE):
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
-            cudnn.allow_tf32 = was_tf32
             if example.is_cuda:
                 _warm_up(prepared, example, batch_size)
-            elif isinstance(model, torch.jit.ScriptModule) and prepared.parts(batch_size) > 1:
+            is_script = isinstance(model, torch.jit.ScriptModule)
+            if is_script and is_on_cpu and prepared.parts(batch_size) > 1:
                 itself, *_ = model.graph.inputs()
                 both = prepared(torch.cat([example, 1.5 * example]))
                 tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
@@ -152,21 +141,30 @@ def prepare(
     except Exception:  # whatever torch raises, the archive's model still runs
         logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
         return None
-    finally:
-        cudnn.allow_tf32 = was_tf32
     seconds = time.perf_counter() - started_s
     logger.info("prepared dtype=%s batch_size=%d seconds=%.1f", dtype, batch_size, seconds)
     return prepared
 
 
-def _laid_out(model: Any, dtype: torch.dtype, device: torch.device) -> Any:
+@contextlib.contextmanager
+def _all_digits() -> Iterator[None]:
+    """Makes convolutions on a GPU as exact as float32: TF32's error would hide that of folding."""
+    cudnn = torch.backends.cudnn
+    was_tf32, cudnn.allow_tf32 = cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = was_tf32
+
+
+def _laid_out(model: Any, dtype: torch.dtype, *, is_on_cpu: bool) -> Any:
     model = model.to(dtype).to(memory_format=torch.channels_last)
     if isinstance(model, torch.jit.ScriptModule):
         with warnings.catch_warnings():
             # Existing archives hold TorchScript, although new models should be compiled otherwise.
             warnings.filterwarnings("ignore", r".*torch\.jit\.")
             model = torch.jit.freeze(model)
-            if device.type == "cpu" and dtype == torch.float32:
+            if is_on_cpu and dtype == torch.float32:
                 model = torch.jit.optimize_for_inference(model)  # for oneDNN
     return model
 
@@ -313,30 +311,21 @@ class JpegDecoder:
         The GPU gets complete JPEGs in grey or RGB within the limit of pixels, Pillow the rest. When
         the GPU refuses an image, Pillow gets the whole batch, as the GPU does not say which it was.
         """
-        images: list[torch.Tensor | None] = [None] * len(values)
         short_side = short_side_after(self._processing)
-        plain = [i for i, value in enumerate(values) if is_plain_jpeg(value, short_side)]
+        are_plain = [is_plain_jpeg(value, short_side) for value in values]
         # A bytearray, because torch warns of memory that it may not write to.
-        encoded = [torch.frombuffer(bytearray(values[i]), dtype=torch.uint8) for i in plain]
+        encoded = [
+            torch.frombuffer(bytearray(value), dtype=torch.uint8)
+            for value, is_plain in zip(values, are_plain, strict=True)
+            if is_plain
+        ]
         try:
             decoded = self._decoded(encoded) if encoded else []
-            steps = getattr(self._processing, "transforms", ())
-            if all(type(step) in _ALIKE for step in steps):
-                # A step over many images is one kernel, and Normalize waits for the GPU once.
-                groups = defaultdict(list)
-                for index, image in zip(plain, decoded, strict=True):
-                    groups[image.shape].append((index, image))
-                for group in groups.values():
-                    stack = self._processing(torch.stack([image for _, image in group]))
-                    for (index, _), image in zip(group, stack, strict=True):
-                        images[index] = image
-            else:  # other steps may be random for each image
-                for index, image in zip(plain, decoded, strict=True):
-                    images[index] = self._processing(image)
+            images = iter([self._processing(image) for image in decoded])
         except Exception as error:  # no nvJPEG, a broken image, or whatever a step raises
             logger.warning("images=%d are not decoded by the GPU: %s", len(encoded), error)
             return [None] * len(values)
-        return images
+        return [next(images) if is_plain else None for is_plain in are_plain]
 
     def _decoded(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._device.type == "cuda":

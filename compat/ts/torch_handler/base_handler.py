@@ -172,7 +172,6 @@ class BaseHandler:
         return data.tolist()  # type: ignore[no-any-return]
 
     def handle(self, data: Any, context: Any) -> list[Any]:
-        """Returns one output per row, or the explanation or description that is asked for."""
         return answer_batch(self, data, context, self._run_steps)
 
     def _run_steps(self, data: Any, label: Callable[[str], Any] = nullcontext) -> list[Any]:

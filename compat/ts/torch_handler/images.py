@@ -153,7 +153,6 @@ def _converted(image: Image.Image, *, keep_grey: bool) -> Image.Image:
 
 
 def _shrunk(image: Image.Image, short_side: int | None, *, keep_grey: bool) -> Image.Image:
-    """Returns the image scaled down, its short side still _SPARE_SCALE times as long as needed."""
     width, height = image.size
     side = _SPARE_SCALE * short_side if short_side else min(image.size)
     scale = side / min(image.size)
@@ -198,7 +197,6 @@ def _check_tiff(content: bytes) -> None:
 
 
 def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
-    """Returns whether the image has more pixels than are allowed once its short side is scaled."""
     if short_side is None or not Image.MAX_IMAGE_PIXELS:
         return False
     square = short_side**2

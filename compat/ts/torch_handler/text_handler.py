@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.text_utils import BASIC_ENGLISH, get_tokenizer
+from ts.handler_utils.text_utils import BASIC_ENGLISH, CONTRACTION_MAP, get_tokenizer
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
-from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.utils.util import ENTITY
 
 WORD_MARK = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"

@@ -121,7 +121,6 @@ class VisionHandler(BaseHandler):
         return captum_attributions().IntegratedGradients(self.model)
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:
-        """Returns integrated gradients of the pixels for one class."""
         result = self.ig.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]
 

@@ -55,11 +55,7 @@ def load_torchscript(path: str, device: torch.device) -> Any:
 
 
 def load_onnx(path: str, device: torch.device) -> Any:
-    """Returns an onnxruntime session on this worker's share of the cores, or on its GPU.
-
-    Raises:
-        RuntimeError: onnxruntime is not installed.
-    """
+    """Returns an onnxruntime session on this worker's share of the cores, or on its GPU."""
     try:
         onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:

@@ -124,7 +124,6 @@ def has_too_many_pixels(error: Exception) -> bool:
 
 
 def too_many_pixels() -> PredictionException:
-    """Returns the answer to an image beyond `max_image_pixels`, status 400."""
     limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
     return PredictionException(
         f"Input is not a readable image: it has more than {limit} pixels (max_image_pixels).", 400

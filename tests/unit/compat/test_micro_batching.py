@@ -45,11 +45,7 @@ class Plain(BaseHandler):
     def preprocess(self, rows):
         return rows
 
-    def inference(self, rows):
-        return rows
-
-    def postprocess(self, rows):
-        return rows
+    inference = postprocess = preprocess
 
     def explain_handle(self, preprocessed, rows):
         return [f"why {row}" for row in rows]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ts.torch_handler.tensors import (
+from ts.torch_handler.open_inference import (
     BadTensor,
     Tensor,
     read_tensor,

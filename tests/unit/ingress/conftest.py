@@ -1,4 +1,6 @@
 import contextlib
+import os
+import signal
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -14,9 +16,8 @@ from ingress.role import Role
 from ingress.server import application
 from ingress.services import Services, TimeLimits
 from tests.tls import write_certificate
-from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
-from tests.unit.ingress.sockets import listening_on, loop_in_thread
+from tests.unit.ingress.sockets import assert_tells_nothing, listening_on, loop_in_thread
 
 
 @pytest.fixture
@@ -138,6 +139,21 @@ def ingress(redis_url, keys, patience, trusted_proxies):
             for role in (Role.INFERENCE, Role.MANAGEMENT)
         ]
         yield Ingress(services, archives, *urls, apps)
+
+
+@pytest.fixture
+def frozen(redis_server):
+    """Redis takes connections and commands but answers nothing for the length of a with block."""
+
+    @contextlib.contextmanager
+    def freeze():
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+
+    return freeze
 
 
 @pytest.fixture

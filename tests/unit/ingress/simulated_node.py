@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
-from dataclasses import replace
 
 from msgspec import structs
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -14,7 +13,7 @@ from batching.protocol import WIRE_VERSION, Batch, BatchTiming, Reply, ReplyChun
 from batching.store.clients import BLOCK_S, connect, connect_async
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_queue import WorkerQueue
+from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode, WorkerQueue
 from tests.support import join
 
 DEAD_AFTER_S = 30.0
@@ -50,6 +49,7 @@ class SimulatedNode:
     def __init__(self, redis_url):
         self.behaviour = "ready"
         self.interface = {}  # of the models of workers to come
+        self.codes = []  # of the pieces of a flood
         self._is_changing_all = False
         self._is_serving = True
         self._turn = threading.Lock()
@@ -58,7 +58,7 @@ class SimulatedNode:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._joined = threading.Event()
         self._echoes = {}
-        self._known = {}
+        self._known = set()
         self._client = connect(redis_url)
 
     def start(self):
@@ -87,10 +87,8 @@ class SimulatedNode:
         self._client.close()
 
     async def _run(self):
-        registry, client = (
-            Registry(self._client, dead_after_s=DEAD_AFTER_S),
-            connect_async(self._url),
-        )
+        registry = Registry(self._client, dead_after_s=DEAD_AFTER_S)
+        client = connect_async(self._url)
         queue = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         registry.mark()
         while not self._stop.is_set():
@@ -109,10 +107,12 @@ class SimulatedNode:
         specs = registry.specs()
         for spec in specs:
             await self._reconcile(registry, queue, spec)
-        await self._remove_strangers(registry, queue, specs)
+        for key in self._known - {spec.key for spec in specs}:
+            for worker in registry.workers(key):
+                await queue.forget(key, worker.worker_id)
 
     async def _reconcile(self, registry, queue, spec):
-        self._known[spec.key] = spec
+        self._known.add(spec.key)
         reported = {worker.slot: worker for worker in registry.workers(spec.key)}
         for slot in range(max(spec.min_worker, len(reported))):
             worker_id = str(9000 + slot)
@@ -128,12 +128,6 @@ class SimulatedNode:
             self._echoes[spec.key] = thread
             thread.start()
 
-    async def _remove_strangers(self, registry, queue, specs):
-        wanted = {spec.key for spec in specs}
-        for key in set(self._known) - wanted:
-            for worker in registry.workers(key):
-                await queue.forget(key, worker.worker_id)
-
     def _status(self, worker_id, slot):
         state = {
             "ready": WorkerState.READY,
@@ -141,13 +135,15 @@ class SimulatedNode:
             "unpacking": WorkerState.STARTING,
         }.get(self.behaviour, WorkerState.FAILED)
         pid = 0 if self.behaviour == "unpacking" else 42
-        status = WorkerStatus(
-            worker_id, "node-a", slot, state, pid, "cpu", "2026-01-01T00:00:00.000Z"
-        )
-        error = ERROR if state is WorkerState.FAILED else ""
-        return replace(
-            status,
-            error=error,
+        return WorkerStatus(
+            worker_id,
+            "node-a",
+            slot,
+            state,
+            pid,
+            "cpu",
+            "2026-01-01T00:00:00.000Z",
+            error=ERROR if state is WorkerState.FAILED else "",
             is_out_of_memory=self.behaviour == "out of memory",
             interface=self.interface,
         )
@@ -155,12 +151,26 @@ class SimulatedNode:
     def _send(self, queue, item):
         """Sends the pieces that the request asks for before its reply; returns their number."""
         headers = item.request.headers
+        if "x-flood" in headers:
+            return self._flood(queue, item.owned)
         pieces = [text.encode() for text in headers.get("x-pieces", "").split(",") if text]
         status = int(headers.get("x-status", 200))
         for index, piece in enumerate(pieces):
             chunk = ReplyChunk(index, piece, status, {"X-Piece": "yes"})
             queue.send([item.owned], [chunk], 5.0)
         return len(pieces)
+
+    def _flood(self, queue, owned):
+        """Sends pieces as long as they are taken, and notes what becomes of each."""
+        index, code = 0, None
+        while code is not ReplyCode.UNWANTED and not self._stop.is_set():
+            [code] = queue.send([owned], [ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)], 5.0)
+            self.codes.append(code)
+            if code is ReplyCode.STORED:
+                index += 1
+            else:
+                self._stop.wait(0.005)
+        return index
 
     def _echo(self, spec):
         client = connect(self._url, socket_timeout_s=10)

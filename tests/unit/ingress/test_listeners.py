@@ -6,7 +6,7 @@ import pytest
 from batching.settings.settings import Settings, SettingsError
 from ingress.access.certificate import certificate_of
 from ingress.http1.listener import Address
-from ingress.role import Role, listener_table, parse_address
+from ingress.role import Role, has_page, listener_table, parse_address
 
 
 def test_listeners_are_on_loopback_by_default():
@@ -101,3 +101,34 @@ def test_https_names_what_is_missing(tmp_path, scheme):
     files = {"certificate_file": tmp_path / "c.pem", "private_key_file": tmp_path / "k.pem"}
     with pytest.raises(SettingsError, match="no such file for https"):
         certificate_of(replace(settings, **files))
+
+
+# --- where browsers are shown the page
+
+LOCAL, OPEN_TO_ALL, SOCKET = "http://127.0.0.1:8080", "http://0.0.0.0:8080", "unix:/run/ferry.sock"
+
+
+@pytest.mark.parametrize(
+    ("page", "address", "is_there"),
+    [
+        ("loopback", LOCAL, True),
+        ("loopback", "http://localhost:8080", True),
+        ("loopback", "https://[::1]:8080", True),
+        ("loopback", OPEN_TO_ALL, False),
+        # Behind a proxy, whose clients may be anybody.
+        ("loopback", SOCKET, False),
+        ("on", OPEN_TO_ALL, True),
+        ("on", SOCKET, True),
+        ("off", LOCAL, False),
+    ],
+)
+def test_page_is_there_where_the_setting_says(page, address, is_there):
+    # When / Then
+    assert has_page(Settings(page=page, inference_address=address)) is is_there
+
+
+@pytest.mark.parametrize("keys", [{"token_auth": True}, {"key_file": Path("keys.json")}])
+def test_page_is_never_there_with_tokens(keys):
+    # When / Then
+    for page in ("on", "loopback"):
+        assert not has_page(Settings(page=page, **keys))

@@ -51,18 +51,28 @@ def test_scaling_and_describing_work_when_the_model_api_is_off(ingress):
     assert manager.get("/models/echo").status_code == 200
 
 
+PAGE = "https://page.example"
+
+
 @pytest.mark.parametrize(
-    ("allowed", "status"),
-    [("", 403), ("*", 403), ("https://other.example", 403), ("https://page.example", 200)],
+    ("allowed", "origin", "status"),
+    [
+        *(("", origin, 403) for origin in (PAGE, "http://127.0.0.1:8081", "null")),
+        *((allowed, PAGE, 403) for allowed in ("*", "https://other.example")),
+        (PAGE, PAGE, 200),
+    ],
 )
-def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed, status):
+def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed, origin, status):
     # Given
     ingress.register("echo", min_worker=0)
     manager = client(ingress, Role.MANAGEMENT, cors_allowed_origin=allowed)
     # When
-    answer = manager.delete("/models/echo", headers={"Origin": "https://page.example"})
+    registered = manager.post("/models?url=echo.mar", headers={"Origin": origin})
+    answer = manager.delete("/models/echo", headers={"Origin": origin})
     # Then
     assert answer.status_code == status
+    assert (registered.status_code == 403) == (status == 403)
+    assert ("echo" in ingress.registry.snapshot()) == (status == 403)
 
 
 def test_nodes_that_run_are_listed_workers_or_not(ingress, request):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ts.torch_handler.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of
+from ts.torch_handler.open_inference import BYTES, Tensor, check_rows, read_tensor, tensor_of
 
 
 class BaseEnvelope(ABC):
@@ -155,7 +155,6 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 
 
 def content_of(row: Any) -> Any:
-    """Returns a row's `data`, else its `body`."""
     # Not `or`: TorchServe's would call a tensor or an array ambiguous.
     data = row.get("data")
     return row.get("body") if data is None else data

@@ -97,30 +97,6 @@ def test_jpeg_decoder_is_near_pillow(content):
     assert (image - by_pillow(content)).abs().max() < 2 / 255 / 0.224
 
 
-def test_jpegs_of_one_size_are_processed_together_and_as_alone():
-    # Given
-    contents = [picture(size=size, image_format="JPEG") for size in [(300, 200), (64, 64)] * 2]
-    steps = []
-    for step in (on_tensors(PROCESSING).transforms[0], CountedFlip(1.0)):
-        steps.append(step)
-        processing = transforms.Compose(steps)
-        alone = [JpegDecoder(processing, CPU).decode([content])[0] for content in contents]
-        CountedFlip.calls = 0
-        # When
-        together = JpegDecoder(processing, CPU).decode(contents)
-        # Then, and steps that are not known to do the same to all run for each image
-        assert [*map(torch.equal, together, alone)] == [True] * len(contents)
-        assert CountedFlip.calls == len(contents) * (len(steps) - 1)
-
-
-class CountedFlip(transforms.RandomHorizontalFlip):
-    calls = 0
-
-    def forward(self, images):
-        type(self).calls += 1
-        return super().forward(images)
-
-
 @pytest.mark.parametrize(
     "value",
     [picture(), picture("CMYK", image_format="JPEG"), JPEG[:-2], b"x\xff\xd9", None, "text", [[0]]],

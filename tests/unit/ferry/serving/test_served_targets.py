@@ -126,24 +126,11 @@ def read(tmp_path):
     return read_text
 
 
-def test_class_is_served_under_its_name_in_snake_case(read):
-    # Given / When
-    [found] = read(SENTIMENT)
-    # Then
-    assert (found.label, found.name, found.version) == ("BertQA", "bert_qa", "2.0")
-    assert found.settings == {"batchSize": 8}
-
-
-def test_function_predict_is_served_under_the_files_name(read):
-    # Given / When
-    [found] = read("def predict(batch): return batch")
-    # Then
-    assert (found.label, found.name, found.settings) == ("predict", "my-model", {})
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (SENTIMENT, {"bert_qa": {"batchSize": 8}}),
+        ("def predict(batch): return batch", {"my-model": {}}),
         ("import ferry as f\n@f.model(batch_size=4)\ndef a(b): ...", {"a": {"batchSize": 4}}),
         (
             "from ferry import model as m\n@m\ndef a(b): ...\n@m()\ndef c(b): ...",
@@ -185,7 +172,9 @@ def test_label_picks_one(read):
     # When
     [found] = read(text, "predict")
     # Then
-    assert found.name == "my-model"
+    assert (found.label, found.name, found.version) == ("predict", "my-model", "1.0")
+    [found] = read(text, "BertQA")
+    assert (found.label, found.name, found.version) == ("BertQA", "bert_qa", "2.0")
     with pytest.raises(TargetError, match="has no model 'Nosuch'; it has: BertQA, predict"):
         read(text, "Nosuch")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from batching.settings.settings import Settings
-from ingress.access.access_log import answering_preflights, cors_headers, logged
+from ingress.server import answering_preflights, cors_headers, logged
 from tests.unit.ingress.sockets import exchange, served, statuses
 
 CORS = replace(

@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from batching.errors import ServeError
-from ingress.access.tokens import Authorizer, KeyScope
+from ingress.access.tokens import SCOPES, Authorizer
 from ingress.role import Role
 from tests.unit.ingress.access.test_key_file import key_of, keys, path
 
@@ -28,7 +28,6 @@ INFERENCE_ROUTES = [
     ("POST", "/explanations/echo"),
     ("POST", "/v1/models/echo:predict"),
     ("POST", "/v2/models/echo/infer"),
-    ("GET", "/v1/files"),
     ("GET", "/ping"),
     ("POST", "/ping/"),
     ("GET", NO_JOB),
@@ -47,10 +46,6 @@ MANAGEMENT_ROUTES = [
     ("DELETE", "/models/echo"),
     ("OPTIONS", "/models/echo"),
     ("GET", "/v1/models/echo"),
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files/file-0/content"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
     ("GET", "/jobs"),
     ("DELETE", "/jobs?model=echo"),
     ("POST", "/jobs/retry"),
@@ -164,28 +159,28 @@ def test_b11_key_reaches_no_handler(ingress, path):
 @pytest.mark.parametrize(
     ("method", "route", "scope"),
     [
-        ("POST", "/predictions/echo", KeyScope.INFERENCE),
-        ("POST", "/v1/models/echo:predict", KeyScope.INFERENCE),
-        ("GET", "/v1/models/echo", KeyScope.MANAGEMENT),
-        ("GET", "/ping", KeyScope.INFERENCE),
-        ("GET", "/models", KeyScope.MANAGEMENT),
-        ("POST", "//models", KeyScope.MANAGEMENT),
-        ("GET", "/nowhere", KeyScope.MANAGEMENT),
-        ("GET", "/livez/x", KeyScope.MANAGEMENT),
-        ("GET", NO_JOB, KeyScope.INFERENCE),
-        ("DELETE", NO_JOB, KeyScope.INFERENCE),
-        ("GET", f"{NO_JOB}/result", KeyScope.INFERENCE),
-        ("POST", f"{NO_JOB}/retry", KeyScope.MANAGEMENT),
-        ("POST", "/jobs/retry", KeyScope.MANAGEMENT),
-        ("GET", "/jobs", KeyScope.MANAGEMENT),
-        ("DELETE", "/jobs", KeyScope.MANAGEMENT),
-        ("GET", "/jobs/x", KeyScope.MANAGEMENT),
+        ("POST", "/predictions/echo", "inference"),
+        ("POST", "/v1/models/echo:predict", "inference"),
+        ("GET", "/v1/models/echo", "management"),
+        ("GET", "/ping", "inference"),
+        ("GET", "/models", "management"),
+        ("POST", "//models", "management"),
+        ("GET", "/nowhere", "management"),
+        ("GET", "/livez/x", "management"),
+        ("GET", NO_JOB, "inference"),
+        ("DELETE", NO_JOB, "inference"),
+        ("GET", f"{NO_JOB}/result", "inference"),
+        ("POST", f"{NO_JOB}/retry", "management"),
+        ("POST", "/jobs/retry", "management"),
+        ("GET", "/jobs", "management"),
+        ("DELETE", "/jobs", "management"),
+        ("GET", "/jobs/x", "management"),
     ],
 )
 def test_b11_shared_listener_keeps_the_keys_apart(keys, path, method, route, scope):
     authorizer = Authorizer(keys, Role)
     authorizer.admit(method, route, f"Bearer {key_of(path, scope)}")
-    other = next(name for name in KeyScope if name != scope)
+    other = next(name for name in SCOPES if name != scope)
     with pytest.raises(ServeError, match="Token Authorization failed"):
         authorizer.admit(method, route, f"Bearer {key_of(path, other)}")
 
@@ -208,7 +203,7 @@ def test_token_route_renews_a_key(ingress, path, kind, method):
         "management": ingress.manage("GET", "/models", headers=headers),
     }
     assert answers[kind].status_code == 200
-    assert not ingress.services.keys.accepts(KeyScope(kind), before[kind]["key"])
+    assert not ingress.services.keys.accepts(kind, before[kind]["key"])
 
 
 def test_token_route_says_why_a_key_cannot_be_renewed(ingress, path):
@@ -225,19 +220,69 @@ def test_token_route_says_why_a_key_cannot_be_renewed(ingress, path):
 
 def test_token_route_refuses_every_other_key_and_type(ingress, path):
     # Given
-    before = path.read_text()
-    api = bearer(key_of(path, "API"))
-    cases = [
-        ("/token?type=inference", {}),
-        ("/token?type=inference", bearer(key_of(path, "management"))),
-        ("/token?type=inference", bearer(key_of(path, "inference"))),
-        ("/token?type=API", api),
-        ("/token?type=", api),
-        ("/token", api),
-    ]
-    for route, headers in cases:
+    before, route = path.read_text(), "/token?type=inference"
+    api, wrong = bearer(key_of(path, "API")), bearer(key_of(path, "management"))
+    for asked, headers in ((route, {}), (route, wrong), ("/token?type=API", api), ("/token", api)):
         # When / Then
-        assert error_of(ingress.manage("GET", route, headers=headers)) == NOT_RENEWED
+        assert error_of(ingress.manage("GET", asked, headers=headers)) == NOT_RENEWED
     assert path.read_text() == before
     # The inference port has no such route, so it wants its own key.
-    assert error_of(ingress.predict("/token?type=inference", "GET", headers=api)) == REFUSED
+    assert error_of(ingress.predict(route, "GET", headers=api)) == REFUSED
+
+
+# --- idempotency keys of jobs
+
+ONCE = {"Prefer": "respond-async", "Idempotency-Key": "one"}
+
+
+@pytest.fixture
+def submit(echo, keys, path):
+    """Submits the same request with the inference key of now."""
+
+    def send(body=b"x", **headers):
+        token = {"Authorization": f"Bearer {key_of(path, 'inference')}"}
+        return echo.predict("/predictions/echo", data=body, headers=ONCE | token | headers)
+
+    return send
+
+
+def test_key_outlives_the_token_that_it_was_sent_with(submit, keys, path):
+    # Given
+    first = submit()
+
+    # When
+    keys.renew("inference", f"Bearer {key_of(path, 'API')}")
+    second = submit()
+
+    # Then
+    assert second.json()["id"] == first.json()["id"]
+    assert second.headers["idempotency-replayed"] == "true"
+    assert submit(b"y").status_code == 422
+
+
+def test_token_is_nowhere_in_redis(submit, echo, node, path):
+    # Given
+    node.pause()
+    submit()
+    token = key_of(path, "inference")
+
+    # When
+    client = echo.services.client
+    held = "".join(f"{name}{value_of(client, name)}" for name in client.keys("*"))
+    node.resume()
+
+    # Then
+    assert "explain" in held  # the request is there
+    assert token not in held
+
+
+def value_of(client, name):
+    """What a key holds."""
+    readers = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"list": lambda name: client.lrange(name, 0, -1),
+        b"zset": lambda name: client.zrange(name, 0, -1),
+        b"set": client.smembers,
+    }
+    return readers[client.type(name)](name)

@@ -2,7 +2,6 @@
 
 import pytest
 import requests
-from requests.structures import CaseInsensitiveDict
 
 from ingress.role import Role
 from tests.support import eventually
@@ -11,45 +10,37 @@ ASYNC = {"Prefer": "respond-async"}
 NO_JOB = "/jobs/" + "0" * 32
 
 
-class Flask:
-    """The Flask application of the inference port, as another WSGI server would run it."""
+def through_flask(echo):
+    """Asks the Flask application of the inference port, as another WSGI server would run it."""
+    client = echo.apps[Role.INFERENCE].test_client()
 
-    def __init__(self, ingress):
-        self._client = ingress.apps[Role.INFERENCE].test_client()
+    def ask(method, path, data=b"", headers=None):
+        answer = client.open(path, method=method, data=data, headers=headers)
+        return answer.status_code, answer.get_json(silent=True), answer.headers, answer.data
 
-    def __call__(self, method, path, **options):
-        options["data"] = options.pop("body", b"")
-        answer = self._client.open(path, method=method, **options)
-        return (
-            answer.status_code,
-            answer.get_json(silent=True),
-            CaseInsensitiveDict(answer.headers),
-            answer.data,
-        )
+    return ask
 
 
-class Router:
-    """The listener of the inference port."""
+def through_router(echo):
+    """Asks the listener of the inference port."""
 
-    def __init__(self, ingress):
-        self._url = ingress.inference_url
-
-    def __call__(self, method, path, **options):
-        options["data"] = options.pop("body", b"")
-        answer = requests.request(method, self._url + path, timeout=20, **options)
+    def ask(method, path, **options):
+        answer = echo.predict(path, method, **options)
         is_json = answer.headers.get("content-type") == "application/json" and answer.content
         document = answer.json() if is_json else None
         return answer.status_code, document, answer.headers, answer.content
 
+    return ask
 
-@pytest.fixture(params=[Flask, Router])
+
+@pytest.fixture(params=[through_flask, through_router])
 def ask(request, echo):
     return request.param(echo)
 
 
 def test_job_is_accepted_found_and_let_go_through_each_door(ask):
     # When
-    status, job, headers, _ = ask("POST", "/predictions/echo", body=b"hello", headers=ASYNC)
+    status, job, headers, _ = ask("POST", "/predictions/echo", data=b"hello", headers=ASYNC)
 
     # Then
     path = f"/jobs/{job['id']}"
@@ -81,7 +72,7 @@ def test_urls_are_those_of_a_trusted_proxy(ask, echo, trusted_proxies):
     begin = "https://outside.example/models/jobs/" if is_trusted else "http://inside:1/jobs/"
 
     # When
-    _, job, headers, _ = ask("POST", "/predictions/echo", body=b"x", headers=ASYNC | forwarded)
+    _, job, headers, _ = ask("POST", "/predictions/echo", data=b"x", headers=ASYNC | forwarded)
 
     # Then
     urls = [headers["location"], job["cancel_url"], job["result_url"]]
@@ -99,8 +90,8 @@ def test_other_methods_are_not_allowed(ask, method):
 
 def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
     # Given a job, and then no Redis
-    ask = Router(echo)
-    _, job, _, _ = ask("POST", "/predictions/echo", body=b"x", headers=ASYNC)
+    ask = through_router(echo)
+    _, job, _, _ = ask("POST", "/predictions/echo", data=b"x", headers=ASYNC)
     path = f"/jobs/{job['id']}"
     eventually(lambda: ask("GET", path)[1]["status"] == "succeeded")
 
@@ -115,7 +106,7 @@ def test_jobs_cannot_be_asked_for_while_redis_is_away(echo, monkeypatch):
         ask("GET", path),
         ask("GET", f"{path}/result"),
         ask("DELETE", path),
-        ask("POST", "/predictions/echo", body=b"x", headers=ASYNC),
+        ask("POST", "/predictions/echo", data=b"x", headers=ASYNC),
     ]
     assert [(status, answer["type"]) for status, answer, *_ in asked] == [
         (503, "ServiceUnavailableException")

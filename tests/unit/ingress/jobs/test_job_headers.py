@@ -5,7 +5,7 @@ import pytest
 from batching.errors import BadRequest
 from batching.store.jobs.job_records import Receiver
 from batching.webhooks import ReceiverRules
-from ingress.jobs.job_headers import (
+from ingress.jobs.job_service import (
     NO_PREFERENCES,
     Preferences,
     preferences_of,

@@ -9,7 +9,7 @@ from batching.settings.snapshots import newest_snapshot, read_snapshot
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.models.snapshot_writer import SnapshotWriter
+from ingress.models.startup_models import SnapshotWriter
 from tests.support import eventually, make_spec
 
 
@@ -35,7 +35,7 @@ def writer(registry, folder):
     made.close()
 
 
-def models(folder):
+def saved_models(folder):
     path = newest_snapshot(folder)
     return path and [one.model_name for one in read_snapshot(path)]
 
@@ -46,13 +46,13 @@ def test_changes_are_saved_from_start_to_close(registry, writer, folder):
     # When
     registry.create(make_spec(model_name="a"))
     # Then
-    eventually(lambda: models(folder) == ["a"])
+    eventually(lambda: saved_models(folder) == ["a"])
     registry.remove(make_spec(model_name="a").key)
-    eventually(lambda: models(folder) == [])
+    eventually(lambda: saved_models(folder) == [])
     # And what came last is saved at the end
     registry.create(make_spec(model_name="b"))
     writer.close()
-    assert models(folder) == ["b"]
+    assert saved_models(folder) == ["b"]
     assert "job_queue_size=7\n" in newest_snapshot(folder).read_text()
 
 
@@ -65,7 +65,7 @@ def test_news_of_workers_are_no_change(registry, writer, folder):
     registry.announce("a")
     writer.close()
     # Then nothing was written
-    assert models(folder) is None
+    assert saved_models(folder) is None
 
 
 def test_emptied_redis_does_not_empty_the_snapshots(registry, writer, folder, redis_url):
@@ -79,7 +79,7 @@ def test_emptied_redis_does_not_empty_the_snapshots(registry, writer, folder, re
         writer.close()
         assert not client.exists(keys.EPOCH)
     # Then
-    assert models(folder) == ["a"]
+    assert saved_models(folder) == ["a"]
 
 
 def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes(
@@ -92,7 +92,7 @@ def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes
     registry.announce("found")
     writer.close()
     # Then the old snapshot stays
-    assert models(folder) is None
+    assert saved_models(folder) is None
 
 
 def test_what_the_disk_does_not_take_is_told_and_saved_when_it_does(
@@ -107,4 +107,4 @@ def test_what_the_disk_does_not_take_is_told_and_saved_when_it_does(
     folder.unlink()
     # Then
     eventually(lambda: newest_snapshot(folder) is not None)
-    assert models(folder) == ["a"]
+    assert saved_models(folder) == ["a"]

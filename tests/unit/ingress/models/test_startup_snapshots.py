@@ -6,7 +6,7 @@ import pytest
 
 from batching.settings.settings import Settings
 from batching.settings.snapshots import read_snapshot, write_snapshot
-from tests.unit.ingress.startup import load
+from tests.unit.ingress.sockets import load
 
 pytestmark = pytest.mark.usefixtures("node")
 

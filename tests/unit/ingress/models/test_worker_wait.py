@@ -4,7 +4,7 @@ import pytest
 
 from batching.errors import Draining, InternalError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from ingress.models.worker_wait import WorkerProgress, WorkerWait
+from ingress.models.registrar import WorkerProgress, WorkerWait
 from ingress.services import TimeLimits
 from tests.support import KEY, make_spec
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import struct
 import threading
@@ -77,21 +76,6 @@ def worker(echo, node, redis_url):
     worker = Worker(redis_url, echo.registry.resolve("echo", None).key)
     yield worker
     worker.client.close()
-
-
-@pytest.fixture
-def frozen(redis_server):
-    """Redis stands still for the length of a with block."""
-
-    @contextlib.contextmanager
-    def freeze():
-        os.kill(redis_server.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(redis_server.pid, signal.SIGCONT)
-
-    return freeze
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
 import gc
-import os
-import signal
 import time
 import uuid
 
@@ -13,7 +11,8 @@ from batching.store.clients import connect
 from batching.store.keys import VersionKeys
 from ingress.http1.connection import HttpConnection
 from ingress.predictions.prediction import Prediction
-from tests.support import eventually
+from ingress.predictions.prediction_service import MAX_LINES, FailedRequests
+from tests.support import eventually, eventually_async
 from tests.timing import assert_within
 from tests.unit.ingress.simulated_node import ERROR
 
@@ -127,16 +126,12 @@ def test_prediction_is_late_when_its_deadline_passes(echo, node):
         ("readyz", 503, "Request store unavailable"),
     ],
 )
-def test_probe_answers_while_the_store_is_silent(ingress, redis_server, probe, status, text):
-    # Given: Redis takes connections and commands but answers nothing
-    os.kill(redis_server.pid, signal.SIGSTOP)
-    try:
+def test_probe_answers_while_the_store_is_silent(ingress, frozen, probe, status, text):
+    with frozen():
         # When
         started = time.monotonic()
         answer = requests.get(f"{ingress.inference_url}/{probe}", timeout=20)
         took_s = time.monotonic() - started
-    finally:
-        os.kill(redis_server.pid, signal.SIGCONT)
     # Then
     assert (answer.status_code, answer.json()) == (status, {"status": text})
     assert_within(took_s, 0.95)
@@ -169,32 +164,56 @@ def test_ready_means_that_every_model_has_a_worker(echo):
     assert (answer.status_code, answer.json()) == (503, {"status": "Draining"})
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["this machine", "others"])
-def test_prediction_of_a_model_that_no_worker_could_load_is_told_so(ingress, node, is_told):
-    # Given
+@pytest.mark.parametrize(
+    ("load_error", "is_told"), [("", True), ("", False), ("Model not found at: gone.mar", False)]
+)
+def test_prediction_of_a_model_that_could_not_be_loaded_is_told_so(
+    ingress, node, load_error, is_told
+):
+    # Given: one that no worker could load, or that could not be registered at the start
     ingress.services.predictor.tells_errors = is_told
     node.behaviour = "failed"
-    ingress.register("broken")
+    workers = 0 if load_error else 1
+    ingress.register("broken", min_worker=workers, max_worker=workers, load_error=load_error)
     # When
     answer = ingress.predict("/predictions/broken")
     # Then
-    why = ERROR if is_told else "The management API has the error"
+    why = load_error or (ERROR if is_told else "The management API has the error")
+    more = "" if load_error else ". More: ferry models describe broken"
     assert answer.json()["message"] == (
         'Model "broken" has no worker to serve inference request: it could not be loaded. '
-        f"{why}. More: ferry models describe broken"
+        f"{why}{more}"
     )
     assert (answer.status_code, answer.headers["x-ferry-reason"]) == (503, "no_worker")
-    assert answer.headers["retry-after"] == "1"
+    assert answer.headers.get("retry-after") == (None if load_error else "1")
 
 
-def test_prediction_of_a_model_that_could_not_be_registered_is_told_why(ingress):
-    # Given
-    error = "Model not found at: gone.mar"
-    ingress.register("gone", min_worker=0, max_worker=0, load_error=error)
+# --- which requests have failed, in a log that a storm of them does not fill
+
+ASKED = {"model": "m", "version": "1.0"}
+
+
+async def test_failed_request_is_named_with_its_reason(caplog):
     # When
-    answer = ingress.predict("/predictions/gone")
+    failed = FailedRequests()
+    failed.note("a", 504, "deadline_exceeded", ASKED)
+    failed.note("b", 500, "", {"method": "PUT", "path": "/models/m%0A"})
     # Then
-    assert answer.json()["message"] == (
-        f'Model "gone" has no worker to serve inference request: it could not be loaded. {error}'
-    )
-    assert "retry-after" not in answer.headers
+    assert caplog.messages == [
+        "failed request=a status=504 reason=deadline_exceeded model=m version=1.0",
+        "failed request=b status=500 reason=handler method=PUT path=/models/m%0A",
+    ]
+
+
+async def test_only_a_few_are_named_in_a_second_and_the_others_counted(caplog):
+    failed = FailedRequests(period_s=0.05)
+    # When
+    for number in range(MAX_LINES + 7):
+        failed.note(f"first-{number}", 503, "queue_full", ASKED)
+    # Then the count comes without a further failure
+    await eventually_async(lambda: caplog.messages[-1] == "failed requests left_out=7")
+    # When
+    failed.note("second", 503, "queue_full", ASKED)
+    # Then
+    assert len(caplog.messages) == MAX_LINES + 2
+    assert caplog.messages[-1].startswith("failed request=second ")

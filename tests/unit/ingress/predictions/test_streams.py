@@ -4,19 +4,15 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
 
 import pytest
 
-from batching.protocol import Batch, ReplyChunk
 from batching.settings.settings import Settings
-from batching.store.clients import connect
-from batching.store.worker_queue import CHUNK_LIMIT_BYTES, ReplyCode, WorkerQueue
+from batching.store.worker_queue import ReplyCode
 from ingress.http1.listener import Address
 from tests.ports import free_ports
-from tests.support import eventually, items_of
+from tests.support import eventually
 from tests.tls import needs_openssl
-from tests.unit.ingress.simulated_node import DEAD_AFTER_S
 from tests.unit.ingress.sockets import listening, read_to_end
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -24,52 +20,10 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 REQUEST = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
 
 
-class Flood:
-    """A worker that sends pieces as long as they are taken."""
-
-    def __init__(self, redis_url, key):
-        self.codes = []
-        self.is_over = threading.Event()
-        self._client = connect(redis_url, socket_timeout_s=10)
-        self._queue = WorkerQueue(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.is_over.set()
-        self._thread.join(10)
-        self._client.close()
-
-    def _run(self):
-        while not isinstance(batch := self._queue.claim(1, 0.0), Batch):
-            if self.is_over.wait(0.005):
-                return
-        items = items_of(batch)
-        index = 0
-        while not self.is_over.is_set():
-            chunk = ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)
-            (code,) = self._queue.send(items, [chunk], 5.0)
-            self.codes.append(code)
-            if code is ReplyCode.STORED:
-                index += 1
-            elif code is ReplyCode.UNWANTED:
-                return
-            else:
-                self.is_over.wait(0.005)
+FLOOD = REQUEST + b"x-flood: 1\r\n"
 
 
-@pytest.fixture
-def flood(echo, node, redis_url):
-    """The only worker, as the echo is paused."""
-    node.pause()
-    with Flood(redis_url, echo.registry.resolve("echo", None).key) as worker:
-        yield worker
-
-
-def test_client_that_reads_nothing_is_given_up(echo, flood):
+def test_client_that_reads_nothing_is_given_up(echo, node):
     # Given
     address = Address("127.0.0.1", free_ports(1))
     with (
@@ -79,10 +33,10 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
         client.settimeout(20)
         client.connect((address.host, address.port))
-        client.sendall(REQUEST + b"\r\nx")
+        client.sendall(FLOOD + b"\r\nx")
         # When: its worker was held up, and is then told that the client has gone
-        eventually(lambda: ReplyCode.FULL in flood.codes, 20.0)
-        eventually(lambda: ReplyCode.UNWANTED in flood.codes, 20.0)
+        eventually(lambda: ReplyCode.FULL in node.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in node.codes, 20.0)
         # Then: the client finds out when it reads on
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -93,16 +47,16 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
     eventually(lambda: echo.registry.queue(spec).open_requests == 0)
 
 
-def test_head_of_a_stream_is_answered_at_once_and_the_connection_goes_on(echo, flood):
+def test_head_of_a_stream_is_answered_at_once_and_the_connection_goes_on(echo, node):
     # Given a stream without an end
     address = Address("127.0.0.1", free_ports(1))
     with listening(echo, address), socket.create_connection((address.host, address.port)) as client:
         client.settimeout(20)
         # When
-        client.sendall(REQUEST.replace(b"POST", b"HEAD") + b"\r\nx")
+        client.sendall(FLOOD.replace(b"POST", b"HEAD") + b"\r\nx")
         head = client.recv(65536)
         # Then its worker is told that the rest is not wanted
-        eventually(lambda: ReplyCode.UNWANTED in flood.codes, 20.0)
+        eventually(lambda: ReplyCode.UNWANTED in node.codes, 20.0)
         # And the next answer follows the head
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         following = read_to_end(client)

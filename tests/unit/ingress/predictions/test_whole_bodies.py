@@ -1,11 +1,11 @@
 """Bodies of any size, framed and cut in any way, over each kind of connection."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
 import re
-import socket
 import ssl
 
 import pytest
@@ -65,66 +65,9 @@ def client_tls(address, request):
     return ssl.create_default_context(cafile=str(request.getfixturevalue("tls").certificate_file))
 
 
-@pytest.fixture
-def connection(address, client_tls):
+@contextlib.asynccontextmanager
+async def connected(address, client_tls):
     """A connection to the inference port; cut pieces of a request arrive as they are."""
-    if address.socket_path:
-        place, end = str(address.socket_path), socket.socket(socket.AF_UNIX)
-    else:
-        place, end = (address.host, address.port), socket.socket()
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if client_tls is not None:
-        end = client_tls.wrap_socket(end, server_hostname="localhost")
-    end.settimeout(20)
-    with end:
-        end.connect(place)
-        yield end
-
-
-def read_answer(file):
-    """Returns the body of the next answer, which must be good."""
-    status, length = b"HTTP/1.1 100 Continue\r\n", 0
-    while status.startswith(b"HTTP/1.1 100"):
-        status = file.readline()
-        while (line := file.readline()) != b"\r\n":
-            name, _, value = line.partition(b": ")
-            length = int(value) if name == b"content-length" else length
-    assert status == b"HTTP/1.1 200 OK\r\n"
-    return file.read(length)
-
-
-@pytest.mark.parametrize("framed", [with_length, expecting, in_chunks])
-def test_body_arrives_whole_wherever_it_is_cut(connection, framed):
-    chance = random.Random(1)
-    with connection.makefile("rb") as file:
-        for size in SIZES:
-            body = os.urandom(size)
-            data = framed(body)
-            head = data.index(b"\r\n\r\n") + 4
-            for cuts in ([], [head], sorted(chance.sample(range(len(data)), 3))):
-                # When
-                for start, end in itertools.pairwise([0, *cuts, len(data)]):
-                    connection.sendall(data[start:end])
-                # Then
-                assert read_answer(file) == b"body:|" + body
-
-
-def test_bodies_arrive_whole_when_they_come_behind_each_other(address, client_tls):
-    # Given requests that begin and end in the middle of what is read at a time
-    framings = itertools.cycle([with_length, in_chunks])
-    bodies = [os.urandom(size) for size in SIZES * 2]
-    requests = [framed(body) for framed, body in zip(framings, bodies, strict=False)]
-    # When
-    answers = asyncio.run(asyncio.wait_for(answers_to(requests, address, client_tls), 60))
-    # Then
-    assert answers == [b"body:|" + body for body in bodies]
-
-
-async def answers_to(requests, address, client_tls):
-    """Sends the requests at once and returns the bodies of their answers, which must be good.
-
-    Not with two threads: they must not use one TLS socket of Python 3.11 at the same time.
-    """
     if address.socket_path:
         reader, writer = await asyncio.open_unix_connection(address.socket_path)
     else:
@@ -133,15 +76,47 @@ async def answers_to(requests, address, client_tls):
             address.host, address.port, ssl=client_tls, server_hostname=name
         )
     try:
-        writer.write(b"".join(requests))
-        return [await next_answer(reader) for _ in requests]
+        yield reader, writer
     finally:
         writer.close()
         await writer.wait_closed()
 
 
 async def next_answer(reader):
-    head = await reader.readuntil(b"\r\n\r\n")
+    """Returns the body of the next answer, which must be good."""
+    head = b"HTTP/1.1 100 "
+    while head.startswith(b"HTTP/1.1 100 "):
+        head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head)
     return await reader.readexactly(int(length[1]))
+
+
+@pytest.mark.parametrize("framed", [with_length, expecting, in_chunks])
+async def test_body_arrives_whole_wherever_it_is_cut(address, client_tls, framed):
+    chance = random.Random(1)
+    async with connected(address, client_tls) as (reader, writer):
+        for size in SIZES:
+            body = os.urandom(size)
+            data = framed(body)
+            head = data.index(b"\r\n\r\n") + 4
+            for cuts in ([], [head], sorted(chance.sample(range(len(data)), 3))):
+                # When
+                for start, end in itertools.pairwise([0, *cuts, len(data)]):
+                    writer.write(data[start:end])
+                    await writer.drain()
+                # Then
+                assert await next_answer(reader) == b"body:|" + body
+
+
+async def test_bodies_arrive_whole_when_they_come_behind_each_other(address, client_tls):
+    # Given requests that begin and end in the middle of what is read at a time
+    framings = itertools.cycle([with_length, in_chunks])
+    bodies = [os.urandom(size) for size in SIZES * 2]
+    requests = [framed(body) for framed, body in zip(framings, bodies, strict=False)]
+    async with connected(address, client_tls) as (reader, writer):
+        # When
+        writer.write(b"".join(requests))
+        # Then
+        for body in bodies:
+            assert await next_answer(reader) == b"body:|" + body

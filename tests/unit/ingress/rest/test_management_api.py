@@ -1,14 +1,16 @@
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 
 import pytest
 
 from batching.models.spec import ModelSpec, VersionKey
+from batching.models.statuses import QueueStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.clients import connect
-from ingress.models.worker_wait import WorkerProgress, WorkerWait
+from ingress.models.registrar import WorkerProgress, WorkerWait
 from ingress.rest.app import create_app
+from ingress.rest.management_api import describe_version, list_page
 from ingress.role import Role
 from ingress.services import TimeLimits
 from tests.support import eventually
@@ -21,6 +23,13 @@ ECHO_TEXT = 'Model "echo" Version: 1.0 registered with'
 def manager(ingress, node):
     ingress.archives.add("echo.mar", "echo")
     return ingress
+
+
+@pytest.fixture
+def later(ingress):
+    """Sends a request to the management API; returns the future of its answer."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda *request: pool.submit(ingress.manage, *request)
 
 
 KEY = VersionKey("echo", "1.0")
@@ -72,16 +81,16 @@ def test_register_refuses_a_wrong_parameter_before_it_looks_for_the_archive(mana
     assert error_of(answer) == (400, "BadRequestException", text)
 
 
-LEFT_OUT = {
-    "continuous": ({"continuousBatching": True}, "a batch stays as it was formed"),
-    "sequences": ({"sequenceBatching": True}, "may go to different workers"),
-    "asynchronous": ({"asyncCommunication": True}, "answer a whole batch at once"),
-    "parallel": ({"parallelType": "tp"}, "parallelType: tp has no counterpart"),
-    "torchrun": ({"torchrun": {"nproc-per-node": 4}}, "cannot be spread over several processes"),
-}
-
-
-@pytest.mark.parametrize(("config", "expected"), LEFT_OUT.values(), ids=LEFT_OUT)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"continuousBatching": True}, "a batch stays as it was formed"),
+        ({"sequenceBatching": True}, "may go to different workers"),
+        ({"asyncCommunication": True}, "answer a whole batch at once"),
+        ({"parallelType": "tp"}, "parallelType: tp has no counterpart"),
+        ({"torchrun": {"nproc-per-node": 4}}, "cannot be spread over several processes"),
+    ],
+)
 def test_register_is_refused_when_the_archive_needs_what_is_left_out(manager, config, expected):
     # Given
     manager.archives.add("asking.mar", "asking", **config)
@@ -93,50 +102,25 @@ def test_register_is_refused_when_the_archive_needs_what_is_left_out(manager, co
     assert sorted(manager.registry.snapshot()) == []
 
 
-def test_register_waits_for_a_node_that_comes_a_little_later(ingress, redis_url):
+def test_register_waits_for_a_node_that_comes_a_little_later(ingress, later, redis_url):
     ingress.archives.add("echo.mar", "echo")
-    statuses = []
-
-    def register():
-        statuses.append(ingress.manage("POST", "/models?url=echo.mar").status_code)
-
-    def listeners():
-        return client.pubsub_numsub(keys.CHANGES)[0][1]
-
     with closing(connect(redis_url)) as client, closing(SimulatedNode(redis_url)) as node:
         # Given a server as it is just after its start
-        before = listeners()
-        waiting = threading.Thread(target=register)
-        waiting.start()
-        eventually(lambda: listeners() > before)
+        before = client.pubsub_numsub(keys.CHANGES)[0][1]
+        asked = later("POST", "/models?url=echo.mar")
+        eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] > before)
         # When
         node.start()
-        waiting.join(10)
-    # Then
-    assert statuses == [200]
+        # Then
+        assert asked.result(10).status_code == 200
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("failed", 500), ("out of memory", 507)])
-def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
+def test_register_leaves_nothing_but_a_reason_for_operators_when_the_workers_fail(
     manager, node, caplog, behaviour, status
 ):
-    # Given
+    # Given a listener that only this machine's users reach, and one for others
     node.behaviour = behaviour
-    # When
-    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=1")
-    # Then
-    assert error_of(answer) == (
-        status,
-        "InternalServerException",
-        "Failed to start workers for model echo version: 1.0",
-    )
-    assert sorted(manager.registry.snapshot()) == []
-    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
-
-
-def test_only_a_private_listener_tells_what_the_handler_raised(manager, node):
-    # Given
-    node.behaviour = "failed"
     apps = [
         create_app(manager.services, [Role.MANAGEMENT], is_private=is_private).test_client()
         for is_private in (True, False)
@@ -146,58 +130,45 @@ def test_only_a_private_listener_tells_what_the_handler_raised(manager, node):
     # Then
     text = "Failed to start workers for model echo version: 1.0"
     assert [answer.json["message"] for answer in answers] == [f"{text}\n{ERROR}", text]
-    assert [answer.status_code for answer in answers] == [500, 500]
+    kinds = {(answer.status_code, answer.json["type"]) for answer in answers}
+    assert kinds == {(status, "InternalServerException")}
+    assert sorted(manager.registry.snapshot()) == []
+    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
-class PendingCall(threading.Thread):
-    """Sends a request to the management API; `answer` waits for it."""
-
-    def __init__(self, manager, *request):
-        super().__init__()
-        self._request, self._manager = request, manager
-        self.start()
-
-    def run(self):
-        self._answer = self._manager.manage(*self._request)
-
-    def answer(self):
-        self.join(10)
-        return self._answer
-
-
-def registering(manager):
+def registering(manager, later):
     """Starts a registration that waits for its worker."""
-    asked = PendingCall(manager, "POST", "/models?url=echo.mar&initial_workers=1")
+    asked = later("POST", "/models?url=echo.mar&initial_workers=1")
     eventually(lambda: manager.registry.workers(KEY))
     return asked
 
 
-def test_register_removes_no_other_registration_than_its_own(manager, node):
+def test_register_removes_no_other_registration_than_its_own(manager, node, later):
     # Given
     node.behaviour = "loading"
-    asked = registering(manager)
+    asked = registering(manager, later)
     # When another client registers another model under that name
     manager.registry.remove(KEY)
     other = ModelSpec(*KEY, "other.mar", "h.py")
     manager.registry.create(other)
     # Then
     text = "Model version: 1.0 of model: echo was unregistered meanwhile"
-    assert error_of(asked.answer()) == (404, "ModelVersionNotFoundException", text)
+    assert error_of(asked.result(10)) == (404, "ModelVersionNotFoundException", text)
     assert manager.registry.specs() == [other]
 
 
 @pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
-def test_time_to_unpack_is_not_time_to_load(manager, node):
+def test_time_to_unpack_is_not_time_to_load(manager, node, later):
     # Given
     node.behaviour = "unpacking"
     manager.register("echo", startup_timeout_s=0.2)
-    asked = PendingCall(manager, "PUT", "/models/echo?min_worker=1&synchronous=true")
+    asked = later("PUT", "/models/echo?min_worker=1&synchronous=true")
     # When it takes longer than loading may
-    asked.join(0.6)
-    assert asked.is_alive()
+    wait([asked], 0.6)
+    assert not asked.done()
     node.recover()
     # Then
-    assert asked.answer().status_code == 200
+    assert asked.result(10).status_code == 200
 
 
 def test_time_to_install_is_no_time_to_load(manager, node):
@@ -207,53 +178,40 @@ def test_time_to_install_is_no_time_to_load(manager, node):
     words = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.5}
     # When
     started_s = time.monotonic()
-    wait = WorkerWait(manager.registry, should_stop=lambda: False, patience=TimeLimits(grace_s=0.1))
-    progress = wait.for_workers(spec, **words)
+    patience = TimeLimits(grace_s=0.1)
+    waiting = WorkerWait(manager.registry, should_stop=lambda: False, patience=patience)
+    progress = waiting.for_workers(spec, **words)
     # Then
     assert progress is WorkerProgress.NONE
     assert time.monotonic() - started_s >= 0.8
 
 
-def test_register_ends_when_the_server_drains(manager, node):
+def test_register_ends_when_the_server_drains(manager, node, later):
     # Given
     node.behaviour = "loading"
-    asked = registering(manager)
+    asked = registering(manager, later)
     # When
     manager.services.lifecycle.is_draining = True
     # Then
     text = "The server is shutting down."
-    assert error_of(asked.answer()) == (503, "ServiceUnavailableException", text)
+    assert error_of(asked.result(10)) == (503, "ServiceUnavailableException", text)
     # And another server can register it
     assert manager.registry.specs() == []
 
 
-def test_register_goes_on_when_redis_was_away(manager, node, redis_url):
+def test_register_goes_on_when_redis_was_away(manager, node, later, redis_url):
     # Given
     node.behaviour = "loading"
-    asked = registering(manager)
+    asked = registering(manager, later)
     # When the connection that announces changes breaks
     client = connect(redis_url)
     eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 2)
     client.client_kill_filter(_type="pubsub")
-    asked.join(0.3)
+    wait([asked], 0.3)
     node.recover()
     # Then
-    assert status_of(asked.answer()) == (200, f"{ECHO_TEXT} 1 initial workers")
+    assert status_of(asked.result(10)) == (200, f"{ECHO_TEXT} 1 initial workers")
     client.close()
-
-
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8081", "null"])
-@pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/models?url=echo.mar"), ("DELETE", "/models/kept")]
-)
-def test_web_pages_change_nothing(manager, method, path, origin):
-    # Given
-    manager.register("kept", min_worker=0, max_worker=0)
-    # When
-    answer = manager.manage(method, path, headers={"Origin": origin})
-    # Then
-    assert answer.status_code == 403
-    assert sorted(manager.registry.snapshot()) == ["kept"]
 
 
 @pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
@@ -265,23 +223,6 @@ def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
     # Then
     assert status_of(answer) == (206, "Workers scaling in progress...")
-
-
-def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node, caplog):
-    # Given
-    manager.register("echo")
-    node.behaviour = "failed"
-    # When
-    answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
-    # Then
-    assert error_of(answer) == (
-        500,
-        "InternalServerException",
-        "Failed to start workers for model echo version: null",
-    )
-    assert sorted(manager.registry.snapshot()) == ["echo"]
-    # And the log names the version
-    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["1.0+cpu", "1.0%2Bcpu"])
@@ -304,21 +245,16 @@ def test_name_with_an_underscore_and_version_with_a_plus_are_served(version, man
     assert [answer.status_code for answer in answers] == [200] * 4
 
 
-def test_unregister_does_not_wait_for_the_workers_of_a_new_registration(manager, node):
+def test_unregister_does_not_wait_for_the_workers_of_a_new_registration(manager, node, later):
     # Given a worker that does not go at once
     spec = manager.register("echo")
     node.close()
-    answers = []
-    waiting = threading.Thread(
-        target=lambda: answers.append(manager.manage("DELETE", "/models/echo"))
-    )
-    waiting.start()
+    asked = later("DELETE", "/models/echo")
     eventually(lambda: manager.registry.get("echo") is None)
     # When
     manager.registry.create(spec)
-    waiting.join(10)
     # Then
-    assert [status_of(answer) for answer in answers] == [(200, 'Model "echo" unregistered')]
+    assert status_of(asked.result(10)) == (200, 'Model "echo" unregistered')
     assert manager.registry.resolve("echo", None) == spec
 
 
@@ -355,20 +291,71 @@ def test_unregister_ends_a_model_whose_record_cannot_be_read(manager, redis_url)
 @pytest.mark.parametrize(
     ("is_draining", "error"),
     [
-        (
-            False,
-            (408, "RequestTimeoutException", "Timed out while cleaning resources: echo"),
-        ),
+        (False, (408, "RequestTimeoutException", "Timed out while cleaning resources: echo")),
         (True, (503, "ServiceUnavailableException", "The server is shutting down.")),
     ],
 )
-def test_unregister_does_not_wait_for_ever_for_workers_that_stay(manager, node, is_draining, error):
+def test_unregister_does_not_wait_for_ever_for_workers_that_stay(
+    manager, node, later, is_draining, error
+):
     # Given workers of a node that has stopped listening
     manager.register("echo")
     node.close()
-    asked = PendingCall(manager, "DELETE", "/models/echo")
+    asked = later("DELETE", "/models/echo")
     eventually(lambda: manager.registry.get("echo") is None)
     # When
     manager.services.lifecycle.is_draining = is_draining
     # Then
-    assert error_of(asked.answer()) == error
+    assert error_of(asked.result(10)) == error
+
+
+# --- documents
+
+NAMES = [f"m{number:03}" for number in range(250)]
+URLS = {name: f"{name}.mar" for name in NAMES}
+
+
+def page(names=NAMES, **parameters):
+    document = list_page({name: URLS[name] for name in names}, parameters)
+    return [model["modelName"] for model in document["models"]], document.get("nextPageToken")
+
+
+def test_list_has_a_token_when_the_page_ends_at_the_last_name():
+    assert page(NAMES[:2], limit="2") == (NAMES[:2], "2")
+    assert page(NAMES[:2], limit="2", next_page_token="2") == ([], None)
+
+
+def described(*arguments, is_default=False):
+    return describe_version(*arguments, is_default=is_default, hosts={"node-a": "gpu-box"})
+
+
+def test_describe_says_what_a_worker_and_the_queue_have_left():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py")
+    worker = WorkerStatus("9000", "node-a", 0, WorkerState.READY, 42, "cuda:1", "now", 1024)
+    # When
+    document = described(spec, [worker], QueueStatus(3, 100, 3, 0.0, 0, 0.0, {}), is_default=True)
+    # Then
+    [found] = document["workers"]
+    assert (found["gpuUsage"], found["node"], found["host"]) == ("gpuId::1", "node-a", "gpu-box")
+    assert document["deviceType"] == "gpu"
+    assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
+    assert document["isDefault"] is True
+
+
+def test_worker_that_does_not_start_says_why():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py", config={"useVenv": True})
+    worker = WorkerStatus(
+        "9000", "node-a", 0, WorkerState.FAILED, 0, "cpu", "2026-01-01T00:00:00.000Z", error="No."
+    )
+
+    # When
+    document = described(spec, [worker], QueueStatus(0, 100, 0, 0.0, 0, 0.0, {}))
+
+    # Then
+    assert document["workers"][0]["error"] == "No."
+    # TorchServe has one word for all that are not ready, given up or not
+    assert document["workers"][0]["status"] == "UNLOADING"
+    assert document["workers"][0]["state"] == "FAILED"
+    assert document["useVenv"] is True

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 from openapi_spec_validator import validate
 
 from batching.models.spec import VersionKey
@@ -13,6 +15,7 @@ from batching.store.clients import connect
 from batching.store.registry.registry import Registry
 from ingress.rest import page_api
 from ingress.rest.app import create_app
+from ingress.rest.page_api import openapi_schema
 from ingress.role import Role
 from tests.unit.ingress.sockets import changed
 
@@ -208,3 +211,71 @@ def test_reader_is_not_there_without_its_package(ingress, monkeypatch):
     assert "pip install swagger-ui-bundle" in app.get("/docs").get_data(as_text=True)
     assert app.get("/docs/swagger-ui.css").status_code == 404
     assert app.get("/openapi.json").status_code == 200
+
+
+# --- schemas: what OpenAPI 3.0 can say is said; nothing makes the document invalid
+
+HOUSE = {
+    "title": "House",
+    "type": "object",
+    "properties": {
+        "rooms": {"type": "integer", "minimum": 1, "default": 3},
+        "kind": {"enum": ["flat", "house"]},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]},
+    },
+    "required": ["rooms"],
+}
+
+
+def test_schema_is_said_in_the_words_of_openapi():
+    # When / Then
+    assert openapi_schema(HOUSE) == {
+        "type": "object",
+        "properties": {
+            "rooms": {"type": "integer"},
+            "kind": {"enum": ["flat", "house"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "note": {},
+            "pair": {"type": "array", "items": {}},
+        },
+        "required": ["rooms"],
+    }
+
+
+def validate_in_document(schema):
+    answer = {"description": "Done", "content": {"application/json": {"schema": schema}}}
+    paths = {"/m": {"post": {"operationId": "m", "responses": {"200": answer}}}}
+    validate({"openapi": "3.0.1", "info": {"title": "T", "version": "1"}, "paths": paths})
+
+
+# Words of JSON Schema with any values: right ones, and what a model's own code may write.
+WORDS = (
+    *("type", "properties", "required", "items", "anyOf", "allOf", "enum", "const", "$ref"),
+    *("minimum", "exclusiveMinimum", "maxLength", "format", "description", "additionalProperties"),
+    *("pattern", "default", "nullable", "discriminator", "example", "prefixItems", "not"),
+)
+TEXTS = st.sampled_from(["object", "array", "string", "null", "text", "#/$defs/x", "("])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_any_schema_makes_a_valid_document(schema):
+    validate_in_document(openapi_schema(schema))
+
+
+def test_schema_without_an_end_is_cut():
+    # Given
+    endless = {"type": "array"}
+    endless["items"] = endless
+    # When / Then
+    validate_in_document(openapi_schema(endless))

@@ -15,8 +15,7 @@ from batching.metrics import (
 )
 from batching.settings.settings import SettingsError
 from batching.store.redis_errors import RedisError
-from ingress.metrics.queue_metrics import handler_families
-from ingress.rest.metrics_api import write_text
+from ingress.rest.metrics_api import handler_families, write_text
 from tests.support import make_spec
 from workers.handling.metrics_reporter import MetricsReporter
 
