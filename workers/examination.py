@@ -228,8 +228,11 @@ class _Examination:
         is_loaded_by_us = self._own_handler is None
         if self._own_handler is not None:
             sources = {name: self._files[name].read_text(errors="replace") for name in self._trees}
-            loads_itself = any(map(_OWN_LOADING.search, sources.values()))
-            is_loaded_by_us = "ts.torch_handler" in sources[self._own_handler] and not loads_itself
+            source = sources[self._own_handler]
+            # A function as entry point counts as loading, as it need not call `initialize`.
+            is_function = re.search(rf"^def {re.escape(self._function)}\b", source, re.MULTILINE)
+            loads_itself = is_function or any(map(_OWN_LOADING.search, sources.values()))
+            is_loaded_by_us = "ts.torch_handler" in source and not loads_itself
         if is_loaded_by_us and self._info.handler and not (name or has_model_file):
             text = f"{self._handler} loads a model, and neither weights nor a model file is named"
             yield problem("weights", text)
