@@ -228,7 +228,18 @@ class Batch:
         return len(self.items)
 
 
+# Many per system call; `pop` and `append` are atomic, so any thread may ask.
+_made_ids: list[str] = []
+
+
 def fresh_request_id() -> str:
-    """Returns a new UUID4 as text: 122 random bits that cannot be guessed; quicker than `uuid`."""
-    h = os.urandom(16).hex()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+    """Returns a new UUID4 as text: 122 random bits that cannot be guessed; not after a fork."""
+    while True:
+        try:
+            return _made_ids.pop()
+        except IndexError:
+            digits = os.urandom(16 * 256).hex()
+            for start in range(0, len(digits), 32):
+                h = digits[start : start + 32]
+                variant = "89ab"[int(h[16], 16) & 3]
+                _made_ids.append(f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{variant}{h[17:20]}-{h[20:]}")

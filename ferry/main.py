@@ -5,7 +5,8 @@ import importlib.metadata
 import io
 import os
 import sys
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from typing import cast
 
 import click
 
@@ -14,68 +15,62 @@ _STDERR = 2
 _SERVERS = frozenset({"ingress", "node", "serve", "torchserve", "up"})
 
 
-class LazyCommand(NamedTuple):
-    """Names a command and the module that has it, which is imported when the command is called.
-
-    No help lists it without a `section`. Without a `module` the distribution MOVING brings it.
-    """
-
-    name: str
-    module: str
-    section: str
-    short_help: str
-
-
 MOVING = "torchferry-moving"
-_SERVE = "Serve"
-_ASK = "Use a server that runs"
-_PREPARE = "Prepare archives"
-_COMPARE = "Move and measure"
 
-# The help lists sections and commands in this order.
-COMMANDS = (
-    LazyCommand("serve", "serve", _SERVE, "Serve a model straight from its file."),
-    LazyCommand("up", "roles", _SERVE, "Run a whole server here."),
-    LazyCommand("ingress", "roles", _SERVE, "Run only the HTTP server."),
-    LazyCommand("node", "roles", _SERVE, "Run only this machine's workers."),
-    LazyCommand("models", "models", _ASK, "Register, scale and remove models."),
-    LazyCommand("predict", "predict", _ASK, "Send files, print the answers."),
-    LazyCommand("jobs", "jobs", _ASK, "Send predictions now, fetch answers later."),
-    LazyCommand("status", "models", _ASK, "Show nodes, models, workers and queues."),
-    LazyCommand("new", "new", _PREPARE, "Write a first model and its test."),
-    LazyCommand("archive", "archive", _PREPARE, "Pack a model for serving."),
-    LazyCommand(
-        "doctor", "doctor", _PREPARE, "Say what of an archive or a TorchServe will run here."
-    ),
-    LazyCommand("torchserve", "torchserve", _COMPARE, "Run like torchserve."),
-    LazyCommand("shadow", "", _COMPARE, "Compare the answers of two servers."),
-    LazyCommand("bench", "bench", _COMPARE, "Measure the gain by batching."),
-    LazyCommand("check", "check", "", "Judge a configuration, as JSON."),
-    LazyCommand("container", "container", "", "Start the image `server`."),
-)
+# Section of the help -> command -> its module, which is imported when the command is called, and
+# what the help says. No help lists what is in no section; without a module MOVING brings it.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Serve": {
+        "serve": ("serve", "Serve a model straight from its file."),
+        "up": ("roles", "Run a whole server here."),
+        "ingress": ("roles", "Run only the HTTP server."),
+        "node": ("roles", "Run only this machine's workers."),
+    },
+    "Use a server that runs": {
+        "models": ("models", "Register, scale and remove models."),
+        "predict": ("predict", "Send files, print the answers."),
+        "jobs": ("jobs", "Send predictions now, fetch answers later."),
+        "status": ("models", "Show nodes, models, workers and queues."),
+    },
+    "Prepare archives": {
+        "new": ("new", "Write a first model and its test."),
+        "archive": ("archive", "Pack a model for serving."),
+        "doctor": ("doctor", "Say what of an archive or a TorchServe will run here."),
+    },
+    "Move and measure": {
+        "torchserve": ("torchserve", "Run like torchserve."),
+        "shadow": ("", "Compare the answers of two servers."),
+        "bench": ("bench", "Measure the gain by batching."),
+    },
+    "": {
+        "check": ("check", "Judge a configuration, as JSON."),
+        "container": ("container", "Start the image `server`."),
+    },
+}
+COMMANDS = {name: it for commands in SECTIONS.values() for name, it in commands.items()}
 
 
 class LazyGroup(click.Group):
     """Finds its commands in `COMMANDS`, and loads the module of the command that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [it.name for it in COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for name, module, *_ in COMMANDS:
-            if name == cmd_name and not module:
-                return added_command(name)
-            if name == cmd_name:
-                found = getattr(importlib.import_module(f"ferry.commands.{module}"), name)
-                return cast("click.Command", found)
-        return None
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        if not module:
+            return added_command(cmd_name)
+        found = getattr(importlib.import_module(f"ferry.commands.{module}"), cmd_name)
+        return cast("click.Command", found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(it.name) for it in COMMANDS)
-        for section in dict.fromkeys(it.section for it in COMMANDS if it.section):
-            commands = [it for it in COMMANDS if it.section == section]
-            with formatter.section(section):
-                formatter.write_dl([(it.name.ljust(width), it.short_help) for it in commands])
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            if section:
+                with formatter.section(section):
+                    formatter.write_dl([(it.ljust(width), commands[it][1]) for it in commands])
 
 
 def added_command(name: str) -> click.Command:

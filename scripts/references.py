@@ -130,7 +130,7 @@ def _command_line() -> list[str]:
     ]
     for command in COMMANDS:
         context = click.Context(main, info_name="ferry")
-        blocks += _command(main.get_command(context, command.name), command.name, context)
+        blocks += _command(main.get_command(context, command), command, context)
     return blocks
 
 

@@ -29,8 +29,8 @@ from batching.store.held_connections import (
     PARSER,
     AsyncClient,
     Client,
+    NoticesItsLoss,
     connection_options,
-    noticing_its_loss,
 )
 
 AnyClient = TypeVar("AnyClient", Client, AsyncClient)
@@ -83,8 +83,8 @@ def connect_async(url: str) -> AsyncClient:
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
     pool: Any = client.connection_pool
-    # The URL has decided the kind: plain, TLS, or of a path.
-    pool.connection_class = noticing_its_loss(pool.connection_class)
+    kind = pool.connection_class  # by the URL: plain, TLS, or of a path
+    pool.connection_class = type(kind.__name__, (NoticesItsLoss, kind), {})
     return client
 
 

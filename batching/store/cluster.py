@@ -373,30 +373,21 @@ class Deployment:
 
     def _make_client(self, tag: str, is_for_rq: bool) -> Any:
         name = tag if self.is_cluster else self._url.service
+        asking, is_cluster = self._asking_options(), self.is_cluster
         options = {
-            "finder": Finder(
-                name, self._seed_nodes, self._asking_options(), is_cluster=self.is_cluster
-            ),
+            "finder": Finder(name, self._seed_nodes, asking, is_cluster=is_cluster),
             **self._options(),
         }
-        again = (ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN)
+        again, is_tls = (ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN), self._url.is_tls
         pool: Any
         if self._is_async:
-            pool = AsyncFoundPool(
-                connection_class=AsyncFoundTlsConnection
-                if self._url.is_tls
-                else AsyncFoundConnection,
-                retry=AsyncRetry(*again, supported_errors=NOT_DONE),
-                asking=self._asking,
-                **options,
-            )
+            options |= {"asking": self._asking, "retry": AsyncRetry(*again, NOT_DONE)}
+            kind: Any = AsyncFoundTlsConnection if is_tls else AsyncFoundConnection
+            pool = AsyncFoundPool(connection_class=kind, **options)
         else:
-            pool = FoundPool(
-                connection_class=FoundTlsConnection if self._url.is_tls else FoundConnection,
-                retry=Retry(*again, supported_errors=NOT_DONE),
-                is_for_rq=is_for_rq,
-                **options,
-            )
+            options |= {"is_for_rq": is_for_rq, "retry": Retry(*again, NOT_DONE)}
+            kind = FoundTlsConnection if is_tls else FoundConnection
+            pool = FoundPool(connection_class=kind, **options)
         pool.deployment = self
         return (redis.asyncio.Redis if self._is_async else redis.Redis).from_pool(pool)
 

@@ -11,7 +11,6 @@ statistics: a sixth of what a request cost the ingress.
 
 import asyncio
 import contextlib
-import functools
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -219,12 +218,6 @@ class NoticesItsLoss:
         await super().send_packed_command(command, check_health)  # type: ignore[misc]
 
 
-@functools.cache
-def noticing_its_loss(kind: type) -> type:
-    """Returns the subclass of this kind of redis-py's asyncio connections that notices its loss."""
-    return type(kind.__name__, (NoticesItsLoss, kind), {})
-
-
 class _Exchange:
     """One call at a time over a transport: written at once, answered by one future.
 
@@ -395,7 +388,7 @@ class AsyncHeldConnection:
         if self._connection is None:
             self._connection = await self._pool.get_connection()
         return await self._connection.retry.call_with_retry(  # type: ignore[no-any-return]
-            lambda: self._exchange(buffers, count), _drop_nothing
+            lambda: self._exchange(buffers, count), lambda _: asyncio.sleep(0)
         )
 
     async def call(self, *commands: Command) -> list[Any]:
@@ -432,7 +425,3 @@ class AsyncHeldConnection:
                 line.give_up()
                 raise answer
         return answers
-
-
-async def _drop_nothing(_: Exception) -> None:
-    """Is called before a command is repeated; its connection was given up by then."""

@@ -11,7 +11,7 @@ from typing import Self
 from batching import errors
 from batching.protocol import NO_WIRE, BatchTiming, ProtocolError, Reply, ReplyChunk, Wire
 from batching.store.ingress_queue import IngressQueue, Patience
-from batching.store.records import is_queue_answer, queue_error
+from batching.store.records import QUEUE_ANSWERS, queue_error
 from batching.store.redis_errors import AWAY, store_unavailable
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class ReplyStream(PendingRequest):
         if isinstance(outcome, Exception):
             raise outcome
         self.timing = outcome.timing
-        if outcome.error_type and is_queue_answer(outcome.reason):
+        if outcome.error_type and outcome.reason in QUEUE_ANSWERS:
             raise queue_error(outcome.reason)  # its worker has died, say
         if outcome.error_type or outcome.chunks != self._next_index:
             raise _incomplete()

@@ -56,7 +56,7 @@ BODY_ELSEWHERE = b"!body_elsewhere"
 _MSGPACK = b"\x80"  # a message's first byte is not below it
 
 # Reason -> the error, and its text.
-_QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
+QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
     "deadline_exceeded": (
         errors.DeadlineExceeded,
         "The request's deadline passed before a worker could take it.",
@@ -205,11 +205,6 @@ def error_reply(error: errors.ServeError) -> Reply:
     )
 
 
-def is_queue_answer(reason: str) -> bool:
-    """Returns whether this reason is the queue's own, and no worker's."""
-    return reason in _QUEUE_ANSWERS
-
-
 def queue_error(reason: str) -> errors.ServeError:
-    kind, text = _QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)
+    kind, text = QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)
     return kind(text)

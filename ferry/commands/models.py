@@ -170,49 +170,47 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     is_ready = ready.status_code == _OK
     reason = "" if is_ready else str(ready.json()["status"])
     counts = Counter(worker["node"] for version in versions for worker in version["workers"])
-    record = {
-        "ready": is_ready,
-        "reason": reason,
-        "nodes": {node["node"]: counts[node["node"]] for node in nodes},
-        "hosts": {node["node"]: node["host"] for node in nodes},
-        "models": [
-            {
-                "model": version["modelName"],
-                "version": version["modelVersion"],
-                "is_default": version.get("isDefault", False),
-                "workers": dict(Counter(map(_state, version["workers"]))),
-                "workers_per_node": version["minWorkers"],
-                "waiting": version["jobQueueStatus"]["pendingRequests"],
-                "room": version["jobQueueStatus"]["remainingCapacity"],
-                "errors": _errors(version),
-            }
-            for version in versions
-        ],
-    }
+    summaries: list[Record] = [
+        {
+            "model": version["modelName"],
+            "version": version["modelVersion"],
+            "is_default": version.get("isDefault", False),
+            "workers": dict(Counter(map(_state, version["workers"]))),
+            "workers_per_node": version["minWorkers"],
+            "waiting": version["jobQueueStatus"]["pendingRequests"],
+            "room": version["jobQueueStatus"]["remainingCapacity"],
+            "errors": _errors(version),
+        }
+        for version in versions
+    ]
     if as_json:
+        record = {
+            "ready": is_ready,
+            "reason": reason,
+            "nodes": {node["node"]: counts[node["node"]] for node in nodes},
+            "hosts": {node["node"]: node["host"] for node in nodes},
+            "models": summaries,
+        }
         click.echo(json.dumps(record, indent=2))
         return
     console = out()
     console.print("[green]ready[/]" if is_ready else f"[red]{escape(reason)}[/]")
-    print_table(
-        ("node", "host", "workers"),
-        [(node["node"], node["host"], counts[node["node"]]) for node in nodes],
-    )
+    hosts = [(node["node"], node["host"], counts[node["node"]]) for node in nodes]
+    print_table(("node", "host", "workers"), hosts)
     if not nodes:
         console.print("No node runs. `ferry node` starts one.")
     rows = []
-    for version in versions:
-        states = Counter(map(_state, version["workers"])).items()
-        workers = ", ".join(f"{count} {state}" for state, count in states) or "none"
-        queue = version["jobQueueStatus"]
-        numbers = version["minWorkers"], queue["pendingRequests"], queue["remainingCapacity"]
-        rows.append((version["modelName"], _version(version), workers, *numbers))
+    for it in summaries:
+        version = f"{it['version']}{' (default)' * it['is_default']}"
+        workers = ", ".join(f"{count} {state}" for state, count in it["workers"].items()) or "none"
+        numbers = it["workers_per_node"], it["waiting"], it["room"]
+        rows.append((it["model"], version, workers, *numbers))
     print_table(("model", "version", "workers", "per node", "waiting", "room"), rows)
     if not rows:
         console.print(_NO_MODELS)
-    for version in versions:
-        name = escape(f"{version['modelName']} {version['modelVersion']}")
-        for error in _errors(version):
+    for it in summaries:
+        name = escape(f"{it['model']} {it['version']}")
+        for error in it["errors"]:
             console.print(f"[red]not loaded:[/] {name}: {escape(error)}", soft_wrap=True)
 
 

@@ -32,8 +32,9 @@ from ferry.process_tree.supervisor import ReadyPipe
 from ferry.process_tree.whole_server import run_server
 
 # Programs that wait for TorchServe's process look for this, as SageMaker's inference toolkit does.
-# Python ignores an option -X that it does not know.
-_MARK = ("-X", "org.pytorch.serve.ModelServer")
+_JAVA_CLASS = "org.pytorch.serve.ModelServer"
+# Words in the command line of a server, be it ours or TorchServe itself.
+_MARKS = ("torchserve", _JAVA_CLASS)
 _STOP_TIMEOUT_S = 60.0
 _STOP_LOOK_S = 0.1
 CONFIG_VARIABLE = "TS_CONFIG_FILE"
@@ -47,9 +48,6 @@ DEFAULTS: Mapping[str, Any] = {
     "log_files": True,
     "page": "off",
 }
-
-# Words in the command line of a server, be it ours or TorchServe itself.
-_MARKS = ("torchserve", "org.pytorch.serve.ModelServer")
 
 _FILE = click.Path(path_type=Path)
 
@@ -184,15 +182,18 @@ def _existing(flag: str, path: Path) -> Path:
 
 
 def _serve(settings: Settings) -> None:
+    # Not through a link that another user has laid there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
-        write_pid()
+        with os.fdopen(os.open(pid_file(), flags, 0o644), "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
     except OSError as error:
         raise click.ClickException(f"cannot write {pid_file()}: {error.strerror}") from error
     keys_path = settings.keys_path()
     try:
         run_server(settings, is_restoring=False)
     finally:
-        remove_pid(os.getpid())
+        _remove_pid(os.getpid())
         if keys_path == Path(DEFAULT_KEY_FILE):
             # Its keys are of no use any more; the next start makes others.
             with contextlib.suppress(OSError):
@@ -203,8 +204,10 @@ def _start_in_background() -> int:
     """Starts the server, which outlives us; returns 0 once it is ready, else its exit code."""
     ready = ReadyPipe()
     [write_fd] = ready.writer()
+    # Python ignores an option -X that it does not know.
+    words = [sys.executable, "-P", "-X", _JAVA_CLASS, "-m", "ferry.main", *sys.argv[1:]]
     process = subprocess.Popen(  # noqa: S603 - ourselves, with the arguments that we were given
-        [sys.executable, "-P", *_MARK, "-m", "ferry.main", *sys.argv[1:], "--foreground"],
+        [*words, "--foreground"],
         env={**os.environ, READY_VARIABLE: str(write_fd)},
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],
@@ -236,7 +239,7 @@ def _stop() -> None:
                     f"the server (pid {process.pid}) has not stopped within {_STOP_TIMEOUT_S:.0f} s"
                 )
             time.sleep(_STOP_LOOK_S)
-    remove_pid(process.pid)
+    _remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
 
 
@@ -268,14 +271,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def write_pid() -> None:
-    # Not through a link that another user has laid there.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    with os.fdopen(os.open(pid_file(), flags, 0o644), "w", encoding="ascii") as file:
-        file.write(str(os.getpid()))
-
-
-def remove_pid(pid: int) -> None:
+def _remove_pid(pid: int) -> None:
     """Removes the file, unless it names a server that was started since."""
     with contextlib.suppress(OSError, ValueError):
         if int(pid_file().read_text(encoding="ascii")) == pid:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -25,8 +26,7 @@ import httpx
 from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from batching.settings.settings import Settings
-from workers.archives.archive_entries import MAX_UNPACKED_BYTES
-from workers.archives.model_archive import inspect_archive, not_saved
+from workers.archives.model_archive import MAX_UNPACKED_BYTES, inspect_archive, not_saved
 from workers.archives.staging import DOWNLOAD_PREFIX, work_dir_of
 
 MAX_REDIRECTS = 3
@@ -108,7 +108,12 @@ def _in_store(name: str, store: Path) -> Path:
     if (archive := _find(PurePosixPath(name).name, store)) and archive.is_file():
         return archive
     message = f"Model not found at: {name}{_why_not_found(name, store)}"
-    raise _not_found(message, f"It was looked for in {store}")
+    guess = ""
+    with contextlib.suppress(OSError):  # a store that this user may not list, say
+        names = [path.name for path in store.iterdir()]
+        for alike in get_close_matches(name, names, n=1, cutoff=0.7):
+            guess = f"Did you mean {alike}? "
+    raise _not_found(message, f"{guess}It was looked for in {store}")
 
 
 def _find(name: str, store: Path) -> Path | None:
@@ -215,10 +220,7 @@ def resolve_host(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """Fetches from the URLs that the operator allows.
-
-    `resolve` and `transport` are the network; tests bring their own.
-    """
+    """Fetches from the URLs that the operator allows; `resolve` and `transport` are the network."""
 
     allowed_urls: str
     resolve: Callable[[str, int], list[str]] = resolve_host

@@ -29,7 +29,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Self
 
 import msgspec
@@ -258,10 +257,5 @@ def _known(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rfc3339(time_ms: int) -> str:
-    return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
-
-
-@lru_cache(maxsize=64)
-def _second(time_s: int) -> str:
-    # Cached, as many jobs share a second.
-    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -45,13 +45,11 @@ def test_batch_is_created_shown_and_cancelled(http, folder):
     # And a wish to cancel it is seen at once, though the feeder has not
     assert http.post(f"/v1/batches/{batch['id']}/cancel").json["status"] == "cancelling"
     assert folder.batch(batch["id"])["status"] == "validating"
-
-
-def test_batch_that_has_ended_is_not_cancelled(http, folder):
-    batch = create(http, file_id_of(http)).json
-    folder.save_batch(entering(batch, "completed"))
-    assert http.post(f"/v1/batches/{batch['id']}/cancel").json["status"] == "completed"
-    assert not folder.is_to_cancel(batch["id"])
+    # But one that has ended is not cancelled
+    ended = create(http, batch["input_file_id"]).json
+    folder.save_batch(entering(ended, "completed"))
+    assert http.post(f"/v1/batches/{ended['id']}/cancel").json["status"] == "completed"
+    assert not folder.is_to_cancel(ended["id"])
 
 
 def test_file_is_deleted_unless_a_batch_reads_it(http, folder):

@@ -36,16 +36,21 @@ def client(server: AnsweringServer) -> Iterator[ferry.Client]:
 
 
 @pytest.mark.parametrize(
-    ("data", "content_type", "body"),
+    "case",
     [
         (b"\xff\x00", None, b"\xff\x00"),
         ("größer", "text/plain; charset=utf-8", "größer".encode()),
         ({"a": [1]}, "application/json", b'{"a": [1]}'),
         ([1, 2], "application/json", b"[1, 2]"),
+        (Path("row.json"), "application/json", b"{}"),
     ],
 )
-def test_prediction_sends_data_as_what_it_is(server, client, data, content_type, body):
+def test_prediction_sends_data_as_what_it_is(server, client, tmp_path, case):
     # Given
+    data, content_type, body = case
+    if isinstance(data, Path):
+        data = tmp_path / data
+        data.write_text("{}")
     server.will(answer(200, {"cat": 0.9}, content_type="application/json", x_request_id="r"))
     # When
     found = client.predict("m", data, version="2", timeout_s=1.5)
@@ -56,18 +61,6 @@ def test_prediction_sends_data_as_what_it_is(server, client, data, content_type,
     assert (method, path, sent) == ("POST", "/predictions/m/2", body)
     assert headers.get("content-type") == content_type
     assert headers["x-request-timeout-ms"] == "1500"
-
-
-def test_file_is_sent_with_the_type_of_its_name(server, client, tmp_path):
-    # Given
-    path = Path(tmp_path / "row.json")
-    path.write_text("{}")
-    server.will(answer(200))
-    # When
-    client.predict("m", path)
-    # Then
-    assert server.asked[0][2]["content-type"] == "application/json"
-    assert server.asked[0][3] == b"{}"
 
 
 def test_job_is_what_the_server_says(server, client):
@@ -253,30 +246,22 @@ def job_in_hand(server: AnsweringServer, client: ferry.Client) -> ferry.Job:
     return client.job(JOB_ID)
 
 
-def test_result_is_waited_for(server, client):
+def test_result_is_waited_for_and_is_whatever_the_handler_gave(server, client):
     # Given
     job = job_in_hand(server, client)
-    server.will(answer(202, JOB, retry_after="1"), answer(200, b"ok", x_request_id=JOB_ID))
+    server.will(
+        answer(202, JOB, retry_after="1"),
+        answer(202, b"taken", x_request_id=JOB_ID),
+        refusal(503, retry_after="0", x_request_id=JOB_ID),
+    )
     # When / Then
-    assert job.result().content == b"ok"
+    found = job.result()
+    assert (found.status, found.content) == (202, b"taken")
     assert server.methods()[1:] == [f"GET /jobs/{JOB_ID}/result"] * 2
     assert server.asked[1][2]["prefer"] == "wait=30"
-
-
-def test_result_that_the_handler_gave_status_202_is_one(server, client):
-    job = job_in_hand(server, client)
-    server.will(answer(202, b"taken", x_request_id=JOB_ID))
-    assert (job.result().status, server.answers) == (202, server.answers.__class__())
-
-
-def test_result_that_is_a_failure_is_not_asked_for_again(server, client):
-    # Given
-    job = job_in_hand(server, client)
-    server.will(refusal(503, retry_after="0", x_request_id=JOB_ID))
-    # When / Then
     with pytest.raises(ferry.AnswerError) as caught:
         job.result()
-    assert caught.value.job_id == JOB_ID
+    assert (caught.value.job_id, len(server.asked)) == (JOB_ID, 4)
 
 
 def test_wait_ends_in_time(server, client):

@@ -56,22 +56,17 @@ for one in client.map("m", [b""], return_errors=True):
 """
 
 
-def check(folder: Path, source: str) -> list[str]:
-    (folder / "use.py").write_text(source)
-    words = ["--strict", "--no-error-summary", "--cache-dir", str(folder / "cache"), "use.py"]
+@pytest.mark.parametrize(("source", "lines"), [(USE, []), (MISUSE, [4, 5, 6, 7, 9])])
+def test_use_is_typed_and_misuse_is_found(tmp_path: Path, source: str, lines: list[int]) -> None:
+    (tmp_path / "use.py").write_text(source)
+    words = ["--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "use.py"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words],
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert not done.stderr
-    return done.stdout.splitlines()
-
-
-def test_use_is_typed_and_misuse_is_found(tmp_path):
-    assert check(tmp_path, USE) == []
-    found = check(tmp_path, MISUSE)
-    lines = [int(line.split(":")[1]) for line in found if ": error:" in line]
-    assert lines == [4, 5, 6, 7, 9]
+    found = [int(it.split(":")[1]) for it in done.stdout.splitlines() if ": error:" in it]
+    assert found == lines, done.stdout

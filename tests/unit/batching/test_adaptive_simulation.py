@@ -94,26 +94,21 @@ def serve(model, *, rate, slo_s):
     "model", [Model(0.030, 0.001), Model(0.010, 0.005), Model(0.002, 0.010)], ids=str
 )
 def test_latency_target_is_kept_or_makes_nothing_worse(model, load):
-    # Given
     rate = load * model.top_rate
     plain_p99_s, plain_refused = serve(model, rate=rate, slo_s=0.0)
-    # When: from far out of reach to easy, by what a batch of one takes
+    # From far out of reach to easy, by what a batch of one takes
     for times in (0.5, 1.5, 2.05, 2.5, 4.0):
         slo_s = times * model.run_s(1)
         p99_s, refused = serve(model, rate=rate, slo_s=slo_s)
-        # Then
         assert p99_s <= max(slo_s, NOISE * plain_p99_s), f"{times} times a batch of one"
         assert refused <= plain_refused, f"{times} times a batch of one"
 
 
 def test_latency_target_makes_nothing_worse_when_more_comes_than_can_be_served():
-    # Given
     model = Model(0.030, 0.001)
     rate = 1.5 * model.top_rate
     plain_p99_s, plain_refused = serve(model, rate=rate, slo_s=0.0)
-    # When
     p99_s, refused = serve(model, rate=rate, slo_s=0.066)
-    # Then
     assert p99_s <= NOISE * plain_p99_s
     assert refused == pytest.approx(plain_refused, abs=0.02)
 

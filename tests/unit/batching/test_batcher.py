@@ -91,11 +91,8 @@ GATHERED = {
 
 @pytest.mark.parametrize(("script", "calls"), GATHERED.values(), ids=GATHERED)
 def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(script, calls):
-    # Given
     source = ScriptedSource(*script)
-    # When
     batch = gather(source)
-    # Then
     assert batch.items is script[-1][1].items
     assert source.calls == calls
 
@@ -159,7 +156,6 @@ def test_gather_claims_no_more_when_it_was_stopped_while_it_waited(
 
 
 def test_policy_learns_from_what_was_gathered():
-    # Given
     policy = AdaptivePolicy(max_batch_size=4, max_wait_s=0.050)
     batcher = Batcher(ScriptedSource(), policy)
     # When two requests arrive 0.6 s apart, the second of which has waited for 0.4 s

@@ -30,11 +30,8 @@ def observe_steadily(estimator, *, gap_s, sizes, cost_s):
     ],
 )
 def test_estimator_learns_gap_and_cost(sizes, cost_s, fixed_s, per_item_s):
-    # Given
     estimator = Estimator()
-    # When
     observe_steadily(estimator, gap_s=0.010, sizes=sizes, cost_s=cost_s)
-    # Then
     estimate = estimator.estimate
     assert estimate.gap_s == pytest.approx(0.010)
     for value, expected in ((estimate.fixed_s, fixed_s), (estimate.per_item_s, per_item_s)):

@@ -55,10 +55,8 @@ def test_adaptive_policy_waits_for_as_many_as_pay():
 def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
     gap_s, fixed_s, per_item_s, slo_s, age_s
 ):
-    # Given
     policy = policy_that_knows(Estimate(gap_s, fixed_s, per_item_s), slo_s=slo_s)
     fixed = FixedPolicy(8, 0.050)
-    # Then
     assert 0.0 <= policy.patience_s <= fixed.patience_s
     assert 1 <= policy.batch_size <= fixed.batch_size
     for waiting in range(1, 10):
@@ -91,16 +89,13 @@ def test_largest_size_keeps_to_the_latency_target_as_far_as_traffic_allows(gap_s
 def test_adaptive_policy_does_not_wait_away_its_latency_target():
     # Given a request that has waited for 20 of its 80 ms, and a batch that takes 50
     policy = policy_that_knows(Estimate(0.005, 0.050), slo_s=0.080)
-    # Then
     assert policy.seconds_left(1, oldest_age_s=0.020) == pytest.approx(0.010)
 
 
 def test_policy_of_a_spec_is_the_one_it_was_registered_with():
-    # Given
     words = {"model_url": "m.mar", "handler": "h", "batch_size": 4, "max_batch_delay_ms": 20}
     fixed = ModelSpec("m", "1.0", **words)
     adaptive = ModelSpec("m", "1.0", batch_policy="adaptive", latency_slo_ms=80, **words)
-    # Then
     assert policy_of(fixed) == FixedPolicy(4, 0.020)
     policy = policy_of(adaptive)
     assert isinstance(policy, AdaptivePolicy)

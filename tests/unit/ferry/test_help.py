@@ -30,10 +30,10 @@ def test_help_of_a_server_has_all_settings_in_sections(command: str) -> None:
         assert f"--{name.replace('_', '-')}" in most_used
 
 
-@pytest.mark.parametrize("one", COMMANDS, ids=[one.name for one in COMMANDS])
-def test_each_command_is_found_under_its_name(one) -> None:
-    result = CliRunner().invoke(main, [one.name, "--help"])
-    assert (result.exit_code, result.stdout.split()[:3]) == (0, ["Usage:", "main", one.name])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_found_under_its_name(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert (result.exit_code, result.stdout.split()[:3]) == (0, ["Usage:", "main", name])
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["nosuch"]])

@@ -8,9 +8,7 @@ from tests.support import make_spec
 
 
 def test_spec_keeps_fields_of_a_later_version():
-    # Given
     record = make_spec().to_record() | {"colour": "green"}
-    # When
     received = ModelSpec.from_record(record)
     # Then: no worker has to be started anew for what it does not know
     assert received.is_same_registration(make_spec())

@@ -14,13 +14,9 @@ def three(tmp_path):
 
 
 def test_process_learns_its_siblings_from_its_environment(monkeypatch, tmp_path):
-    # Given
-    given = Siblings(2, 4, tmp_path)
-    alone = Siblings.from_environment()
-    # When
+    given, alone = Siblings(2, 4, tmp_path), Siblings.from_environment()
     for name, value in given.to_environment().items():
         monkeypatch.setenv(name, value)
-    # Then
     assert Siblings.from_environment() == given
     assert (given.is_first, given.others) == (False, [1, 3, 4])
     assert (alone.is_first, alone.others) == (True, [])

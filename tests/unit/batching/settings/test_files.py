@@ -8,13 +8,10 @@ from batching.settings.files import load_yaml, write_atomically
 
 
 def test_write_atomically_replaces_the_file_and_keeps_it_its_owners(tmp_path):
-    # Given
     path = tmp_path / "keys.json"
     path.write_text("old")
     path.chmod(0o644)
-    # When
     write_atomically(path, "grün\n")
-    # Then
     assert path.read_bytes() == b"gr\xc3\xbcn\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -26,9 +26,7 @@ def test_url_names_the_servers(url, addresses):
 
 
 def test_url_of_sentinels_has_service_database_and_login():
-    # When
     url = RedisUrl.parse("rediss+sentinel://us%65r:p%3Aw@a:1/main/3?sentinel_password=s%26")
-    # Then
     assert (url.service, url.db, url.is_tls, url.kind) == ("main", 3, True, "sentinel")
     assert (url.username, url.password) == ("user", "p:w")
     assert url.options == {"sentinel_password": "s&"}

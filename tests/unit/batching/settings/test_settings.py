@@ -104,43 +104,25 @@ def test_variable_has_the_name_of_key_or_option_or_another_programs(
 
 
 def test_torchserve_variables_have_their_irregular_names(load):
-    environment = {
-        "TS_TOKEN_EXPIRATION_TIME_MIN": "5",
-        "TS_TOKEN_EXPIRATION_MIN": "6",
-        "TS_METRIC_TIME_INTERVAL": "1",
-        "TS_DISABLE_TOKEN_AUTHORIZATION": "true",
-        "TS_MAX_REQUEST_SIZE": "11",
-    }
+    environment = {"TS_TOKEN_EXPIRATION_TIME_MIN": "5", "TS_TOKEN_EXPIRATION_MIN": "6"}
+    environment |= {"TS_METRIC_TIME_INTERVAL": "1", "TS_MAX_REQUEST_SIZE": "11"}
+    environment |= {"TS_DISABLE_TOKEN_AUTHORIZATION": "true"}
     assert load("enable_envvars_config=true\n", environment) == Settings(
         token_expiration_min=5, disable_token_authorization=True, max_request_size_bytes=11
     )
 
 
-@pytest.mark.parametrize(
-    ("keys", "is_taken"),
-    [
-        (["enable_envvars_config"], False),
-        (["use_env_allowed_urls"], False),
-        (["enable_envvars_config", "use_env_allowed_urls"], True),
-    ],
-)
-def test_allowed_urls_come_from_a_variable_only_when_the_file_says_so_twice(load, keys, is_taken):
-    text = "".join(f"{key}=true\n" for key in keys)
-    settings = load(text, {"TS_ALLOWED_URLS": "https://mine/.*"})
-    assert (settings.allowed_urls == "https://mine/.*") is is_taken
+def test_allowed_urls_come_from_a_variable_only_when_the_file_says_so_twice(load):
+    one, other = "enable_envvars_config=true\n", "use_env_allowed_urls=true\n"
+    for text, is_taken in ((one, False), (other, False), (one + other, True)):
+        settings = load(text, {"TS_ALLOWED_URLS": "https://mine/.*"})
+        assert (settings.allowed_urls == "https://mine/.*") is is_taken
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("enable_model_api=false", False),
-        ("model_api_enabled=false", False),
-        ("model_control_mode=none", False),
-        ("model_control_mode=explicit", True),
-    ],
-)
-def test_model_api_has_all_its_spellings(load, text, expected):
-    assert load(text).enable_model_api is expected
+def test_model_api_has_all_its_spellings(load):
+    for text in ("enable_model_api=false", "model_api_enabled=false", "model_control_mode=none"):
+        assert load(text).enable_model_api is False
+    assert load("model_control_mode=explicit").enable_model_api is True
 
 
 @pytest.mark.parametrize("text", ["1", "yes", "on", "ture"])
@@ -221,12 +203,10 @@ def test_settings_survive_the_way_into_a_child_process_and_through_a_file(load):
 def documented_default(setting):
     """The default as docs/configuration.md writes it."""
     value = setting.default
-    if value is None or value == "":
+    if value in (None, ""):
         return "\N{EN DASH}"
-    text = str(value).lower()
-    if type(value) in (int, float) and value >= 1:
-        text = f"{value:,.0f}"
-    return f"{text} {setting.unit}".strip()
+    is_large = type(value) in (int, float) and value >= 1
+    return f"{f'{value:,.0f}' if is_large else str(value).lower()} {setting.unit}".strip()
 
 
 def test_tables_of_the_document_are_those_of_the_settings():

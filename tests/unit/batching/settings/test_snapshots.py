@@ -69,7 +69,6 @@ def test_snapshot_of_torchserve_itself_is_read(tmp_path):
 
 
 def of(address):
-    """Whether a snapshot is that of the server with this address."""
     return lambda properties: properties.get("management_address") == address
 
 
@@ -98,14 +97,9 @@ def test_snapshot_that_is_not_whole_is_named_and_another_one_counts(tmp_path, ke
     content = whole.read_bytes()
     settings, models = content.split(b"model_snapshot", 1)
     broken = tmp_path / "20240101000000000-startup.cfg"
-    broken.write_bytes(
-        {
-            "nothing": b"",
-            "the settings": settings,
-            "half of the models": content[: -len(models) // 2],
-            "no text": b"\\uXXXX",
-        }[kept]
-    )
+    half = content[: -len(models) // 2]
+    texts = {"nothing": b"", "the settings": settings, "half of the models": half}
+    broken.write_bytes(texts.get(kept, b"\\uXXXX"))
     said = []
     # When / Then
     assert newest_snapshot(tmp_path, report=said.append) == whole
@@ -118,9 +112,7 @@ def test_snapshot_that_is_not_whole_is_named_and_another_one_counts(tmp_path, ke
     "text", ["[", "[1]", '{"models": {"m": 1}}', '{"models": {"m": {"1": {}}}}']
 )
 def test_snapshot_that_cannot_be_understood_is_named(tmp_path, text):
-    # Given
     path = tmp_path / "20240101000000000-startup.cfg"
     path.write_text(javaproperties.dumps({"model_snapshot": text}))
-    # When / Then
     with pytest.raises(SettingsError, match="its model_snapshot cannot be understood"):
         read_snapshot(path)

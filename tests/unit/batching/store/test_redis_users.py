@@ -35,26 +35,12 @@ from tests.support import (
 
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
-JOBS = "submit_jobs retry_job cancel_job"
-SCRIPTS_OF = {
-    "ingress": {*f"submit cancel audit living measure swap_model {JOBS}".split()},
-    "worker": {
-        *[
-            "claim",
-            "reply",
-            "chunk",
-            "progress",
-            "reclaim",
-            "beat",
-            "refuse",
-            "report",
-            "record",
-            "living",
-            "swap_model",
-        ],
-        *["claim_webhooks", "end_webhook"],
-    },
-}
+INGRESS = "submit cancel audit living measure swap_model submit_jobs retry_job cancel_job"
+WORKER = (
+    "claim reply chunk progress reclaim beat refuse report record living swap_model "
+    "claim_webhooks end_webhook"
+)
+SCRIPTS_OF = {"ingress": {*INGRESS.split()}, "worker": {*WORKER.split()}}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +117,12 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     hands.recover()
     # Then
     assert ingress.unaccounted() == 0
+    # And what handlers measure is recorded and read
+    calls = Series("calls", MetricKind.COUNTER, "count", ())
+    took = Series("took", MetricKind.GAUGE, "ms", ())
+    hands.record([Measurement(calls, 1), Measurement(took, 5)])
+    with ingress.backend.connect() as client:
+        assert read_metrics(client, KEY) == {calls: 1, took: 5}
 
 
 def test_users_may_take_a_job_through_its_whole_life(harnesses):
@@ -217,19 +209,6 @@ def test_worker_may_take_back_and_refuse(harnesses, mode):
     node.bury(KEY)
     # Then no user was denied anything, as the admin fixture sees
     assert ingress.queued() == []
-
-
-def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(harnesses):
-    ingress, worker = harnesses
-    # Given
-    calls = Series("calls", MetricKind.COUNTER, "count", ())
-    took = Series("took", MetricKind.GAUGE, "ms", ())
-    # When
-    for _ in range(2):
-        worker.worker().record([Measurement(calls, 1), Measurement(took, 5)])
-    # Then
-    with ingress.backend.connect() as client:
-        assert read_metrics(client, KEY) == {calls: 2, took: 5}
 
 
 def test_worker_may_keep_the_lists_of_nodes_and_workers(harnesses):

@@ -11,11 +11,7 @@ from ferry.commands.container import platform_variables
 from tests.e2e.archives import make_archive
 
 HANDLER = {"handler.py": "def handle(data, context):\n    return data\n"}
-VERTEX = {
-    "AIP_HTTP_PORT": "7080",
-    "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2",
-    "AIP_PREDICT_ROUTE": "/v1/endpoints/1/deployedModels/2:predict",
-}
+VERTEX = {"AIP_HTTP_PORT": "7080"}
 
 
 def settings_of(environment, properties=None):
@@ -36,36 +32,36 @@ def test_other_machines_have_no_platform(tmp_path):
     assert platform_variables({"PATH": "/bin", "AIP_PREDICT_ROUTE": "/p"}, {}) == {}
 
 
-def test_vertex_reaches_predictions_and_readiness_only():
-    settings = settings_of(VERTEX)
-    assert settings.addresses() == {
-        "inference": "http://0.0.0.0:7080",
-        "management": "http://127.0.0.1:8081",
-        "metrics": "http://127.0.0.1:8082",
-    }
-    assert settings.aliases() == {
-        "/v1/endpoints/1/deployedModels/2": "/readyz",
-        "/v1/endpoints/1/deployedModels/2:predict": "/invocations",
-    }
-
-
 @pytest.mark.parametrize(
-    ("predict", "health", "aliases"),
+    ("port", "predict", "health", "aliases"),
     [
-        ("/predictions/m", "/ping", {}),
-        ("/v1/models/m:predict", "/readyz", {}),
-        ("/invocations", None, {}),
-        ("/m/predict", "/health", {"/m/predict": "/invocations", "/health": "/readyz"}),
+        (
+            "7080",
+            "/v1/endpoints/1/deployedModels/2:predict",
+            "/v1/endpoints/1/deployedModels/2",
+            {
+                "/v1/endpoints/1/deployedModels/2": "/readyz",
+                "/v1/endpoints/1/deployedModels/2:predict": "/invocations",
+            },
+        ),
+        # Routes that are there already stay as they are.
+        ("7080", "/predictions/m", "/ping", {}),
+        ("7080", "/v1/models/m:predict", "/readyz", {}),
+        ("8081", "/invocations", "", {}),
+        ("8081", "/m/predict", "/health", {"/m/predict": "/invocations", "/health": "/readyz"}),
     ],
 )
-def test_vertex_routes_that_are_there_already_stay_as_they_are(predict, health, aliases):
-    environment = {"AIP_HTTP_PORT": "8081", "AIP_PREDICT_ROUTE": predict}
-    if health is not None:
-        environment["AIP_HEALTH_ROUTE"] = health
-    settings = settings_of(environment)
+def test_vertex_reaches_predictions_and_readiness_only(port, predict, health, aliases):
+    # When
+    settings = settings_of(
+        {"AIP_HTTP_PORT": port, "AIP_PREDICT_ROUTE": predict, "AIP_HEALTH_ROUTE": health}
+    )
+    # Then
     assert settings.aliases() == aliases
-    # And the port that Vertex AI asks for is not taken twice
-    assert len(set(settings.addresses().values())) == 3
+    addresses = settings.addresses()
+    assert addresses.pop("inference") == f"http://0.0.0.0:{port}"
+    private = [number for number in (8081, 8082, 8083) if number != int(port)][:2]
+    assert list(addresses.values()) == [f"http://127.0.0.1:{number}" for number in private]
 
 
 @pytest.mark.parametrize(

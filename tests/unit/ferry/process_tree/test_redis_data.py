@@ -1,5 +1,6 @@
 """The folder of an embedded Redis: where it is, whose it is, and what becomes of its file."""
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -55,9 +56,7 @@ def test_default_folder_is_in_the_store_that_the_server_runs_in(tmp_path, monkey
 
 
 def test_nothing_is_kept_without_a_store_or_where_nothing_is_to_be_remembered(tmp_path):
-    # Given
     store = replace(Settings(), model_store=tmp_path / "store")
-    # When / Then
     for settings in (Settings(), replace(store, config_snapshots=False)):
         assert lock_data(settings, FSYNC_EVERY_SECOND) is None
     assert list(tmp_path.iterdir()) == []
@@ -84,15 +83,11 @@ def test_default_folder_that_cannot_be_used_is_a_warning_and_a_chosen_one_an_err
 def test_folder_is_locked_until_its_redis_has_ended(tmp_path):
     # Given a Redis whose server has gone already
     data = locked(tmp_path)
-    server = EmbeddedRedis(find_server(), data=data)
-    server.start()
-    data.release()
-    # When / Then
-    with pytest.raises(EmbeddedRedisError, match="in use by another server"):
-        locked(tmp_path)
-    # When
-    server.close()
-    # Then
+    with EmbeddedRedis(find_server(), data=data):
+        data.release()
+        # When / Then
+        with pytest.raises(EmbeddedRedisError, match="in use by another server"):
+            locked(tmp_path)
     locked(tmp_path).release()
 
 
@@ -133,14 +128,11 @@ def test_redis_that_reads_its_file_says_so(tmp_path):
     slow.write_text(f'#!/bin/sh\nexec {find_server().path} "$@" --key-load-delay 10000\n')
     slow.chmod(0o755)
     # When
-    server = EmbeddedRedis(ServerProgram(slow, "a test"), data=data)
-    try:
+    with contextlib.closing(EmbeddedRedis(ServerProgram(slow, "a test"), data=data)) as server:
         server.launch()
         # Then
         eventually(server.is_loading, timeout_s=10)
         assert not server.answers()
         eventually(server.answers, timeout_s=10)
         assert not server.is_loading()
-    finally:
-        server.close()
-        data.release()
+    data.release()

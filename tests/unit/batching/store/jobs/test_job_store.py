@@ -411,11 +411,18 @@ def test_job_that_was_accepted_meanwhile_survives_a_refusal_under_its_id(harness
     assert ids_of(harness.worker().claim(8, 0.0)) == ["before", "a"]
 
 
-def test_nothing_of_a_job_is_kept_when_memory_is_full(real_harness, full_memory):
+def test_nothing_of_a_job_is_kept_when_memory_is_full_but_results(real_harness, full_memory):
+    # Given
+    real_harness.submit_job("runs")
+    worker = real_harness.worker()
+    items = items_of(worker.claim(1, 0.0))
     full_memory()
+    # When / Then
     for size in (0, LARGE):
         assert real_harness.submit_job("a", size=size) is SubmitCode.NO_MEMORY
     assert real_harness.jobs().find("a") is None
+    assert worker.reply(items, [make_reply("A")]) == [ReplyCode.STORED]
+    assert decode_reply("runs", real_harness.jobs().find("runs").result) == make_reply("A")
 
 
 def test_jobs_leave_a_part_of_the_memory_to_requests(real_harness):
@@ -448,15 +455,6 @@ def test_b08_garbage_in_place_of_a_job_is_no_job(harness):
         assert harness.jobs().find(f"b{field}") is None
     assert harness.submit_job("good") is SubmitCode.QUEUED
     assert [job.job_id for _, job in harness.jobs().newest(KEY, 2**53, 1)] == ["good"]
-
-
-def test_result_is_stored_when_memory_is_full(real_harness, full_memory):
-    real_harness.submit_job("a")
-    worker = real_harness.worker()
-    items = items_of(worker.claim(1, 0.0))
-    full_memory()
-    assert worker.reply(items, [make_reply("A")]) == [ReplyCode.STORED]
-    assert decode_reply("a", real_harness.jobs().find("a").result) == make_reply("A")
 
 
 def test_worker_that_was_taken_for_dead_answers_its_job_until_it_is_claimed_again(harness):
