@@ -114,15 +114,25 @@ def pixels(content: bytes) -> torch.Tensor:
 
 
 def make_decided_network(examples: Sequence[torch.Tensor]) -> torch.nn.Module:
-    """Makes a network as sure of its classes as a trained one, even in half precision.
+    """Makes a ResNet-152 as sure of its classes as a trained one, even in half precision.
 
-    Example i is of class i by a wide margin, and the other classes are random.
+    Example i, float32 [1, 3, 224, 224], is of class i by a wide margin; the other classes are
+    random. Without statistics of real activations, 152 random layers answer the same to everything,
+    and blocks that add all of what they compute magnify every rounding.
     """
-    network: Any = make_network(examples, branch_weight=0.1)
+    torch.manual_seed(SEED)
+    network: Any = torchvision.models.resnet152(weights=None)
+    for module in network.modules():
+        if isinstance(module, torchvision.models.resnet.Bottleneck):
+            torch.nn.init.constant_(module.bn3.weight, 0.1)
+    batch = torch.cat(list(examples))
+    normalise(network, batch)
     seen: list[torch.Tensor] = []
     hook = network.avgpool.register_forward_hook(lambda *step: seen.append(step[2].flatten(1)))
     with torch.inference_mode():
-        network(torch.cat(list(examples)))
+        # Enough to tell the photos apart; more would also tell one thread's sums from two threads'.
+        network.fc.weight.mul_(6.0)
+        network(batch)
         hook.remove()
         features = seen[0]
         mean = features.mean(dim=0)
@@ -131,25 +141,6 @@ def make_decided_network(examples: Sequence[torch.Tensor]) -> torch.nn.Module:
         network.fc.weight[: len(rows)] = rows
         network.fc.bias[: len(rows)] = -(rows @ mean)
     return network  # type: ignore[no-any-return]
-
-
-def make_network(examples: Sequence[torch.Tensor], branch_weight: float = 1.0) -> torch.nn.Module:
-    """Makes a ResNet-152 with random weights whose answers differ from photo to photo.
-
-    Without statistics of real activations, of examples in float32 [1, 3, 224, 224], 152 random
-    layers answer the same to everything. The weight is what each block adds to what it is given: at
-    1.0 random blocks magnify every rounding, training leaves less.
-    """
-    torch.manual_seed(SEED)
-    network: torch.nn.Module = torchvision.models.resnet152(weights=None)
-    for module in network.modules():
-        if isinstance(module, torchvision.models.resnet.Bottleneck):
-            torch.nn.init.constant_(module.bn3.weight, branch_weight)
-    normalise(network, torch.cat(list(examples)))
-    with torch.inference_mode():
-        # Enough to tell the photos apart; more would also tell one thread's sums from two threads'.
-        network.fc.weight.mul_(6.0)
-    return network
 
 
 def normalise(network: torch.nn.Module, batch: torch.Tensor) -> None:

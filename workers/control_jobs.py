@@ -61,10 +61,7 @@ class ControlJob(Job):
         return inspect_archive
 
     def perform(self) -> Any:
-        """Runs the job, and beats meanwhile: the ingress notices when this process has ended.
-
-        RQ beats only in workers that fork.
-        """
+        """Runs the job, and beats meanwhile, as RQ does only in workers that fork."""
         is_over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(is_over,), daemon=True)
         beating.start()

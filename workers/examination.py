@@ -33,9 +33,7 @@ from workers.archives.model_archive import (
     unpack_archive,
 )
 from workers.archives.model_files import read_requirements
-from workers.machine import require_safe_torch
-from workers.python_models.files_without_code import Port, how_to_export, is_one_by_one, load_net
-from workers.python_models.targets import TENSOR_SUFFIXES, Target
+from workers.machine import require_safe_torch, ts_folder
 
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
 # Finds in torch's page of text the class that it refuses.
@@ -58,10 +56,7 @@ _COUNTS: Mapping[str, type] = {
 
 
 class Finding(NamedTuple):
-    """Judges one part of the archive in a sentence; a problem says what to do.
-
-    A problem keeps the model from running as intended; a note should be read.
-    """
+    """Judges one part of the archive; a problem keeps it from running, and says what to do."""
 
     part: str
     verdict: Literal["ok", "note", "problem"]
@@ -96,6 +91,8 @@ def examine(path: Path, *, is_installing: bool = False, envelope: str = "") -> R
 
     `is_installing` and `envelope` are the server's install_py_dep_per_model and service_envelope.
     """
+    if str(ts_folder()) not in sys.path:
+        sys.path.append(str(ts_folder()))  # as in a worker process, where handlers find `ts`
     try:
         with tempfile.TemporaryDirectory(prefix="ferry-doctor-") as folder:
             info = inspect_archive(path, path.name, Path(folder))
@@ -137,9 +134,8 @@ class _Examination:
             yield problem("torch", str(error))
         unreadable = [tree for tree in self._trees.values() if isinstance(tree, Finding)]
         if self._info.handler in DECODING_HANDLERS:
-            yield from dict.fromkeys(
-                [self._examine_target(), *unreadable, *self._missing_imports()]
-            )
+            yield note("target", "`ferry serve`, or a registration, says whether it can be loaded")
+            yield from [*unreadable, *self._missing_imports()]
         else:
             yield from unreadable
             yield from self._examine_handler()
@@ -238,45 +234,15 @@ class _Examination:
             yield problem("weights", text)
         if (file := self._files.get(name)) is None:
             return
+        is_without_code = file.suffix in (".onnx", ".pt2", ".so") or _is_torchscript(file)
+        if is_without_code and not has_model_file:
+            return
         try:
-            if has_model_file or not (is_loaded_by_us or _is_without_code(file)):
-                _check_checkpoint(file)
-            elif file.suffix not in (".pt2", ".so"):
-                _inputs_of(file)
+            _check_checkpoint(file)
             yield ok("weights", f"{name} can be loaded")
         except ValueError as error:
             text = f"{error}{'' if has_model_file else ', or archive its class (--model-file)'}"
             yield problem("weights", text) if is_loaded_by_us else note("weights", text)
-
-    def _examine_target(self) -> Finding:
-        """Judges what a worker loads without a handler."""
-        named = self._model.get("target") or self._model.get("serializedFile")
-        if not isinstance(named, str) or not named:
-            return problem("target", "the manifest names no target, and no serializedFile")
-        try:
-            return _judge(Target.of(named, self._folder))
-        except ValueError as error:
-            return problem("target", f"{named}: {error}")
-
-
-def _judge(target: Target) -> Finding:
-    if (path := target.path) is None:
-        if not _is_installed("transformers"):
-            raise ValueError("transformers is not installed here")
-        return note("target", f"{target.text} was not looked into")
-    if not path.is_file():
-        raise ValueError("it is not in the archive")
-    if path.suffix == ".py":
-        tree, name = _parsed(path.name, path), target.name or "predict"
-        if isinstance(tree, Finding):
-            return tree
-        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        if name not in _names_of(tree.body) | classes:
-            raise ValueError(f"the file has no class {name}, and no such function but async")
-    elif is_one_by_one(path, _inputs_of(path)):
-        text = "its first axis is fixed to 1, so rows are run one by one: "
-        return note("target", f"{path.name}: {text}{how_to_export(path)}")
-    return ok("target", target.text.rpartition("/")[2])
 
 
 def _examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -335,10 +301,7 @@ def _imports(tree: ast.Module | Finding) -> Iterator[tuple[str, list[str], int, 
 
 
 def _why_missing(module: str, name: str = "") -> str:
-    """Returns why a handler cannot import this from `ts`; empty where it can.
-
-    Imports it: the package is ours, and no part of the archive.
-    """
+    """Returns why a handler cannot import this from our `ts`; "" where it can. Imports it."""
     try:
         imported = importlib.import_module(module)
         if name and name != "*" and not hasattr(imported, name):
@@ -353,39 +316,11 @@ def _is_installed(module: str) -> bool:
     return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
 
 
-def _inputs_of(path: Path) -> list[Port]:
-    """Returns the inputs of a file without code; [] where only a worker can find them.
-
-    Raises:
-        ValueError: no worker can load it.
-    """
-    if path.suffix != ".onnx":
-        if path.suffix in TENSOR_SUFFIXES and _is_without_code(path):
-            return []
-        raise ValueError(f"{path.name} is not TorchScript: export the model with torch.export")
-    if not _is_installed("onnxruntime"):
-        raise ValueError(f"{path.name} needs onnxruntime, which is not installed here")
-    try:  # a graph is no code
-        return list(load_net(path, "cpu").inputs)
-    except Exception as error:  # onnxruntime has many
-        why = str(error).rpartition("Error: ")[2].replace(f"{path.parent}/", "")
-        if "External data" in why:
-            why += " (weights beside the file: archive them, too, with --extra-files)"
-        raise ValueError(f"{path.name} cannot be loaded: {why}") from error
-
-
-def _is_without_code(path: Path) -> bool:
-    """Returns whether the file is ONNX, TorchScript, or a program of torch.export."""
-    if path.suffix == ".onnx":
-        return True
-    try:
-        with zipfile.ZipFile(path) as bundle:
-            entries = bundle.namelist()
-    except zipfile.BadZipFile:
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
         return False
-    if path.suffix == ".pt2":
-        return not any("data/aotinductor/" in entry for entry in entries)
-    return any("/code/" in entry for entry in entries)
+    with zipfile.ZipFile(path) as bundle:
+        return any("/code/" in entry for entry in bundle.namelist())
 
 
 def _check_checkpoint(path: Path) -> None:

@@ -1,7 +1,6 @@
 """`ferry doctor`: says what of an archive will run here, or whether a Redis keeps jobs."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -74,9 +73,6 @@ def doctor(context: click.Context, target: str, config: Path | None, as_json: bo
         if not path.exists():
             raise CannotExamine(f"there is no {target}")
         # Only here: the other commands load nothing of the workers.
-        from workers.machine import ts_folder  # noqa: PLC0415 - see above
-
-        sys.path.append(str(ts_folder()))  # as in a worker
         from workers.examination import examine  # noqa: PLC0415 - see above
 
         settings = settings_from_flags(config, {})

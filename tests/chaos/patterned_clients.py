@@ -58,12 +58,12 @@ class Line:
         self._writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, port: int) -> Self:
+    async def open(cls, port: int, host: str = "127.0.0.1") -> Self:
         end = socket.socket()
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", port))
+            await asyncio.get_running_loop().sock_connect(end, (host, port))
         except OSError:
             end.close()
             raise

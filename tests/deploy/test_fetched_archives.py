@@ -2,34 +2,31 @@
 
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from tests.deploy.chart import NAME, find, needs_helm, render
-from tests.http_server import serving
+from tests.http_server import StandIn
 
 pytestmark = needs_helm
 
 
-class Archives(BaseHTTPRequestHandler):
-    """Has one archive, and one whose transfer breaks off."""
-
-    def do_GET(self):
-        path = self.path.partition("?")[0]
-        self.send_response(200 if path in ("/my%20model.mar", "/broken.mar") else 404)
-        self.send_header("Content-Length", "10" if path == "/broken.mar" else "4")
-        self.end_headers()
-        self.wfile.write(b"mar!")
-
-    def log_message(self, *words):
-        pass
-
-
 @pytest.fixture
 def place():
-    with serving(HTTPServer(("127.0.0.1", 0), Archives)) as url:
-        yield url
+    """Has one archive, and one whose transfer breaks off."""
+
+    def answer(method, path, body):
+        found = {"/my%20model.mar": b"mar!", "/broken.mar": break_off()}
+        content = found.get(path.partition("?")[0])
+        return (200, {}, content) if content else (404, {}, b"")
+
+    with StandIn(answer).running() as server:
+        yield server.url
+
+
+def break_off():
+    yield b"mar!"
+    raise ConnectionAbortedError
 
 
 def fetch(folder, *urls):

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ from tests.deploy.chart import (
     render,
     validate,
 )
-from tests.http_server import serving
+from tests.http_server import StandIn
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -43,6 +42,7 @@ STAND_IN = """#!/bin/sh
 printf '%s\\0' "${0##*/}" "$@" > "$COMMANDS/$(date +%s%N)"
 if [ "$1 $2" = "get pods" ]; then echo a-pod; fi
 """
+MODEL = "/predictions/model"
 CHART_PATH = "deploy/helm/torchferry"
 
 pytestmark = needs_helm
@@ -202,24 +202,14 @@ def test_page_packs_its_model_and_registers_it(commands, tmp_path, monkeypatch):
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
 
 
-class Answers(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200 if self.path == "/predictions/model" else 404)
-        self.end_headers()
-
-    def log_message(self, *words):
-        pass
-
-
 def test_pages_client_counts_answers_by_their_status(commands, releases):
     # Given
     [[name, *words]] = of(commands, "kubectl", "run")
     program = words[-1]
     [inference] = find(releases[0], "Service", NAME)["spec"]["ports"]
     # When: for a moment, and beside a server of this test
-    with serving(HTTPServer(("127.0.0.1", 0), Answers)) as url:
-        here = program.replace(f"http://{NAME}:{inference['port']}", url)
+    with StandIn(lambda _, path, __: (200, {}, b"") if path == MODEL else None).running() as server:
+        here = program.replace(f"http://{NAME}:{inference['port']}", server.url)
         here = here.replace("+ 180", "+ 1.5")
         run = [sys.executable, "-c", here]
         done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=30)

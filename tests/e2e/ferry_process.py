@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -248,17 +248,8 @@ class FerryServer:
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]
 
 
-class Startable(Protocol):
-    process: FerryProcess
-
-    def wait_started(self) -> None: ...
-
-
-Server = TypeVar("Server", bound=Startable)
-
-
 @contextlib.contextmanager
-def running(server: Server) -> Iterator[Server]:
+def running(server: Any) -> Iterator[Any]:
     """Waits for the start, and asserts that Ctrl-C ends it cleanly, with nothing left behind."""
     try:
         server.wait_started()

@@ -120,29 +120,6 @@ def test_worker_elsewhere_has_the_bodies_sent_by_redis_once(rig):
         rig.wait_for_arena("bounced")
 
 
-def test_what_a_dead_ingress_left_goes_with_the_next_start_and_with_the_node(rig):
-    # Given
-    with rig.serve("left"):
-        rig.wait_for_arena("left")
-    # Without the memory of workers.
-    eventually(lambda: len(rig.files()) == 1, 10)
-    [file] = rig.files()
-    # When
-    os.kill(rig.process.pid, signal.SIGKILL)
-    eventually(rig.process.has_ended, 10)
-    # Then
-    assert rig.files() == [file]
-    rig.restart_ingress()
-    [other] = rig.files()
-    assert other != file
-    # When
-    rig.process.kill()
-    assert rig.files() == [other]
-    assert rig.nodes[0].stop(signal.SIGTERM).exit_code == 0
-    # Then
-    assert rig.files() == []
-
-
 def test_forms_and_tensors_and_what_is_refused_are_as_before(rig):
     parts = {"image": photo(1), "mask": os.urandom(40_000), "note": b"small"}
     digests = make_archive(rig.store, "digests", {"handler.py": DIGESTS})

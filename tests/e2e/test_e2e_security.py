@@ -7,15 +7,13 @@ import socket
 
 import psutil
 import pytest
-import requests
 
 from batching.store.clients import connect
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.chaos.rig import Rig
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import FerryProcess
-from tests.ports import free_ports
 from tests.redis_users import PASSWORD, USERS, add_user
-from tests.support import command_lines, eventually
+from tests.support import command_lines
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +33,8 @@ CASES = {
     b"surrogate": ["\\ud800"],
     b"generator": [(x for x in ())],
     b"set": [{1}],
+    b"none": None,
+    b"lazy": (x for x in [1]),
 }
 CASES[b"itself"] = [CASES]
 def handle(data, context):
@@ -78,6 +78,7 @@ def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worke
     # Given
     pids = server.worker_pids(odd)
     unfit = ["object", "itself", "few", "many", "scalar", "key", "surrogate", "generator", "set"]
+    unfit += ["none", "lazy"]
     # json.dumps writes NaN, as TorchServe's worker does
     expected = dict.fromkeys(unfit, 503) | {"large": 500, "nan": 200, "bytes": 200}
 
@@ -105,68 +106,54 @@ def guarded_redis():
         yield redis
 
 
-def check_jobs(inference: str, management: str) -> None:
+class GuardedRig(Rig):
+    """An ingress and a node, each with its own user of Redis."""
+
+    def launch(self, words):
+        user = "ingress" if words[0] == "ingress" else "worker"
+        url = self.redis_url.replace("unix://", f"unix://{user}:{PASSWORD}@")
+        return super().launch([url if word == self.redis_url else word for word in words])
+
+
+def check_jobs(rig):
     """Has jobs submitted, found again, done, listed, cancelled and tried again."""
     for body in (b"small", b"small", b"large" * 60_000):
         headers = {"Prefer": "respond-async", "Idempotency-Key": f"{len(body)}"}
-        url = f"{inference}/predictions/scripted"
-        answer = requests.post(url, body, headers=headers, timeout=20)
+        answer = rig.predict("scripted", body, headers=headers)
         job = answer.json()
-        result = requests.get(job["result_url"], headers={"Prefer": "wait=20"}, timeout=30)
+        result = rig.http.get(job["result_url"], headers={"Prefer": "wait=20"}, timeout=30)
         assert (answer.status_code, result.content) == (202, body)
-        assert requests.get(job["cancel_url"], timeout=20).status_code == 200
-    assert requests.delete(job["cancel_url"], timeout=20).status_code == 200
-    listed = requests.get(f"{management}/jobs", timeout=20).json()["jobs"]
-    assert len(listed) == 2
-    assert requests.post(f"{management}/jobs/retry", timeout=20).json() == {"jobs": 0}
+        assert rig.http.get(job["cancel_url"], timeout=20).status_code == 200
+    assert rig.http.delete(job["cancel_url"], timeout=20).status_code == 200
+    assert len(rig.manage("GET", "jobs").json()["jobs"]) == 2
+    assert rig.manage("POST", "jobs/retry").json() == {"jobs": 0}
 
 
 @pytest.mark.timeout(240)
 def test_redis_users_are_enough_for_a_whole_day_of_work(guarded_redis, tmp_path):
-    # Given an ingress and a node, each with its own user
-    base, store = free_ports(3), tmp_path / "store"
-    store.mkdir()
-    archive, _ = make_scripted(store, "scripted")
-    inference, management = f"http://127.0.0.1:{base}", f"http://127.0.0.1:{base + 1}"
-    url = guarded_redis.url.replace("unix://", f"unix://{{}}:{PASSWORD}@")
-    addresses = ["--inference-address", inference, "--management-address", management]
-    addresses += ["--metrics-address", f"http://127.0.0.1:{base + 2}"]
-    node_options = ["--redis-url", url.format("worker"), "--model-store", str(store)]
-    node = FerryProcess(tmp_path, ["node", *node_options])
-    ingress = FerryProcess(tmp_path, ["ingress", "--redis-url", url.format("ingress"), *addresses])
-    admin = connect(guarded_redis.url)
+    # Given
+    rig = GuardedRig(tmp_path, guarded_redis.url)
     try:
-        ingress.wait_for_line("listening")
-        eventually(lambda: admin.zcard("{ferry}:nodes"), 20)
-
         # When models come and go, requests are served, and a worker is killed under them
-        query = {"url": archive, "initial_workers": 1, "synchronous": "true"}
-        answer = requests.post(f"{management}/models", params=query, timeout=30)
-        assert answer.status_code == 200, answer.text
+        rig.register(make_scripted(rig.store, "scripted")[0])
         for body in (b"small", b"large" * 60_000):
-            predicted = requests.post(f"{inference}/predictions/scripted", body, timeout=20)
-            assert predicted.content == body
-        (model,) = requests.get(f"{management}/models/scripted", timeout=20).json()
-        os.kill(model["workers"][0]["pid"], signal.SIGKILL)
-        predicted = requests.post(f"{inference}/predictions/scripted", b"again", timeout=20)
-        assert predicted.content == b"again"
-        check_jobs(inference, management)
-        scaled = {"min_worker": 2, "synchronous": "true"}
-        answer = requests.put(f"{management}/models/scripted", params=scaled, timeout=30)
-        assert answer.status_code == 200
-        admin.script_flush()
-        predicted = requests.post(f"{inference}/predictions/scripted", b"reloaded", timeout=20)
-        assert predicted.content == b"reloaded"
-        assert requests.get(f"{inference}/readyz", timeout=20).json() == {"status": "Ready"}
-        assert requests.get(f"http://127.0.0.1:{base + 2}/metrics", timeout=20).status_code == 200
-        assert requests.delete(f"{management}/models/scripted", timeout=20).status_code == 200
+            assert rig.predict("scripted", body).content == body
+        os.kill(rig.worker_pids("scripted")[0], signal.SIGKILL)
+        assert rig.predict("scripted", b"again").content == b"again"
+        check_jobs(rig)
+        scaled = rig.manage("PUT", "models/scripted", min_worker=2, synchronous="true")
+        assert scaled.status_code == 200
+        rig.redis.script_flush()
+        assert rig.predict("scripted", b"reloaded").content == b"reloaded"
+        ready = rig.http.get(f"{rig.inference}/readyz", timeout=20)
+        assert ready.json() == {"status": "Ready"}
+        assert rig.http.get(f"{rig.metrics}/metrics", timeout=20).status_code == 200
+        assert rig.manage("DELETE", "models/scripted").status_code == 200
 
         # Then both end well and Redis has denied them nothing
-        assert ingress.stop(signal.SIGTERM).exit_code == 0
-        assert node.stop(signal.SIGTERM).exit_code == 0
-        denied = {(entry["username"], entry["object"]) for entry in admin.acl_log()}
+        for part in (rig.process, *rig.nodes):
+            assert part.stop(signal.SIGTERM).exit_code == 0
+        denied = {(entry["username"], entry["object"]) for entry in rig.redis.acl_log()}
         assert denied == set()
     finally:
-        node.kill()
-        ingress.kill()
-        admin.close()
+        rig.close()

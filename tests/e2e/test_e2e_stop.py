@@ -16,7 +16,6 @@ from tests.timing import assert_within
 
 ROOT = Path(__file__).parents[2]
 DEMO_TIMEOUT_S = 60
-CTRL_C = b"\x03"
 DEMO_PORTS = (8080, 8081, 8082)
 
 pytestmark = pytest.mark.slow
@@ -54,7 +53,6 @@ def test_stop_answers_what_is_running_and_leaves_no_process(own_server, number):
     assert [answer.body for answer in answers] == [b"hold|a", b"hold|b"]
 
     # And it ends with exit code 0, in time, without a process left
-    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
     assert stopped.exit_code == 0, own_server.process.log()
     assert_within(stopped.seconds, STOP_TIMEOUT_S)
     assert stopped.left_behind == []
@@ -87,13 +85,8 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path):
     installed = ("-o", ".venv/.installed")
     words = ["--no-print-directory", "-C", str(ROOT), *installed, "demo"]
     keyboard, terminal = os.openpty()
-    demo = FerryProcess(
-        tmp_path,
-        words,
-        program="make",
-        environment={"PYTHONUNBUFFERED": "1"},
-        terminal=terminal,
-    )
+    environment = {"PYTHONUNBUFFERED": "1"}
+    demo = FerryProcess(tmp_path, words, program="make", environment=environment, terminal=terminal)
     try:
         demo.wait_for_line("Ctrl-C stops it.", DEMO_TIMEOUT_S)
         shown = demo.log()
@@ -103,14 +96,13 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path):
         assert requests.get("http://127.0.0.1:8080/ping", timeout=5).status_code == 200
 
         # When a user presses Ctrl-C
-        stopped = demo.stop_by(lambda: os.write(keyboard, CTRL_C))
+        stopped = demo.stop_by(lambda: os.write(keyboard, b"\x03"))
     finally:
         demo.kill()
         os.close(keyboard)
         os.close(terminal)
 
     # Then it ends with exit code 0, in time, without a process left
-    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
     assert stopped.exit_code == 0, demo.log()
     assert_within(stopped.seconds, STOP_TIMEOUT_S)
     assert stopped.left_behind == []

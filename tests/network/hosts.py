@@ -94,33 +94,23 @@ class Network:
         try:
             yield
         finally:
-            self.join(host, how)
+            self.cut(host, how, is_joined=True)
 
-    def cut(self, host: Host, how: Cut) -> None:
-        """Cuts the host off."""
-        port = ["dev", host.port]
+    def cut(self, host: Host, how: Cut, *, is_joined: bool = False) -> None:
+        """Cuts the host off, or gives it its network back."""
+        port, state = ["dev", host.port], "up" if is_joined else "down"
         if how is Cut.SILENT:
-            ip("-n", self._switch, "link", "set", *port, "nomaster")
+            master = ["master", "switch"] if is_joined else ["nomaster"]
+            ip("-n", self._switch, "link", "set", *port, *master)
         elif how is Cut.CARRIER:
-            ip("-n", self._switch, "link", "set", *port, "down")
+            ip("-n", self._switch, "link", "set", *port, state)
         elif how is Cut.DOWN:
-            ip("-n", host.space, "link", "set", "dev", "net0", "down")
+            ip("-n", host.space, "link", "set", "dev", "net0", state)
         else:
             # A queue without room for a single packet.
-            tc = ["tc", "-n", self._switch, "qdisc", "add", *port, "root", "pfifo"]
-            run([*tc, "limit", "0"])
-
-    def join(self, host: Host, how: Cut) -> None:
-        """Gives the host its network back."""
-        port = ["dev", host.port]
-        if how is Cut.SILENT:
-            ip("-n", self._switch, "link", "set", *port, "master", "switch")
-        elif how is Cut.CARRIER:
-            ip("-n", self._switch, "link", "set", *port, "up")
-        elif how is Cut.DOWN:
-            ip("-n", host.space, "link", "set", "dev", "net0", "up")
-        else:
-            run(["tc", "-n", self._switch, "qdisc", "del", *port, "root"])
+            queue = ["del", *port, "root"] if is_joined else ["add", *port, "root", "pfifo"]
+            limit = [] if is_joined else ["limit", "0"]
+            run(["tc", "-n", self._switch, "qdisc", *queue, *limit])
 
     def _build(self) -> None:
         ip("netns", "add", self._switch)

@@ -26,8 +26,7 @@ import httpx
 from batching.addresses import is_public
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from batching.settings.settings import Settings
-from workers.archives.archive_entries import MAX_UNPACKED_BYTES
-from workers.archives.model_archive import inspect_archive, not_saved
+from workers.archives.model_archive import MAX_UNPACKED_BYTES, inspect_archive, not_saved
 from workers.archives.staging import DOWNLOAD_PREFIX, work_dir_of
 
 MAX_REDIRECTS = 3
@@ -221,10 +220,7 @@ def resolve_host(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """Fetches from the URLs that the operator allows.
-
-    `resolve` and `transport` are the network; tests bring their own.
-    """
+    """Fetches from the URLs that the operator allows; `resolve` and `transport` are the network."""
 
     allowed_urls: str
     resolve: Callable[[str, int], list[str]] = resolve_host

@@ -75,19 +75,17 @@ class Prepared(NamedTuple):
 class ModelFiles:
     """Prepares the files of models in one node's model store and work folder."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, install_timeout_s: float = INSTALL_TIMEOUT_S) -> None:
         self._settings = settings
         self._model_store = settings.model_store
         self._work_dir = work_dir_of(settings)
-        # Weak: a lock lives for as long as a task holds it or waits for it.
-        self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
-        self._installer = Installer(
-            self._work_dir,
-            is_allowed=settings.install_py_dep_per_model,
-            forbidden_variables=settings.blacklist_env_vars,
-        )
+        self._environments = self._work_dir / FOLDER
+        self._install_timeout_s = install_timeout_s
+        # Weak: locks and tasks are kept for as long as a worker waits for them.
+        self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock]
+        self._unpacking = weakref.WeakValueDictionary()
+        self._making: weakref.WeakValueDictionary[str, asyncio.Task[None]]
+        self._making = weakref.WeakValueDictionary()
 
     async def prepare(self, spec: ModelSpec, *, is_exact: bool = False) -> Prepared:
         """Unpacks the archive and installs its requirements, unless this host has them already.
@@ -105,21 +103,26 @@ class ModelFiles:
             name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
             async with self._unpacking.setdefault(name, asyncio.Lock()):
                 model_dir = await in_daemon_thread(partial(self._unpack, spec, is_exact=is_exact))
-        return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
+        return Prepared(model_dir, await self.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
-        """Marks the files of these models as used, and deletes files that no model needs.
+        """Marks the files of these models, and deletes what is not marked in `unused_files_kept`.
 
-        These are left by killed processes, or were not marked for `unused_files_kept`. Nodes may
-        share a work folder: each marks what it needs, far more often than that.
+        Nodes may share a work folder: each marks what it needs, far more often than that.
         """
         kept_s = self._settings.unused_files_kept_s
         for spec in specs:
-            with contextlib.suppress(ServeError):  # no SHA-256
-                if (unpacked := self._find_unpacked(spec)) is not None:
-                    self._installer.mark_used(spec, unpacked)
+            # No SHA-256, or requirements that cannot be read.
+            with contextlib.suppress(ServeError, OSError):
+                unpacked, file_name = self._find_unpacked(spec), spec.requirements_file
+                if unpacked and file_name and self._settings.install_py_dep_per_model:
+                    requirements = read_requirements(unpacked, file_name)
+                    name = environment_name(requirements, spec.archive_sha256)
+                    mark_used(self._environments / name)
         remove_unused(self._work_dir, self._work_dir, older_than_s=kept_s)
-        self._installer.remove_unused(older_than_s=kept_s)
+        # pip works in none of them.
+        aged_s = max(kept_s, ABANDONED_AFTER_S)
+        remove_unused(self._environments, self._work_dir, older_than_s=aged_s)
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
                 remove_abandoned(folder)
@@ -144,10 +147,7 @@ class ModelFiles:
         )
 
     def _owner(self, spec: ModelSpec) -> str:
-        """Returns a hash of the version, and of the folder in the store that it is served from.
-
-        It names the unpacked files, so that the handlers of two versions do not share a folder.
-        """
+        """Returns a name for the unpacked files of this version, which no other version shares."""
         folder = ""
         if not fetch.name_of_download(spec.model_url):
             with contextlib.suppress(ServeError):  # what was unpacked serves without the archive
@@ -161,37 +161,7 @@ class ModelFiles:
         )
         return unpacked if unpacked is not None and mark_used(unpacked.parent) else None
 
-
-# --- environments
-
-
-def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[str, str]:
-    """Returns the variables that handlers and pip may see: `forbidden` matches none of their names.
-
-    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
-    """
-    pattern = re.compile(forbidden or r"\0")
-    return {name: value for name, value in environment.items() if not pattern.fullmatch(name)}
-
-
-class Installer:
-    def __init__(
-        self,
-        work_dir: Path,
-        *,
-        is_allowed: bool,
-        forbidden_variables: str = "",
-        timeout_s: float = INSTALL_TIMEOUT_S,
-    ) -> None:
-        self._folder = work_dir / FOLDER
-        self._is_allowed = is_allowed
-        # Build scripts are not to find the server's own modules.
-        self._forbidden = f"PYTHONPATH|{forbidden_variables}"
-        self._timeout_s = timeout_s
-        # Weak: a task is kept for as long as a worker waits for it.
-        self._making: weakref.WeakValueDictionary[str, asyncio.Task[None]] = (
-            weakref.WeakValueDictionary()
-        )
+    # --- environments
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
         """Installs the model's requirements and returns the interpreter that has them.
@@ -201,7 +171,7 @@ class Installer:
                 then; the log has pip's output.
         """
         file_name = spec.requirements_file
-        if not file_name or not self._is_allowed:
+        if not file_name or not self._settings.install_py_dep_per_model:
             if file_name:
                 template = (
                     "model=%s version=%s: %s is not installed, install_py_dep_per_model is off"
@@ -210,7 +180,7 @@ class Installer:
             return Path(sys.executable)
         try:
             requirements = read_requirements(model_dir, file_name)
-            folder = self._folder / environment_name(requirements, spec.archive_sha256)
+            folder = self._environments / environment_name(requirements, spec.archive_sha256)
             if not (_is_ready(folder) and mark_used(folder)):
                 making = self._making.get(folder.name)
                 if making is None or making.done():
@@ -230,21 +200,13 @@ class Installer:
                 f"Virtual environment creation failed for model {spec.model_name}: {error.strerror}"
             ) from error
 
-    def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
-        if spec.requirements_file and self._is_allowed:
-            with contextlib.suppress(DependenciesFailed, OSError):
-                requirements = read_requirements(model_dir, spec.requirements_file)
-                mark_used(self._folder / environment_name(requirements, spec.archive_sha256))
-
-    def remove_unused(self, *, older_than_s: float) -> None:
-        """Removes environments that were not marked for this time; pip works in none of them."""
-        older_than_s = max(older_than_s, ABANDONED_AFTER_S)
-        remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
-
     async def _make(self, spec: ModelSpec, folder: Path, requirements: str, cwd: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._environments.mkdir(parents=True, exist_ok=True)
         try:
-            async with asyncio.timeout(self._timeout_s), _locked(folder.with_suffix(".lock")):
+            async with (
+                asyncio.timeout(self._install_timeout_s),
+                _locked(folder.with_suffix(".lock")),
+            ):
                 if _is_ready(folder):  # another node made it meanwhile
                     return
                 log.info("installing model=%s version=%s into=%s", *spec.key, folder)
@@ -255,7 +217,7 @@ class Installer:
                 (folder / READY).touch()
                 log.info("installed model=%s version=%s", *spec.key)
         except TimeoutError:
-            raise DependenciesFailed(f"not done within {self._timeout_s:.0f} s.") from None
+            raise DependenciesFailed(f"not done within {self._install_timeout_s:.0f} s.") from None
 
     async def _install(self, spec: ModelSpec, folder: Path, cwd: Path) -> None:
         argv = [
@@ -278,7 +240,9 @@ class Installer:
             if is_error or not reason.startswith("ERROR:"):
                 reason = line
 
-        environment = allowed_environment(os.environ, self._forbidden)
+        # Build scripts are not to find the server's own modules.
+        forbidden = f"PYTHONPATH|{self._settings.blacklist_env_vars}"
+        environment = allowed_environment(os.environ, forbidden)
         pipe, same = subprocess.PIPE, subprocess.STDOUT
         child = spawn(argv, environment, stdout=pipe, stderr=same, cwd=cwd)
         try:
@@ -292,6 +256,15 @@ class Installer:
             message = f"{reason}. The node's log has all that pip said."
             number = _ERRNO.search(reason)
             raise DependenciesFailed(message) from (number and OSError(int(number[1]), reason))
+
+
+def allowed_environment(environment: Mapping[str, str], forbidden: str) -> dict[str, str]:
+    """Returns the variables that handlers and pip may see: `forbidden` matches none of their names.
+
+    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
+    """
+    pattern = re.compile(forbidden or r"\0")
+    return {name: value for name, value in environment.items() if not pattern.fullmatch(name)}
 
 
 def _python_in(folder: Path) -> Path:

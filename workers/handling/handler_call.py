@@ -81,10 +81,7 @@ class ForkGuard:
 
 
 class HandlerCall:
-    """Calls the handler with the requests of a batch, one batch at a time.
-
-    `__call__` has the steps, in order. `items` are the requests while the handler runs.
-    """
+    """Calls the handler with a batch's requests, which are `items` while it runs."""
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self.context = context = model.context
@@ -372,10 +369,9 @@ def _by_row(
 
 @dataclass
 class JobReporter:
-    """Writes the latest progress of each job, then pauses for `pause_s`.
+    """Writes each job's latest progress, in a thread: no handler waits for Redis, or fails with it.
 
-    It has a thread, so that no handler waits for Redis, or fails with it. Redis does not keep
-    progress that comes when its job has ended.
+    Then it pauses for `pause_s`. Redis keeps no progress that comes when its job has ended.
     """
 
     call: HandlerCall

@@ -105,10 +105,9 @@ class MetricsReporter:
 
 
 class MetricsFile(WatchedFileHandler):
-    """Appends handlers' metrics to TorchServe's file, before the replies are sent.
+    """Appends handlers' metrics to TorchServe's file, as other workers do; the supervisor rolls it.
 
-    Other workers append to it, too, and the supervisor rolls it. The console has the same lines, so
-    a failure to write is reported only once.
+    The console has the same lines, so a failure to write is reported only once.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -167,10 +167,7 @@ class Heartbeat:
     # --- silent workers and nodes: every node looks for them, and the first one acts
 
     async def reap_forever(self) -> None:
-        """Reaps whenever a beat of some node or worker is overdue.
-
-        After an error, the next beat finds what is overdue.
-        """
+        """Reaps whenever a beat is overdue; after an error, the next beat finds what is."""
         while True:
             await self._is_overdue.wait()
             self._is_overdue.clear()

@@ -55,23 +55,19 @@ async def send_webhooks(settings: Settings) -> None:
 
     The thread outlives a cancelled call, and ends with the process: what it was at is told again.
     """
-    await in_daemon_thread(lambda: asyncio.run(_send(settings)))
-
-
-async def _send(settings: Settings) -> None:
     # It logs each request's URL, which may be a secret.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
-    assert rules is not None
-    context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-    client = connect_async(store_url(settings))
-    await WebhookSender(
-        WebhookStore(client),
-        JobStore(client, settings.job_backlog),
-        Delivery(rules, context),
-        read_secrets(settings.webhook_secrets),
-        OutageLog(log, settings.redis_url),
-    ).run()
+
+    async def send() -> None:
+        rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
+        assert rules is not None
+        context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+        client = connect_async(store_url(settings))
+        webhooks, jobs = WebhookStore(client), JobStore(client, settings.job_backlog)
+        keys, outage = read_secrets(settings.webhook_secrets), OutageLog(log, settings.redis_url)
+        await WebhookSender(webhooks, jobs, Delivery(rules, context), keys, outage).run()
+
+    await in_daemon_thread(lambda: asyncio.run(send()))
 
 
 class ReceiverAnswer(NamedTuple):
@@ -206,11 +202,7 @@ def _result(job: Job) -> dict[str, Any] | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Returns the addresses of the host.
-
-    Raises:
-        OSError, UnicodeError: it has none.
-    """
+    """Returns the host's addresses; raises OSError or UnicodeError if it has none."""
     # The loop's own resolver uses threads that a stopping node would wait for.
     entries = await in_daemon_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -224,16 +216,12 @@ class Delivery:
     def __init__(
         self, rules: ReceiverRules, context: ssl.SSLContext, resolve: Resolve = resolve
     ) -> None:
-        self._rules = rules
-        self._resolve = resolve
+        self._rules, self._resolve = rules, resolve
         # No proxy from the environment: it would resolve the name once more. No connection is kept:
         # the name may lead elsewhere by the next message.
+        limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.AsyncClient(
-            verify=context,
-            timeout=TRY_S,
-            trust_env=False,
-            follow_redirects=False,
-            limits=httpx.Limits(max_keepalive_connections=0),
+            verify=context, timeout=TRY_S, trust_env=False, limits=limits
         )
         self.close = self._client.aclose
 

@@ -101,11 +101,7 @@ class Deadline:
     def __init__(
         self, descriptor: int = -1, run_s: float = math.inf, wait_s: float = WAIT_S
     ) -> None:
-        """Maps the memory; the descriptor may be closed then.
-
-        A call of the handler, and what is made of its answer, may take `run_s`, any other step
-        `wait_s`.
-        """
+        """Lets a call of the handler, with its answer, take `run_s`, and other steps `wait_s`."""
         self._times = memoryview(mmap.mmap(descriptor, _BYTES)).cast("d")
         self._run_s = run_s
         self._wait_s = wait_s

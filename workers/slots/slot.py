@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
@@ -415,8 +416,13 @@ class Slots:
         threads = max(1, usable_cores() // max(1, workers))
         for spec in specs.values():
             for number in range(spec.min_worker):
-                if (spec.key, number) not in self._slots:
-                    self._open(spec, number, threads)
+                slot_key = (spec.key, number)
+                if slot_key in self._slots:
+                    continue
+                slot = Slot(self.context, spec, number, self._pick_device(spec, number), threads)
+                task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
+                self._slots[slot_key], self._tasks[slot_key] = slot, task
+                task.add_done_callback(partial(self._note_end, slot_key))
 
     async def drain(self, must_exit_now: asyncio.Event) -> None:
         """Ends all workers within the drain time and releases the requests that they leave."""
@@ -436,14 +442,6 @@ class Slots:
             slot.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended, timeout=FAREWELL_S)
-
-    def _open(self, spec: ModelSpec, number: int, threads: int) -> None:
-        slot = Slot(self.context, spec, number, self._pick_device(spec, number), threads)
-        slot_key = (spec.key, number)
-        self._slots[slot_key] = slot
-        task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
-        self._tasks[slot_key] = task
-        task.add_done_callback(lambda done: self._note_end(slot_key, done))
 
     def _note_end(self, slot_key: tuple[VersionKey, int], task: "asyncio.Task[None]") -> None:
         del self._slots[slot_key], self._tasks[slot_key]

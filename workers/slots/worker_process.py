@@ -209,10 +209,7 @@ async def _read_reports(
 
 
 def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
-    """Returns a worker's variables: its own, and this process's, except forbidden ones.
-
-    For the allocator and the threads, the operator's own values win.
-    """
+    """Returns a worker's variables: defaults, this process's but forbidden ones, and its own."""
     home = home_cache()
     caches = {}
     if settings.work_dir is not None and (home is None or not is_writable(home)):

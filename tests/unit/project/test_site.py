@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -15,7 +14,6 @@ ROOT = Path(__file__).parents[3]
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="?([^\s">]+)""")
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
-on_page_markdown = pytest.importorskip("scripts.site_hooks").on_page_markdown
 pytestmark = pytest.mark.slow
 
 
@@ -47,16 +45,6 @@ def test_lists_are_lists(site):
     assert [
         page.name for page, text in shown.items() if re.search(r"^- ", text, re.MULTILINE)
     ] == []
-
-
-def test_links_to_files_that_are_no_pages_keep_their_text_or_lead_to_the_repository():
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="adr/0001.md"))
-    text = "[`x`](../../ferry/main.py#L3) [y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
-    kept = "[y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
-    assert on_page_markdown(text, page=page, config={"repo_url": None}) == f"`x` {kept}"
-    there = "[`x`](https://host/me/blob/main/ferry/main.py#L3)"
-    config = {"repo_url": "https://host/me/"}
-    assert on_page_markdown(text, page=page, config=config) == f"{there} {kept}"
 
 
 @pytest.fixture

@@ -52,19 +52,20 @@ def newer(monkeypatch):
     return content
 
 
-def test_registration_by_url_can_be_repeated_after_it_has_failed(registry, store, newer):
+@pytest.mark.parametrize("is_at_start", [False, True])
+def test_registration_by_url_is_repeated_after_it_has_failed_or_takes_the_download_at_start(
+    is_at_start, registry, store, newer
+):
     # When
-    outcome = inspect_archive(URL)
-
+    outcome = inspect_archive(URL, may_be_downloaded=is_at_start)
     # Then
     assert outcome["value"]["url"] == URL
-    assert (store / "echo.mar").read_bytes() == newer
+    assert (store / "echo.mar").read_bytes() == (archive_bytes() if is_at_start else newer)
 
 
 def test_registration_by_url_replaces_a_download_that_could_not_be_loaded(registry, store, newer):
     # Given a version that only tells of it
     registry.create(make_spec(model_url=URL, load_error="echo.mar is damaged"))
-
     # When / Then
     assert "value" in inspect_archive(URL)
     assert (store / "echo.mar").read_bytes() == newer
@@ -79,18 +80,8 @@ def test_registration_by_url_is_refused_where_a_version_has_the_file_or_an_opera
         registry.create(make_spec(model_url=url))
     else:
         (store / ".echo.mar.url").unlink()
-
     # When / Then
     assert inspect_archive(URL) == EXISTS
-    assert (store / "echo.mar").read_bytes() == archive_bytes()
-
-
-def test_registration_at_start_takes_the_download_as_it_is(registry, store, newer):
-    # When
-    outcome = inspect_archive(URL, may_be_downloaded=True)
-
-    # Then
-    assert outcome["value"]["url"] == URL
     assert (store / "echo.mar").read_bytes() == archive_bytes()
 
 

@@ -26,12 +26,8 @@ def diagnose(folder, files, **model):
     return [(one.part, one.verdict, one.text) for one in examine(path).findings]
 
 
-def problems(findings):
-    return [text for _, verdict, text in findings if verdict == "problem"]
-
-
-def notes(findings):
-    return [text for _, verdict, text in findings if verdict == "note"]
+def of_verdict(verdict, findings):
+    return [text for _, found, text in findings if found == verdict]
 
 
 def test_good_archive_has_no_problems(tmp_path):
@@ -42,7 +38,6 @@ def test_good_archive_has_no_problems(tmp_path):
         "w.pth": saved(Pooled(2).state_dict()),
         "model-config.yaml": "minWorkers: 1\nmaxWorkers: 2\nhandler: {top_k: 3}",
     }
-
     # When
     found = diagnose(
         tmp_path,
@@ -52,7 +47,6 @@ def test_good_archive_has_no_problems(tmp_path):
         serializedFile="w.pth",
         configFile="model-config.yaml",
     )
-
     # Then
     assert {verdict for _, verdict, _ in found} == {"ok"}
     assert [part for part, _, _ in found] == [
@@ -68,10 +62,8 @@ def test_file_that_is_no_archive_is_the_only_finding(tmp_path):
     # Given
     path = tmp_path / "model.mar"
     path.write_bytes(b"none")
-
     # When
     report = examine(path)
-
     # Then
     (only,) = report.findings
     assert only.part == "archive"
@@ -117,8 +109,7 @@ HANDLERS = {
 @pytest.mark.parametrize(("handler", "source", "expected"), HANDLERS.values(), ids=HANDLERS)
 def test_handler_that_cannot_be_imported_is_a_problem(handler, source, expected, tmp_path):
     # When
-    texts = problems(diagnose(tmp_path, {"own.py": source}, handler=handler))
-
+    texts = of_verdict("problem", diagnose(tmp_path, {"own.py": source}, handler=handler))
     # Then
     assert any(expected in text for text in texts)
 
@@ -128,14 +119,12 @@ def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
     trace = tmp_path / "trace"
     source = f"open({str(trace)!r}, 'w')\ndef handle(data, context): pass"
     files = {"own.py": source, "net.py": source, "w.pth": saved(Touch(trace))}
-
     # When
     found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pth")
-
     # Then
     assert not trace.exists()
     assert "own" not in sys.modules
-    assert "w.pth holds more than weights (" in notes(found)[0]
+    assert "w.pth holds more than weights (" in of_verdict("note", found)[0]
 
 
 OWN_LOADING = f"{CLASS}    def _load_torchscript_model(self, path): return torch.load(path)"
@@ -155,10 +144,8 @@ def test_checkpoint_of_more_than_weights_is_refused_only_where_it_is_read_so(
     # Given
     net = MODEL_SOURCE.format(classes=2)
     files = {"own.py": source, "net.py": net, "w.pt": saved(Pooled(2))}
-
     # When
     found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.pt", **model_file)
-
     # Then
     [(found_verdict, text)] = [(one[1], one[2]) for one in found if one[0] == "weights"]
     assert found_verdict == verdict
@@ -171,14 +158,12 @@ def test_requirements_are_read_and_not_installed(tmp_path):
     source = "import no_such_package\ndef handle(data, context): pass"
     files = {"own.py": source, "requirements.txt": "no-such-package==1\nother>2"}
     model = {"handler": "own.py", "requirementsFile": "requirements.txt"}
-
     # When
     found = diagnose(tmp_path, files, **model)
-
     # Then
     missing = "own.py, line 1: imports no_such_package, which is not installed here; "
-    assert "is installed only where install_py_dep_per_model=true" in notes(found)[0]
-    [text] = problems(found)
+    assert "is installed only where install_py_dep_per_model=true" in of_verdict("note", found)[0]
+    [text] = of_verdict("problem", found)
     assert text.startswith(f"{missing}install it on the nodes, or name it in a requirements.txt")
     report = examine(tmp_path / "model.mar", is_installing=True)
     texts = [finding.text for finding in report.findings]
@@ -199,10 +184,8 @@ CONFIG = {
 def test_config_key_that_does_not_count_is_told(text, verdict, expected, tmp_path):
     # Given
     files = {"own.py": "def handle(data, context): pass", "c.yaml": text}
-
     # When
     found = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
-
     # Then
     (told,) = [one for one in found if one[0] == "model-config"]
     assert told[1] == verdict
@@ -219,10 +202,8 @@ def test_command_prints_json_for_machines(tmp_path):
     )
     config = tmp_path / "config.properties"
     config.write_text("install_py_dep_per_model=true\n")
-
     # When
     told = CliRunner().invoke(doctor, [str(path), "--json", "--config", str(config)])
-
     # Then
     record = json.loads(told.stdout)
     assert record["willRun"] is True

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from batching.errors import DependenciesFailed
+from batching.settings.settings import Settings
 from tests.support import make_spec
 from tests.timing import assert_within
 from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
-from workers.archives.model_files import READY, Installer, read_requirements
+from workers.archives.model_files import READY, ModelFiles, read_requirements
 
 SPEC = make_spec(
     manifest={"model": {"modelName": "digits", "requirementsFile": "requirements.txt"}}
@@ -41,8 +42,13 @@ def wheels(tmp_path, monkeypatch):
     return tmp_path / "wheels"
 
 
+def files_in(work_dir, *, is_allowed=True, **options):
+    settings = Settings(work_dir=work_dir, install_py_dep_per_model=is_allowed)
+    return ModelFiles(settings, **options)
+
+
 def install(folder, model_dir, *, spec=SPEC, timeout_s=60.0):
-    installer = Installer(folder / "work", is_allowed=True, timeout_s=timeout_s)
+    installer = files_in(folder / "work", install_timeout_s=timeout_s)
     return asyncio.run(installer.python_for(spec, model_dir))
 
 
@@ -54,10 +60,8 @@ def runs_of_pip(caplog):
 def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_dir, caplog):
     # Given
     caplog.set_level(logging.INFO, "workers.archives.model_files")
-
     # When
     python = install(tmp_path, model_dir)
-
     # Then: the model's own package and the server's torch
     told = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["42", str(python.parent.parent)]
@@ -76,12 +80,10 @@ def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_
 async def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
     # Given two nodes of one machine, and two workers of each
     caplog.set_level(logging.INFO, "workers.archives.model_files")
-    nodes = [Installer(tmp_path / "work", is_allowed=True) for _ in range(2)]
-
+    nodes = [files_in(tmp_path / "work") for _ in range(2)]
     # When
     asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
     pythons = await asyncio.gather(*asked)
-
     # Then
     assert len(set(pythons)) == 1
     assert runs_of_pip(caplog) == 1
@@ -97,10 +99,8 @@ def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
     (place / READY).unlink()
     for file in place.rglob(f"{PACKAGE}.py"):
         file.unlink()
-
     # When
     install(tmp_path, model_dir)
-
     # Then
     subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
 
@@ -110,8 +110,7 @@ async def test_failing_installation_is_told_to_all_that_wait_for_it(tmp_path, mo
     # Given
     caplog.set_level(logging.INFO, "workers.archives.model_files")
     (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
-    installer = Installer(tmp_path / "work", is_allowed=True)
-
+    installer = files_in(tmp_path / "work")
     # When / Then
     text = (
         "Custom pip package installation failed for model digits: No matching distribution found "
@@ -134,12 +133,10 @@ def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch)
         monkeypatch.setenv("PIP_INDEX_URL", address)
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
-
         # When
         started = time.monotonic()
         with pytest.raises(DependenciesFailed, match=r"not done within 3 s"):
             install(tmp_path, model_dir, timeout_s=3)
-
     # Then
     assert_within(time.monotonic() - started, 30)
     assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
@@ -156,8 +153,7 @@ async def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     python.write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("workers.archives.model_files._python_in", lambda _place: python)
-    installer = Installer(tmp_path / "work", is_allowed=True)
-
+    installer = files_in(tmp_path / "work")
     # When / Then
     asked = [installer.python_for(SPEC, model_dir) for _ in range(2)]
     for error in await asyncio.gather(*asked, return_exceptions=True):
@@ -173,8 +169,7 @@ async def test_server_that_may_not_or_need_not_install_makes_no_environment(
     spec, is_allowed, tmp_path, model_dir, caplog
 ):
     # Given
-    installer = Installer(tmp_path / "work", is_allowed=is_allowed)
-
+    installer = files_in(tmp_path / "work", is_allowed=is_allowed)
     # When / Then
     assert await installer.python_for(spec, model_dir) == Path(sys.executable)
     assert not (tmp_path / "work").exists()
@@ -203,7 +198,6 @@ async def test_server_that_may_not_or_need_not_install_makes_no_environment(
 def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, model_dir):
     # Given
     (model_dir / "requirements.txt").write_text(f"{PACKAGE}\n{line}\n")
-
     # When / Then
     with pytest.raises(DependenciesFailed, match=f"has the option {option}. Where packages"):
         install(tmp_path, model_dir)
@@ -228,11 +222,9 @@ def test_requirements_are_for_pip_what_they_are_for_us(text, rewritten, model_di
     # Given
     file = model_dir / "requirements.txt"
     file.write_text(text)
-
     # When
     first = read_requirements(model_dir, file.name)
     file.write_text(first)
-
     # Then
     assert first == rewritten
     assert read_requirements(model_dir, file.name) == first
@@ -251,7 +243,6 @@ UNREADABLE = [
 def test_requirements_are_refused_when_pip_might_read_them_otherwise(content, model_dir):
     # Given
     (model_dir / "requirements.txt").write_bytes(content)
-
     # When / Then
     with pytest.raises(DependenciesFailed, match=r"is not UTF-8: |has quotes or backslashes"):
         read_requirements(model_dir, "requirements.txt")
@@ -260,7 +251,6 @@ def test_requirements_are_refused_when_pip_might_read_them_otherwise(content, mo
 def test_requirements_outside_of_the_archive_are_not_read(tmp_path, model_dir):
     # Given
     (tmp_path / "secret.txt").write_text("x")
-
     # When / Then
     for name in ("../secret.txt", "none.txt"):
         with pytest.raises(DependenciesFailed, match="missing in the archive"):

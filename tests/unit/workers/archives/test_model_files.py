@@ -92,10 +92,8 @@ async def test_archive_is_unpacked_once_for_all_workers_that_start_together(
         return unpack(*arguments, **named)
 
     monkeypatch.setattr(archive, "unpack_archive", count)
-
     # When
     prepared = await asyncio.gather(*(files.prepare(quick) for _ in range(4)))
-
     # Then
     assert len(set(prepared)) == 1
     assert len(unpacked) == 1
@@ -125,7 +123,6 @@ async def test_downloads_to_one_file_name_come_one_after_the_other(files, monkey
     await eventually_async(lambda: len(at_work) == 2, AT_ONCE_S)
     all_asked.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-
     # Then
     names = [[url.rpartition("/")[2] for url in group] for group in together]
     assert ["m.mar", "n.mar"] in names
@@ -144,7 +141,6 @@ def homeless(monkeypatch, tmp_path):
 def test_archives_are_unpacked_among_temporary_files_where_the_home_cannot_be_written(homeless):
     # When
     folder = work_dir_of(Settings())
-
     # Then others cannot put models there
     assert folder == homeless / f"torchferry-{os.getuid()}" / "models"
     assert folder.parent.stat().st_mode & 0o777 == 0o700
@@ -160,7 +156,6 @@ def test_folder_among_temporary_files_that_others_can_write_is_not_used(homeless
     place = homeless / f"torchferry-{os.getuid()}"
     place.mkdir()
     place.chmod(0o777)
-
     # When / Then
     with pytest.raises(SettingsError, match=r"set work_dir to another folder"):
         work_dir_of(Settings())

@@ -85,11 +85,9 @@ def test_removal_takes_old_staging_folders_and_nothing_else(tmp_path, monkeypatc
 def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_path):
     # Given
     path, work_dir = write_zip(tmp_path / "echo.mar"), tmp_path / "work"
-
     # When
     command = [sys.executable, "-c", STOPS, path, work_dir]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
-
     # Then: a thread that was still at it might have taken the rest for a whole model
     assert ended.stderr == ""
     [folder] = work_dir.glob(".unpack-*")

@@ -75,10 +75,8 @@ async def test_model_is_unpacked_again_after_its_handler_has_changed_a_file(chan
     # Given
     first = (await node().prepare(spec_of(path))).model_dir
     change(first)
-
     # When the next worker starts, here or after a restart of the node
     second = (await node().prepare(spec_of(path))).model_dir
-
     # Then
     assert content_of(second) == FILES
     # and the changed one, which nobody uses, takes no room
@@ -93,17 +91,14 @@ async def test_unpacked_model_is_used_again_as_long_as_it_is_whole(node, path):
     before = (first / "weights.pt").stat()
     assert (await node().prepare(spec_of(path), is_exact=True)).model_dir == first
     (first / "cache").write_bytes(b"slowly made")
-
     # When
     second = (await node().prepare(spec_of(path))).model_dir
-
     # Then
     assert (second / "cache").read_bytes() == b"slowly made"
     assert os.path.samestat((second / "weights.pt").stat(), before)
 
     # And when a worker failed to load with it
     third = (await node().prepare(spec_of(path), is_exact=True)).model_dir
-
     # Then
     assert sorted(place.name for place in third.iterdir()) == [
         "MAR-INF",
@@ -118,11 +113,9 @@ async def test_handlers_of_two_models_of_one_archive_do_not_share_a_folder(node,
     # Given
     one = (await node().prepare(spec_of(path, "one"))).model_dir
     other = (await node().prepare(spec_of(path, "other"))).model_dir
-
     # When
     rewrite(one)
     (one / "echo.py").unlink()
-
     # Then
     assert content_of(other) == FILES
     assert (await node().prepare(spec_of(path, "other"))).model_dir == other
@@ -147,12 +140,10 @@ async def test_changed_folder_stays_as_long_as_a_worker_lives_in_it(node, path, 
     with subprocess.Popen(command, **pipes) as worker:
         assert worker.stdout.readline() == b"held\n"
         rewrite(first)
-
         # When
         second = (await node().prepare(spec_of(path))).model_dir
         os.utime(first.parent, (0, 0))
         node().sweep([])
-
         # Then
         assert second != first
         assert content_of(second) == FILES
@@ -172,10 +163,8 @@ async def test_registration_unpacks_for_the_first_worker_and_no_second_time(node
     info = inspect_archive(path, path.name, work_dir)
     [unpacked] = work_dir.iterdir()
     before = (unpacked / "model" / "weights.pt").stat()
-
     # When
     model_dir = (await node().prepare(spec_of(path))).model_dir
-
     # Then
     assert os.path.samestat((model_dir / "weights.pt").stat(), before)
     assert [*work_dir.iterdir()] == [model_dir.parent]
@@ -203,7 +192,6 @@ async def test_folder_in_the_store_serves_on_each_node_whatever_its_handler_writ
     (first / "words.index").write_bytes(b"1 2 3")
     (first / "latest").symlink_to(tmp_path)
     os.mkfifo(first / "commands")
-
     # Then another node serves it in its place
     second = (await node("elsewhere").prepare(spec)).model_dir
     assert second.resolve() == first.resolve() == path
@@ -219,10 +207,8 @@ async def test_folder_whose_own_files_have_changed_is_refused_by_further_nodes(
     path = folder_in(tmp_path)
     spec = spec_of(path)
     await node().prepare(spec)
-
     # When
     (path / name).write_bytes((path / name).read_bytes() + b" ")
-
     # Then
     with pytest.raises(InvalidModel, match="SHA-256 differs"):
         await node("elsewhere").prepare(spec)
@@ -235,9 +221,7 @@ async def test_folders_of_two_stores_with_the_same_manifest_are_not_taken_for_ea
         path = write_folder(tmp_path / store / "echo", FILES)
         (path / "labels").write_text(store)
         files = ModelFiles(Settings(work_dir=tmp_path / "work", model_store=tmp_path / store))
-
         # When
         places.append((await files.prepare(spec_of(path))).model_dir)
-
     # Then
     assert [(place / "labels").read_text() for place in places] == ["a", "b"]

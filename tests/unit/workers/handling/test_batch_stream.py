@@ -69,7 +69,6 @@ def test_pieces_go_out_before_the_reply():
 
     # When
     first, second = runner(Handler(answer), send=queue.send).run(batch(body(), body()))
-
     # Then
     assert queue.pieces["id-0"] == [ReplyChunk(0, b"a0"), ReplyChunk(1, b'{\n  "a": 1\n}')]
     assert queue.pieces["id-1"] == [
@@ -133,11 +132,9 @@ def test_handler_waits_until_its_piece_is_taken(answers, calls, text):
 def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
     # Given
     queue = Queue(*[{"id-0": ReplyCode.FULL}] * 1000)
-
     # When
     impatient = runner(Handler(sending("a", "b")), send=queue.send, stall_s=0.05)
     slow, other = impatient.run(batch(body(), body()))
-
     # Then: and the other client is served
     assert slow.error_type
     assert (other.body, other.chunks) == (b"end", 2)
@@ -149,10 +146,8 @@ def test_handler_is_stopped_when_no_client_is_left():
     gone = {"id-0": ReplyCode.UNWANTED, "id-1": ReplyCode.STALE}
     queue = Queue({}, gone)
     handler = Handler(sending("a", "b", "c"))
-
     # When
     replies = runner(handler, send=queue.send).run(batch(body(), body()))
-
     # Then: no client sees these, and nothing is run again
     assert all(reply.error_type for reply in replies)
     assert queue.calls == 2
@@ -166,10 +161,8 @@ def test_batch_that_has_sent_pieces_is_not_run_again():
         raise ValueError("half way")
 
     handler, queue = Handler(answer), Queue()
-
     # When
     replies = runner(handler, send=queue.send).run(batch(body(), body()))
-
     # Then
     assert len(handler.batches) == 1
     for reply in replies:
@@ -217,11 +210,9 @@ def test_piece_of_an_answered_batch_reaches_no_client_of_the_next():
         return ["end"]
 
     worker = runner(Handler(answer), send=send)
-
     # When
     worker.run(Batch([claimed("first", body())]))
     worker.run(Batch([claimed("second", body())]))
-
     # Then
     assert set(asked) == {"first"}
 
@@ -238,7 +229,6 @@ def test_pieces_go_to_the_requests_that_are_named():
 
     # When
     replies = runner(Handler(answer), send=queue.send).run(batch(body(), body(), body()))
-
     # Then
     assert queue.pieces == {
         "id-2": [ReplyChunk(0, b"c", 200, {"x-n": "2"})],
@@ -269,10 +259,8 @@ def test_parts_of_a_batch_stream_in_threads_of_their_own():
 
     handler = Streaming()
     handler.parts = MicroBatching(handler, 2, {"inference": 2})
-
     # When
     replies = runner(Handler(handler.parts), send=queue.send).run(batch(*[body()] * 4))
-
     # Then
     handler.parts.shutdown()
     assert [(reply.body, reply.chunks) for reply in replies] == [(b".", 3)] * 4
@@ -291,6 +279,5 @@ def test_pieces_of_a_job_that_ran_in_vain_are_not_in_its_answer():
 
     running = runner(Handler(answer), send=Queue().send, again=list)
     jobs = [as_job(item) for item in batch(body(), body()).items]
-
     # When / Then
     assert [reply.body for reply in running.run(Batch(jobs))] == [b"pieceend"] * 2

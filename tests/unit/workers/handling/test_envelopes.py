@@ -30,7 +30,6 @@ def documents(replies):
 def test_body_envelope_gives_values_instead_of_rows():
     # When
     calls, replies = ask("body", lambda values, _: values, body(b"a"), posted([1]))
-
     # Then
     assert calls == [[bytearray(b"a"), [1]]]
     assert [reply.body for reply in replies] == [b"a", b"[\n  1\n]"]
@@ -46,7 +45,6 @@ def test_instances_of_a_batch_are_run_together_and_dealt_out_again(name):
         posted({"instances": []}),
         body(b'{"instances": [3]}'),
     )
-
     # Then
     assert calls == [[1, 2, 3]]
     assert documents(replies) == [
@@ -69,7 +67,6 @@ def test_instances_of_a_batch_are_run_together_and_dealt_out_again(name):
 def test_handler_that_answers_otherwise_is_asked_request_by_request(name, answer):
     # When
     calls, replies = ask(name, answer, posted({"instances": [1, 2]}), posted({"instances": [3]}))
-
     # Then
     assert calls == [[1, 2, 3], [1, 2], [3]]
     assert documents(replies) == [{"predictions": [3]}, {"predictions": [3]}]
@@ -86,7 +83,6 @@ def test_request_that_is_no_envelope_fails_alone(name, bad):
 
     # When
     _, (first, second) = ask(name, answer, body(bad, "application/json"), posted(good))
-
     # Then
     assert error_of(first)[:2] == (503, "InternalServerException")
     assert second.status == 200
@@ -100,7 +96,6 @@ def test_kserve_envelope_names_explanations():
         posted({"instances": [1]}, explain="True"),
         posted({"instances": [2]}, explain="False"),
     )
-
     # Then
     assert documents(replies) == [{"explanations": [2]}, {"predictions": [4]}]
 
@@ -122,7 +117,6 @@ def tensor(name, data, datatype="FP32", shape=None):
 def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, datatype, data):
     # When
     _, replies = ask("kservev2", lambda *_: [output], posted({"inputs": [tensor("x", [1])]}))
-
     # Then
     [document] = documents(replies)
     assert document["outputs"] == [
@@ -133,12 +127,10 @@ def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, data
 def test_b18_kservev2_envelope_has_one_limit_of_rows_for_all_inputs():
     # Given two inputs of 620 000 lists each, out of 20 kB; the limit is a million
     thin = {"name": "a", "datatype": "UINT8", "shape": [20_000] + [1] * 31, "data": [0] * 20_000}
-
     # When
     calls, (reply,) = ask(
         "kservev2", lambda inputs, _: [[1]] * len(inputs), posted({"inputs": [thin, thin]})
     )
-
     # Then
     status, _, text = error_of(reply)
     assert (status, calls) == (400, [])
@@ -154,10 +146,8 @@ def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
         posted({"id": "mine", "inputs": [tensor("x", [1]), tensor("y", [2])]}),
         posted({"id": " ", "inputs": [tensor("z", [3])]}),
     ]
-
     # When
     calls, replies = ask("kservev2", answer, *requests)
-
     # Then
     assert len(calls) == 1
     found = [(doc["id"], [o["name"] for o in doc["outputs"]]) for doc in documents(replies)]

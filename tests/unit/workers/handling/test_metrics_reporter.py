@@ -82,12 +82,10 @@ def test_histogram_is_shown_with_cumulative_buckets(make, harness):
     # Given
     store, report = make(())
     metric = store.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
-
     # When
     for value in (0.2, 0.7, 99):
         metric.add_or_update(value, ["me"])
         report()
-
     # Then
     lines = text_of(harness, ()).splitlines()
     labels = f'Who="me",Hostname="{HOST}",'
@@ -113,11 +111,9 @@ HOSTILE_LABELS = {
 def test_b19_label_from_a_client_is_short_and_valid_text(make, harness, text, shown):
     # Given
     store, report = make()
-
     # When
     store.add_counter("Calls", 2, None, [Dimension("Who", text)])
     report()
-
     # Then
     where = f'Who="{shown}",ModelName="m",Level="Model",Hostname="{HOST}",'
     assert f"Calls{{{where}}} 2.0" in text_of(harness).splitlines()
@@ -136,13 +132,11 @@ def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, harness):
 def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, harness, caplog):
     # Given
     store, report = make(is_showing_all=False)
-
     # When
     for _ in range(2):
         store.add_counter("Calls", 1)
         store.add_time("PredictionTime", 1)
         report()
-
     # Then
     assert [series.name for series in harness.values] == ["PredictionTime"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -188,7 +182,6 @@ def test_metrics_config_is_read_in_torchserves_format(tmp_path):
     # Given
     path = tmp_path / "metrics.yaml"
     path.write_text(CONFIG)
-
     # When / Then
     assert read_metrics_config(path) == (
         DeclaredMetric("Calls", MetricKind.COUNTER, "Count", ("ModelName",)),
@@ -205,7 +198,6 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
     # Given
     path = tmp_path / "metrics.yaml"
     path.write_text(text)
-
     # When / Then
     with pytest.raises(SettingsError, match="model_metrics"):
         read_metrics_config(path)

@@ -33,7 +33,6 @@ def echo(rows, context):
 def test_single_input_is_the_body_and_has_its_name():
     # When
     rows, reply = ask(echo, {"id": "7", "inputs": [described("x", [1, 2])]})
-
     # Then
     assert rows == [{"x": [1, 2], "body": [1, 2]}]
     assert reply.headers == {"content-type": "application/json"}
@@ -52,10 +51,8 @@ def test_binary_inputs_follow_the_json_in_their_order():
         described("b", [5]),
         {"name": "c", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 7}},
     ]
-
     # When
     rows, _ = ask(lambda rows, _: ["x"], {"inputs": inputs}, b"\x01\x02" + b"\x03\0\0\0cat")
-
     # Then
     assert rows == [{"a": [1, 2], "b": [5], "c": bytearray(b"cat")}]
 
@@ -66,10 +63,8 @@ def test_outputs_are_binary_where_they_are_wished_so():
         "inputs": [described("x", [1])],
         "outputs": [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}],
     }
-
     # When
     _, reply = ask(lambda rows, _: [{"a": [1, 2], "b": [0.5], "c": [3]}], document)
-
     # Then
     length = int(reply.headers["Inference-Header-Content-Length"])
     assert json.loads(reply.body[:length])["outputs"] == [
@@ -96,10 +91,8 @@ def test_outputs_are_binary_where_they_are_wished_so():
 def test_bad_request_fails_alone_with_400(document, binary, words):
     # Given
     handler = Handler(lambda rows, _: ["fine"] * len(rows))
-
     # When
     bad, good = runner(handler).run(batch(inference(document, binary), body(b"x")))
-
     # Then
     status, kind, text = error_of(bad)
     assert (status, kind) == (400, "BadRequestException")
@@ -118,10 +111,8 @@ def test_b18_inputs_share_one_limit_of_rows():
     requests = batch(
         inference({"inputs": [thin("a"), thin("b")]}), inference({"inputs": [thin("a")]})
     )
-
     # When
     bad, good = runner(handler).run(requests)
-
     # Then
     status, kind, text = error_of(bad)
     assert (status, kind) == (400, "BadRequestException")
@@ -133,10 +124,8 @@ def test_other_rows_of_the_batch_stay_as_they_are():
     # Given
     handler = Handler(echo)
     requests = batch(inference({"inputs": [described("x", [1])]}), body(b"plain"))
-
     # When
     tensors, plain = runner(handler, decode_input_request=False).run(requests)
-
     # Then
     assert handler.batches[0] == [{"x": [1], "body": [1]}, {"body": bytearray(b"plain")}]
     assert json.loads(tensors.body)["outputs"][0]["data"] == [1]
@@ -147,9 +136,7 @@ def test_client_cannot_name_the_type_of_the_server():
     # Given: without the parameter that the ingress adds
     request = Request({}, [Part("body", OPEN_INFERENCE_TYPE, b"{}")])
     handler = Handler(lambda rows, _: ["x"])
-
     # When
     runner(handler).run(batch(request))
-
     # Then
     assert handler.batches == [[{"body": bytearray(b"{}")}]]

@@ -30,10 +30,8 @@ DECODED = {
 def test_row_is_decoded_by_content_type(kind, content, value):
     # Given
     handler = Handler(lambda rows, context: ["ok"])
-
     # When
     runner(handler).run(batch(body(content, kind)))
-
     # Then
     assert handler.batches == [[{"body": value}]]
     assert type(handler.batches[0][0]["body"]) is type(value)
@@ -52,10 +50,8 @@ def test_row_has_one_value_per_part_and_the_last_of_equal_names():
     # Given
     handler = Handler(lambda rows, context: ["ok"])
     parts = [Part("data", "", b"1"), Part("data", "", b"2"), Part("n", "application/json", b"3")]
-
     # When
     runner(handler).run(batch(Request({}, parts)))
-
     # Then
     assert handler.batches == [[{"data": bytearray(b"2"), "n": 3}]]
 
@@ -75,7 +71,6 @@ ENCODED = {
 def test_output_is_encoded_by_its_type(output, expected):
     # When
     reply = run_one(lambda rows, context: [output])
-
     # Then
     assert (reply.status, reply.phrase, reply.error_type) == (200, "", "")
     assert reply.body == expected
@@ -103,13 +98,11 @@ HOSTILE_JSON = {
 def test_b03_hostile_json_costs_little_and_harms_no_other_row(content, kind):
     # Given a handler that gives back what it got
     handler = Handler(lambda rows, context: [row["body"] for row in rows])
-
     # When
     with processor_time(0.5):
         first, second = runner(handler, max_response_size_bytes=20_000_000).run(
             batch(body(content, "application/json"), body(b"fine"))
         )
-
     # Then: what cannot be decoded arrives as bytes, as in TorchServe
     assert type(handler.batches[0][0]["body"]) is kind
     assert first.status in (200, 503)  # 503: a lone surrogate has no UTF-8

@@ -34,10 +34,8 @@ def test_handler_sees_ids_and_headers_of_each_request():
 
     first = body(b"", "text/plain", **{"X-User": "ann"})
     second = body(b"", "", **{"x-user": "bob", "X-User": "eve", "body": "a client's"})
-
     # When
     replies = runner(Handler(answer)).run(batch(first, second))
-
     # Then
     assert [reply.body for reply in replies] == [b"ann", b"bob"]
 
@@ -52,7 +50,6 @@ def test_status_phrase_and_headers_are_set_per_row():
 
     # When
     first, second = runner(Handler(answer)).run(batch(body(), body()))
-
     # Then
     assert (first.status, first.phrase, first.headers) == (200, "", {"content-type": "text/html"})
     assert (second.status, second.phrase, second.headers) == (507, "No room", {"x-n": "7"})
@@ -68,7 +65,6 @@ def test_header_that_would_break_the_response_fails_its_row(value):
 
     # When
     first, second = runner(Handler(answer)).run(batch(body(), body()))
-
     # Then
     assert error_of(first) == (503, "InternalServerException", "Prediction failed")
     assert (second.status, second.body) == (200, b"b")
@@ -100,11 +96,9 @@ def test_what_a_handler_leaves_in_the_context_lasts_for_its_batch(change):
         return [context.get_request_header(0, "x-user")]
 
     changing = runner(Handler(answer))
-
     # When
     changing.run(batch(body(b"change")))
     (reply,) = changing.run(batch(body(b"", "", **{"x-user": "ann"})))
-
     # Then
     assert (reply.status, reply.body, reply.headers) == (200, b"ann", {"x-id": "id-0"})
 
@@ -146,7 +140,6 @@ FAILURES = {
 def test_failure_is_answered_as_torchserve_does(answer, expected):
     # When
     reply = run_one(answer)
-
     # Then
     assert error_of(reply) == (expected[0], "InternalServerException", expected[1])
     assert reply.reason
@@ -169,10 +162,8 @@ def test_same_traceback_is_logged_in_one_line_for_a_while(caplog):
 def test_oversized_answer_is_refused_alone():
     # Given
     answer = Handler(lambda rows, context: [b"x" * 11, b"x" * 10])
-
     # When
     big, small = runner(answer, max_response_size_bytes=10).run(batch(body(), body()))
-
     # Then
     assert error_of(big)[:2] == (500, "InternalServerException")
     assert b"11 bytes" in big.body
@@ -194,10 +185,8 @@ def png(side):
 def test_b04_image_of_too_many_pixels_is_a_bad_request_in_any_handler(side, monkeypatch):
     # Given
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-
     # When
     large, good = runner(Handler(measures)).run(batch(body(png(side)), body(png(10))))
-
     # Then
     text = "Input is not a readable image: it has more than 100 pixels (max_image_pixels)."
     assert error_of(large) == (400, "InternalServerException", text)
@@ -233,30 +222,20 @@ def test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed():
 
     # When
     replies = runner(Handler(answer)).run(batch(body(b"xa"), body(b"xb")))
-
     # Then
     assert [reply.body for reply in replies] == [b"97", b"98"]
 
 
-def broken_device():
-    handler = Handler(raising(RuntimeError("CUDA error: device-side assert triggered")))
-    return handler, runner(handler)
-
-
-def test_broken_device_fails_no_batch_mates():
+def test_broken_device_fails_no_batch_mates_and_answers_a_request_that_was_alone():
     # Given
-    handler, broken = broken_device()
+    handler = Handler(raising(RuntimeError("CUDA error: device-side assert triggered")))
+    broken = runner(handler)
     # When / Then the batch is left to another process, which runs its items one by one
     with pytest.raises(DeviceBroken):
         broken.run(batch(body(), body()))
     assert len(handler.batches) == 1
     assert broken.is_device_broken
-
-
-def test_broken_device_is_answered_when_the_request_was_alone():
-    # Given
-    _, broken = broken_device()
-    # When
+    # When it was alone
     (reply,) = broken.run(batch(body()))
     # Then
     assert (reply.status, broken.is_device_broken) == (507, True)
@@ -302,10 +281,8 @@ def test_explanations_and_descriptions_are_made_alone():
         body(b"d", describe="True"),
         body(b"e", explain="True"),
     ]
-
     # When
     replies = runner(handler).run(batch(*asked))
-
     # Then
     assert [reply.body.decode() for reply in replies] == [
         "[] 2 a",
@@ -386,7 +363,6 @@ def test_replies_carry_the_batchs_timing():
 
     # When
     first, second = [reply.timing for reply in runner(Handler(answer)).run(batch(body(), body()))]
-
     # Then
     assert (first.batch_size, first.queue_us, first.is_first) == (2, 100, True)
     assert (second.batch_size, second.queue_us, second.is_first) == (2, 101, False)

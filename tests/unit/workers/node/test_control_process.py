@@ -42,7 +42,6 @@ async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, capl
 
     monkeypatch.setattr(node, "spawn", spawn)
     monkeypatch.setattr(node, "CONTROL_PATIENCE_S", 0.01)
-
     # When
     async with running(Settings(), count_waiting) as processes:
         processes.must_look.set()

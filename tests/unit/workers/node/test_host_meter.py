@@ -87,10 +87,8 @@ def test_worker_finds_the_files_of_its_settings_from_the_models_folder(assignmen
     settings = Settings(
         redis_url="rediss://localhost", redis_ca_file=Path("ca.pem"), metrics_config=Path("m.yaml")
     )
-
     # When
     told, _ = load_settings(None, worker_environment(assignment, settings, 1))
-
     # Then
     assert told.redis_ca_file == Path.cwd() / "ca.pem"
     assert told.metrics_config == Path.cwd() / "m.yaml"

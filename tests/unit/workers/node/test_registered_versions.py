@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from batching.store.node_queue import NodeQueue
 from tests.support import DEAD_AFTER_MS, KEY, make_spec
 from workers.node.node import UnregisteredVersions
@@ -22,30 +24,23 @@ def look_once(harness, before, after):
     return asyncio.run(run())
 
 
-def test_new_node_refuses_requests_for_versions_that_were_scaled_to_nothing_before(harness):
-    # Given a request whose worker has gone with the only node
-    wanted = {KEY: make_spec(min_worker=0)}
-    harness.submit("a")
-    harness.client.delete(harness.keys.worker_beats)
-    # When / Then
-    assert look_once(harness, wanted, wanted) == []
-    assert harness.reply_value("a") == b"a!no_worker"
-
-
-def test_version_is_looked_at_while_a_worker_may_give_something_back(harness):
-    # Given one that is silent, and not yet known to be dead
-    wanted = {KEY: make_spec(min_worker=0)}
-    harness.submit("a")
-    harness.silence_worker()
-    # When / Then
-    assert look_once(harness, wanted, wanted) == [KEY]
-
-
-def test_version_that_is_wanted_is_left_alone(harness):
+@pytest.mark.parametrize(
+    ("min_worker", "is_gone", "left", "queued"),
+    [(0, True, [], []), (0, False, [KEY], []), (1, True, [], ["a"])],
+    ids=["its worker has gone with the only node", "it is silent, perhaps not dead", "wanted"],
+)
+def test_new_node_refuses_requests_for_versions_that_were_scaled_to_nothing(
+    min_worker, is_gone, left, queued, harness
+):
     # Given
-    wanted = {KEY: make_spec(min_worker=1)}
+    wanted = {KEY: make_spec(min_worker=min_worker)}
     harness.submit("a")
-    harness.client.delete(harness.keys.worker_beats)
+    if is_gone:
+        harness.client.delete(harness.keys.worker_beats)
+    else:
+        harness.silence_worker()
     # When / Then
-    assert look_once(harness, wanted, wanted) == []
-    assert harness.queued() == ["a"]
+    assert look_once(harness, wanted, wanted) == left
+    assert harness.queued() == queued
+    if not queued:
+        assert harness.reply_value("a") == b"a!no_worker"
