@@ -7,7 +7,7 @@ import pytest
 import requests
 
 import ferry
-from tests.e2e.archives import make_archive
+from tests.e2e.archives import Ledger, make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 from tests.topology.whole_suite import IS_ON_CLUSTER
@@ -144,7 +144,13 @@ def test_failed_job_says_why_and_is_tried_again_by_the_operator(server, model, l
     assert "succeeded" in refused.json()["message"]
 
 
-def test_operator_lists_retries_and_deletes_many(server, model, ledger):
+def test_operator_lists_retries_and_deletes_many(server, scripted, ledger):
+    # A name of its own: jobs of other tests stay in the lists of theirs.
+    with server.model(scripted, "listed", batch_size=1) as model:
+        check_lists(server, model, ledger)
+
+
+def check_lists(server: FerryServer, model: str, ledger: Ledger) -> None:
     # Given
     jobs = [submit(server, f"raise value|{number}", model) for number in range(5)]
     for job in jobs:

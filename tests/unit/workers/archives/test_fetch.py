@@ -65,7 +65,7 @@ def test_operators_hear_where_an_archive_was_looked_for(store):
         locate("locla.mar", store)
     # Then
     assert raised.value.message == "Model not found at: locla.mar"
-    assert raised.value.operators_text == f"It was looked for in {store}"
+    assert raised.value.operators_text == f"Did you mean local.mar? It was looked for in {store}"
 
 
 REFUSED = {
