@@ -31,6 +31,7 @@ LONG_FILES = frozenset(
         "test_e2e_outputs.py",
         "test_e2e_page.py",
         "test_e2e_reload.py",
+        "test_e2e_resnet.py",
         "test_e2e_restart.py",
         "test_e2e_stop.py",
         "test_e2e_torchserve.py",

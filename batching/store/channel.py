@@ -71,7 +71,6 @@ class Channel:
         resubmitted: Counter[VersionKey],
     ) -> None:
         self._key = key
-        self._name = f"model={key.model_name} version={key.model_version}"
         self._patience = patience
         self._queue = queue
         self._memory = memory
@@ -149,7 +148,8 @@ class Channel:
         try:
             await body()
         except Exception as error:
-            await keep_going(body, self._name, failure=error)
+            name = f"model={self._key.model_name} version={self._key.model_version}"
+            await keep_going(body, name, failure=error)
 
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
@@ -478,8 +478,8 @@ class Channel:
                 self._cancel(request, queue_error("unregistered"))
         if pairs:
             self._resubmitted[self._key] += len(pairs)
-            shown = ",".join(pairs[:MOST_IN_LOG])
-            log.warning("resubmitted %s requests=%d old:new=%s", self._name, len(pairs), shown)
+            line = "resubmitted model=%s version=%s requests=%d old:new=%s"
+            log.warning(line, *self._key, len(pairs), ",".join(pairs[:MOST_IN_LOG]))
 
     def _resubmit(self, request: PendingRequest, least_share: float = 0.0) -> bool:
         """Submits the request again, under a new id to which no old reply can come.

@@ -52,9 +52,8 @@ class MetricsView:
         if mode == "legacy":
             families = [family for family in families if family.name in LEGACY]
         elif mode != "log":
-            registry, client = services.probe_registry, services.probe_client
-            families += [*node_families(registry), *queue_families(registry)]
-            families += handler_families(registry, partial(read_metrics, client), self._declared)
+            read = partial(read_metrics, services.probe_client)
+            families += stored_families(services.probe_registry, read, self._declared)
         return typed_answer(write_text(families, request.args.getlist("name[]")), _CONTENT_TYPE)
 
 
@@ -114,19 +113,32 @@ _REDIS_COUNTERS = (
 )
 
 
-def queue_families(registry: Registry) -> list[Metric]:
-    """Returns the families of queues, workers and Redis; while it is away, only that it is."""
+def stored_families(
+    registry: Registry,
+    read: Callable[[VersionKey], Mapping[Series, float]],
+    declared: Sequence[DeclaredMetric],
+) -> list[Metric]:
+    """Returns all that is in Redis; while it is away, only that it is, after one try."""
     up = "ferry_redis_up", "Whether Redis answered this ingress just now."
     try:
-        store = registry.store()
-        families: list[Metric] = [GaugeMetricFamily(*up, value=1)]
-        for name, meaning, attribute in _REDIS_GAUGES:
-            families.append(GaugeMetricFamily(name, meaning, value=getattr(store, attribute)))
-        for name, meaning, attribute in _REDIS_COUNTERS:
-            families.append(CounterMetricFamily(name, meaning, value=getattr(store, attribute)))
-        return [*families, *_worker_families(registry), *_version_families(registry)]
-    except StoreUnavailable:
+        return [
+            GaugeMetricFamily(*up, value=1),
+            *_redis_families(registry),
+            *_worker_families(registry),
+            *_version_families(registry),
+            *_node_families(registry),
+            *handler_families(registry, read, declared),
+        ]
+    except (*AWAY, StoreUnavailable):
         return [GaugeMetricFamily(*up, value=0)]
+
+
+def _redis_families(registry: Registry) -> Iterator[Metric]:
+    store = registry.store()
+    for name, meaning, attribute in _REDIS_GAUGES:
+        yield GaugeMetricFamily(name, meaning, value=getattr(store, attribute))
+    for name, meaning, attribute in _REDIS_COUNTERS:
+        yield CounterMetricFamily(name, meaning, value=getattr(store, attribute))
 
 
 def _worker_families(registry: Registry) -> Iterator[Metric]:
@@ -170,12 +182,8 @@ def _version_families(registry: Registry) -> Iterator[Metric]:
     yield from (events, webhooks)
 
 
-def node_families(registry: Registry) -> Iterator[Metric]:
-    """Yields the nodes' measurements of hosts and workers; nothing while Redis is away."""
-    try:
-        samples = list(_node_samples(registry))
-    except StoreUnavailable:
-        return
+def _node_families(registry: Registry) -> Iterator[Metric]:
+    samples = list(_node_samples(registry))
     for name in GAUGES:
         if name not in LAST_VALUES:
             yield torchserve_family(name, [sample[1:] for sample in samples if sample[0] == name])
@@ -202,16 +210,13 @@ def handler_families(
     read: Callable[[VersionKey], Mapping[Series, float]],
     declared: Sequence[DeclaredMetric],
 ) -> list[Metric]:
-    """Returns the measurements of all versions' handlers; nothing while Redis is away.
+    """Returns the measurements of all versions' handlers.
 
     As in TorchServe, a declared metric needs no value.
     """
     families = {it.name: handler_family(it.name, it.kind, it.unit) for it in declared}
     values: dict[str, dict[tuple[tuple[str, str], ...], dict[str, float]]] = {}
-    try:
-        measured = [read(spec.key) for spec in registry.specs()]
-    except (*AWAY, StoreUnavailable):
-        return []
+    measured = [read(spec.key) for spec in registry.specs()]
     for series, value in (pair for of in measured for pair in of.items()):
         family = families.setdefault(
             series.name, handler_family(series.name, series.kind, series.unit)

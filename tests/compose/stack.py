@@ -13,6 +13,7 @@ from typing import Any
 
 import requests
 
+from tests.chaos.crowd import Crowd
 from tests.e2e.archives import make_archive
 from tests.ports import free_ports
 from tests.support import came_true
@@ -150,11 +151,16 @@ class Stack:
         """Returns what `docker compose` prints."""
         return self.run([*(compose_command() or []), *words], timeout_s, env)
 
+    def scale(self, workers: int) -> None:
+        """Runs so many workers, and waits until all are healthy."""
+        self.compose("up", "-d", "--scale", f"worker={workers}")
+        self.wait_healthy()
+        assert len(self.containers("worker")) == workers
+
     def restore(self) -> None:
         """Goes back to Redis, one ingress and one worker, without a model."""
         self.compose("rm", "-s", "-f", "balancer", "prometheus", "grafana", env=PROFILES)
-        self.compose("up", "-d", "--scale", "worker=1")
-        self.wait_healthy()
+        self.scale(1)
         for model in self.http.get(f"{self.management}/models", timeout=HTTP_S).json()["models"]:
             self.unregister(model["modelName"])
 
@@ -213,7 +219,7 @@ class Stack:
 
     # --- models
 
-    def serve(self, model_name: str, *, pause_ms: int = 0) -> None:
+    def serve(self, model_name: str, *, pause_ms: int = 0, batch_size: int = 4) -> None:
         """Serves a model whose handler echoes after a pause per batch, one worker per node."""
         folder = self.folder / "model_store"
         folder.mkdir(exist_ok=True)
@@ -221,7 +227,12 @@ class Stack:
         archive = make_archive(folder, model_name, files, config="jobQueueSize: 5000")
         (worker, *_) = self.containers("worker")
         self.run(["docker", "cp", str(folder / archive), f"{worker.name}:/model-store/{archive}"])
-        query = {"url": archive, "initial_workers": 1, "batch_size": 4, "max_batch_delay": 5}
+        query = {
+            "url": archive,
+            "initial_workers": 1,
+            "batch_size": batch_size,
+            "max_batch_delay": 5,
+        }
         answer = self.http.post(f"{self.management}/models", params=query, timeout=HTTP_S)
         assert answer.status_code == 200, answer.text
 
@@ -233,6 +244,22 @@ class Stack:
         url = f"{management or self.management}/models/{model_name}"
         record = self.http.get(url, timeout=HTTP_S).json()[0]
         return dict(record)
+
+    def wait_workers(self, model_name: str, count: int) -> None:
+        def ready() -> int:
+            workers = self.describe(model_name)["workers"]
+            return sum(worker["status"] == "READY" for worker in workers)
+
+        assert came_true(lambda: ready() == count, 30), self.describe(model_name)
+
+    def rate(self, model_name: str, requests_count: int) -> float:
+        """Sends so many requests at once; asserts all 200; returns answers per second."""
+        with Crowd(self.port) as crowd:
+            sent = crowd.ask(model_name, [f"rate {n}" for n in range(requests_count)])
+        assert {one.status for one in sent} == {200}, {(one.status, one.fault) for one in sent}
+        return requests_count / (
+            max(one.answered_at for one in sent) - min(one.sent_at for one in sent)
+        )
 
 
 @dataclass(frozen=True)

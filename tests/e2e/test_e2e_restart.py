@@ -48,7 +48,7 @@ def test_server_that_starts_again_tells_what_became_of_each_archive(start, tmp_p
     output = server.process.log_path.read_text()
     [line] = [line for line in output.splitlines() if line.startswith("Restoring ")]
     assert line.startswith(f"Restoring broken, gone, good, replaced from {tmp_path}/logs/config/")
-    place = f"It was looked for in {tmp_path}/store"
+    place = f"Did you mean good-1.0.mar? It was looked for in {tmp_path}/store"
     assert f"not loaded: gone 1.0: {GONE}. {place}\n" in output
     assert f"not loaded: broken 1.0: {BROKEN}" in output
 

@@ -1,11 +1,13 @@
 """What Redis knows, as an ingress exports it: on a real Redis, with requests in every place."""
 
+from functools import partial
+
 import pytest
 
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store.clients import connect
-from batching.store.registry.registry import Registry
-from ingress.rest.metrics_api import EVENTS, WEBHOOK_OUTCOMES, queue_families
+from batching.store.registry.registry import Registry, read_metrics
+from ingress.rest.metrics_api import EVENTS, WEBHOOK_OUTCOMES, stored_families
 from tests.support import KEY, items_of, make_reply, make_spec
 
 SPEC = make_spec(min_worker=2, job_queue_size=10)
@@ -13,7 +15,8 @@ VERSION = {"model": KEY.model_name, "version": KEY.model_version}
 
 
 def samples(client):
-    return [sample for family in queue_families(Registry(client)) for sample in family.samples]
+    families = stored_families(Registry(client), partial(read_metrics, client), [])
+    return [sample for family in families for sample in family.samples]
 
 
 @pytest.fixture
