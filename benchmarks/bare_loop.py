@@ -1,7 +1,7 @@
 """A model in a loop in one process, without any server: what is left to gain.
 
     python -m benchmarks.bare_loop handler ARCHIVE JPEG BATCH_SIZE SECONDS
-    python -m benchmarks.bare_loop forward ARCHIVE DEVICE SECONDS BATCH_SIZE...
+    python -m benchmarks.bare_loop forward ARCHIVE HAS_GPU SECONDS BATCH_SIZE...
 
 `handler` runs the archive's handler, JPEGs in, the best classes out, and prints a LoadReport in one
 line of JSON. `forward` runs the model alone on batches that lie on the device, prepared as the
@@ -28,9 +28,6 @@ from workers.archives.model_archive import inspect_archive, unpack_archive
 from workers.handling.handlers import load_model
 from workers.machine import Device
 
-# Launched before a GPU is waited for, so that it never waits for us.
-FORWARDS = {"cpu": 1, "cuda": 8}
-
 
 def run_handler(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:
     """Runs whole batches for at least that many seconds, after one that is not measured."""
@@ -55,7 +52,7 @@ def run_handler(archive: Path, photo: bytes, batch_size: int, seconds: float) ->
     )
 
 
-def run_forward(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
+def run_forward(archive: Path, batch_size: int, seconds: float, *, has_gpu: bool) -> float:
     """Returns images per second of the built-in handler's model, after two rounds of warm-up."""
     handler = ImageClassifier()
     with tempfile.TemporaryDirectory(prefix="loop-") as folder:
@@ -64,33 +61,32 @@ def run_forward(archive: Path, kind: str, batch_size: int, seconds: float) -> fl
         handler.initialize(
             Context(
                 *(info.model_name, str(place), dict(info.manifest or {}), batch_size),
-                *(0 if kind == "cuda" else None, "0"),
+                *(0 if has_gpu else None, "0"),
                 model_yaml_config=dict(info.config),
             )
         )
     batch = torch.rand(batch_size, 3, 224, 224).to(handler.device)
-
-    def run() -> None:
-        for _ in range(FORWARDS[kind]):
+    # Launched before a GPU is waited for, so that it never waits for us.
+    forwards = 8 if has_gpu else 1
+    rounds, started_s = -2, 0.0
+    while rounds <= 0 or time.perf_counter() - started_s < seconds:
+        if rounds == 0:
+            started_s = time.perf_counter()
+        for _ in range(forwards):
             handler.inference(batch)
-        if kind == "cuda":
+        if has_gpu:
             torch.cuda.synchronize(handler.device)
-
-    run()
-    run()
-    rounds, started_s = 0, time.perf_counter()
-    while time.perf_counter() - started_s < seconds:
-        run()
         rounds += 1
-    return round(rounds * FORWARDS[kind] * batch_size / (time.perf_counter() - started_s), 1)
+    return round(rounds * forwards * batch_size / (time.perf_counter() - started_s), 1)
 
 
 if __name__ == "__main__":
     what, archive, *words = sys.argv[1:]
     if what == "forward":
-        kind, seconds, *sizes = words
+        has_gpu, seconds, *sizes = words
         rates = {
-            size: run_forward(Path(archive), kind, int(size), float(seconds)) for size in sizes
+            size: run_forward(Path(archive), int(size), float(seconds), has_gpu=has_gpu == "1")
+            for size in sizes
         }
         print(json.dumps(rates))
     else:

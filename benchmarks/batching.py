@@ -1,8 +1,6 @@
 """What batching does for README's model.
 
-    python -m benchmarks.batching
-
-Exit code 0: the largest batches answer as many requests/s as the bar says; 1: fewer.
+python -m benchmarks.batching
 """
 
 import subprocess
@@ -14,21 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.load import Load, drive_with_wrk
-from benchmarks.measuring.records import Verdict, at_least, at_most, finish, parse, table_of
+from benchmarks.measuring.records import at_least, at_most, main, table_of
 from benchmarks.servers.child import ferry_command
 from benchmarks.servers.running import ServedModel, Torchferry
 
-PROGRAMS = Path(__file__).with_name("programs")
-MODEL, ROW, CONNECTIONS = "model", "[1, 2, 3, 4]", 64
-SIZES, DELAY_MS = (1, 4, 16, 32), 10
+PROGRAM = Path(__file__).with_name("programs") / "model.py"
 LEAST_RATIO = 3.0
 
 
-def measure(seconds: int) -> tuple[dict[str, Any], list[Verdict]]:
-    with tempfile.TemporaryDirectory(prefix="batching-") as name:
-        pack = [ferry_command(), "archive", str(PROGRAMS / f"{MODEL}.py"), "--export-path", name]
+def measure(is_short: bool) -> dict[str, Any]:
+    seconds = 1 if is_short else 10
+    points = []
+    with tempfile.TemporaryDirectory(prefix="batching-") as folder:
+        pack = [ferry_command(), "archive", str(PROGRAM), "--export-path", folder]
         subprocess.run(pack, check=True, capture_output=True)
-        points = [measure_size(Path(name) / f"{MODEL}.mar", size, seconds) for size in SIZES]
+        for batch_size in (1, 4, 16, 32):
+            archive = Path(folder) / "model.mar"
+            model = ServedModel("model", archive, batch_size, 10, queue_size=256)
+            with Torchferry(model) as server:
+                load = Load(server.url_of("model"), b"[1, 2, 3, 4]", 64, "application/json")
+                drive_with_wrk(load, 2)
+                batches, requests = server.batches("model")
+                report = drive_with_wrk(load, seconds)
+                more_batches, more_requests = server.batches("model")
+            mean_batch = (more_requests - requests) / (more_batches - batches)
+            points.append({"batch_size": batch_size, "mean_batch": mean_batch, **asdict(report)})
     single = points[0]["requests_per_s"]
     ratio = points[-1]["requests_per_s"] / single
     errors = sum(point["errors"] for point in points)
@@ -36,19 +44,8 @@ def measure(seconds: int) -> tuple[dict[str, Any], list[Verdict]]:
         at_least(ratio, LEAST_RATIO, f"batches of up to 32: {{}} of {single:,.0f}", "{:.1f} x"),
         at_most(errors, 0, "errors: {}", "{:d}"),
     ]
-    about = {"connections": CONNECTIONS, "seconds": seconds, "points": points}
-    return {"measured": "batching", **about}, verdicts
-
-
-def measure_size(archive: Path, batch_size: int, seconds: int) -> dict[str, Any]:
-    with Torchferry(ServedModel(MODEL, archive, batch_size, DELAY_MS, queue_size=256)) as server:
-        load = Load(server.url_of(MODEL), ROW.encode(), CONNECTIONS, "application/json")
-        drive_with_wrk(load, 2)
-        batches, requests = server.batches(MODEL)
-        report = drive_with_wrk(load, seconds)
-        more_batches, more_requests = server.batches(MODEL)
-    mean_batch = (more_requests - requests) / (more_batches - batches)
-    return {"batch_size": batch_size, "mean_batch": mean_batch, **asdict(report)}
+    about = {"connections": 64, "seconds": seconds, "points": points}
+    return {"measured": "batching", **about, "verdicts": verdicts}
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -68,5 +65,4 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    options = parse("batching", seconds=(10, 1))
-    sys.exit(finish("batching", lambda: measure(options.seconds), markdown, is_short=options.short))
+    sys.exit(main("batching", measure, markdown))

@@ -1,11 +1,8 @@
 """Images per second served on a GPU, beside the model's forward alone.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --report RECORD
 
-JPEGs in, the five best classes out, through `ferry up`. The record is written after each point.
-`--report` writes the table of a record that another machine has made. Exit code 0: the bar is
-reached, or there is no GPU; 1: it is missed; 2: nothing was measured.
+JPEGs in, the five best classes out, through `ferry up`. Each point is printed as it is measured.
 """
 
 import argparse
@@ -21,21 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import records
 from benchmarks.measuring.load import Load, LoadReport, drive
 from benchmarks.measuring.processors import Meter
+from benchmarks.measuring.records import Verdict, at_least, at_most
 from benchmarks.servers.child import run_module
 from benchmarks.servers.running import Torchferry
 
-DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")
+BATCH_SIZES, SECONDS = (32, 64), 5.0
 # Sixteen cores decode some 2,000 photos per second; a GPU runs four times as many through this one.
-DECODERS_OF = {"resnet50": ("gpu",)}
+DECODERS = {"resnet50": ("gpu",), "resnet152": ("cpu", "gpu")}
 # Decoding on processors takes longer than the forward, so that more workers are wanted.
-WORKERS_OF = {"cpu": (4, 8), "gpu": (1, 4)}
+WORKERS = {"cpu": (4, 8), "gpu": (1, 4)}
 MAX_BATCH_DELAY_MS = 50
 # Batches that wait or are on their way while each worker runs one.
 BATCHES_PER_WORKER = 3
@@ -53,27 +51,6 @@ HEADS = (
 )
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    add = parser.add_argument
-    add("--models", nargs="+", default=["resnet50", "resnet152"])
-    add("--batches", nargs="+", type=records.positive, default=[32, 64])
-    add("--workers", nargs="+", type=records.positive, help="default: by the decoder")
-    add("--decode", nargs="+", choices=DECODERS, help="default: by the model")
-    add("--dtype", choices=DTYPES, default="float32")
-    add("--seconds", type=float, default=5.0, help="of each run")
-    words = "cpu: to try the command out; the record stays in .bench, the document as it is"
-    add("--device", choices=("cuda", "cpu"), default="cuda", help=words)
-    add("--record", type=Path, help="the file to write")
-    add("--report", type=Path, help="a record of which to write the table")
-    options = parser.parse_args()
-    if options.device == "cpu":
-        options.workers, options.decode = (options.workers or [1])[:1], ["cpu"]
-    folder = records.RESULTS if options.device == "cuda" else records.SHORT_RESULTS
-    options.record = options.record or folder / "gpu.json"
-    return options
-
-
 def find_gpu() -> dict[str, str] | None:
     """Returns the first GPU that torch sees, and its driver; None when it sees none."""
     # Not above: each process of load imports this module.
@@ -89,71 +66,65 @@ def find_gpu() -> dict[str, str] | None:
     return gpu
 
 
-def measure(options: argparse.Namespace, gpu: Mapping[str, str] | None) -> int:
-    """Measures everything, prints and writes it; returns the exit code."""
-    record: dict[str, Any] = {
-        "measured": "images/s of JPEGs to their five best classes, served and the forward alone",
-        **records.origin(),
-        "gpu": gpu,
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision")},
-        "load_average": round(os.getloadavg()[0], 2),
-        "setting": {name: getattr(options, name) for name in ("device", "dtype", "seconds")},
-        "bar": BAR,
-        "points": [],
-    }
+def measure(options: argparse.Namespace, gpu: Mapping[str, str] | None) -> dict[str, Any]:
+    points = []
     for network in options.models:
         with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-            measure_network(network, Path(folder), options, record)
-    return finish(record, is_document=gpu is not None)
+            for point in measure_network(network, Path(folder), options, has_gpu=gpu is not None):
+                print(point, flush=True)
+                points.append(point)
+    return {
+        "measured": "images/s of JPEGs to their five best classes, served and the forward alone",
+        "gpu": gpu,
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision")},
+        "points": points,
+        "verdicts": list(verdicts(points)),
+    }
 
 
 def measure_network(
-    network: str, folder: Path, options: argparse.Namespace, record: dict[str, Any]
-) -> None:
-    """Measures all points of one network, and writes the record after each."""
-    decoders = options.decode or DECODERS_OF.get(network, DECODERS)
-    run_module("networks", "classifier", folder, network, options.dtype, *decoders)
-    # The forward of the prepared model, and of the model as it came, in float32.
-    words = (options.device, options.seconds, *options.batches)
+    network: str, folder: Path, options: argparse.Namespace, *, has_gpu: bool
+) -> Iterator[dict[str, Any]]:
+    """Yields all points of one network; of a short run, or without a GPU, only a small one."""
+    sizes, seconds, decoders = BATCH_SIZES, SECONDS, DECODERS[network]
+    if options.short:
+        sizes, seconds, decoders = (4,), 1.0, decoders[:1] if has_gpu else ("cpu",)
+    run_module("networks", "classifier", folder, network, *decoders)
+    # The forward of the prepared model, and of the model as it came.
     alone_per_s, raw_per_s = (
-        json.loads(run_module("bare_loop", "forward", folder / archive, *words))
+        json.loads(
+            run_module("bare_loop", "forward", folder / archive, int(has_gpu), seconds, *sizes)
+        )
         for archive in (f"plain-{decoders[0]}.mar", "raw.mar")
     )
     settings = {"FERRY_JOB_QUEUE_SIZE": str(QUEUE_SIZE)}
-    if options.device == "cpu":
+    if not has_gpu:
         settings["FERRY_NUMBER_OF_GPU"] = "0"
     with Torchferry(settings=settings) as server:
-        for decode in decoders:
+        for decode, batch_size in itertools.product(decoders, sizes):
             archive = folder / f"plain-{decode}.mar"
             shutil.copy(archive, server.folder / "store")
-            workers = options.workers or WORKERS_OF[decode]
-            for batch_size, count in itertools.product(options.batches, workers):
+            for workers in (1,) if options.short else WORKERS[decode]:
                 asked = {"batch_size": batch_size, "max_batch_delay": MAX_BATCH_DELAY_MS}
-                asked |= {"url": archive.name, "initial_workers": count}
-                server.register(MODEL, **asked)
-                connections = BATCHES_PER_WORKER * batch_size * count
-                report, cores = served(
-                    server, (folder / "photo.jpg").read_bytes(), connections, options.seconds
-                )
+                server.register(MODEL, url=archive.name, initial_workers=workers, **asked)
+                connections = BATCHES_PER_WORKER * batch_size * workers
+                photo = (folder / "photo.jpg").read_bytes()
+                figures = served(server, photo, connections, seconds)
                 server.unregister(MODEL)
                 forward_per_s = alone_per_s[str(batch_size)]
-                point = {"network": network, "batch_size": batch_size, "decode": decode}
-                point |= {"workers": count, "raw_per_s": raw_per_s[str(batch_size)]}
-                point |= {
+                yield {
+                    "network": network,
+                    "batch_size": batch_size,
+                    "decode": decode,
+                    "workers": workers,
+                    "raw_per_s": raw_per_s[str(batch_size)],
                     "forward_per_s": forward_per_s,
-                    "served_per_s": round(report.requests_per_s, 1),
+                    "share": round(figures["served_per_s"] / forward_per_s, 3),
+                    **figures,
                 }
-                point["share"] = round(report.requests_per_s / forward_per_s, 3)
-                point |= {"p50_ms": report.p50_ms, "p99_ms": report.p99_ms}
-                point |= {"errors": report.errors, "cores": cores}
-                print(point, flush=True)
-                record["points"].append(point)
-                records.write_record(record, options.record)
 
 
-def served(
-    server: Torchferry, photo: bytes, connections: int, seconds: float
-) -> tuple[LoadReport, dict[str, float]]:
+def served(server: Torchferry, photo: bytes, connections: int, seconds: float) -> dict[str, Any]:
     """Returns what clients saw, and how many cores each kind of process kept busy meanwhile."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(LOADERS, mp_context=context) as pool:
@@ -163,13 +134,13 @@ def served(
         parts = list(pool.map(loaded, [load] * LOADERS, [seconds] * LOADERS))
         cores = {role: round(usage.percent / 100, 2) for role, usage in meter.read().items()}
     reports = [report for report, _ in parts]
-    together = LoadReport(
-        requests_per_s=sum(report.requests_per_s for report in reports),
-        p50_ms=max(report.p50_ms for report in reports),
-        p99_ms=max(report.p99_ms for report in reports),
-        errors=sum(report.errors for report in reports),
-    )
-    return together, cores | {"load": round(sum(used for _, used in parts), 2)}
+    return {
+        "served_per_s": round(sum(report.requests_per_s for report in reports), 1),
+        "p50_ms": max(report.p50_ms for report in reports),
+        "p99_ms": max(report.p99_ms for report in reports),
+        "errors": sum(report.errors for report in reports),
+        "cores": cores | {"load": round(sum(used for _, used in parts), 2)},
+    }
 
 
 def loaded(load: Load, seconds: float) -> tuple[LoadReport, float]:
@@ -179,77 +150,48 @@ def loaded(load: Load, seconds: float) -> tuple[LoadReport, float]:
     return report, (time.process_time() - used_s) / (time.perf_counter() - started_s)
 
 
-# --- what it comes to
-
-
-def finish(record: Mapping[str, Any], *, is_document: bool) -> int:
-    """Prints the table and writes it into the journal; returns the exit code."""
-    table = markdown(record)
-    print(table)
-    if not is_document:
-        return 0
-    records.write_block("gpu", table)
-    return 0 if verdict(record) else 1
-
-
-def verdict(record: Mapping[str, Any]) -> bool:
-    """Returns whether each network and batch size reaches the bar in one way, without errors."""
+def verdicts(points: list[dict[str, Any]]) -> Iterator[Verdict]:
+    """Judges each network and batch size by the way that serves most."""
     best: dict[tuple[str, int], float] = {}
-    for point in record["points"]:
+    for point in points:
         key = (point["network"], point["batch_size"])
         best[key] = max(point["share"], best.get(key, 0.0))
-    has_errors = any(point["errors"] for point in record["points"])
-    return not has_errors and min(best.values()) >= record["bar"]
+    for (network, batch_size), share in best.items():
+        text = f"{network}, batches of {batch_size}: {{}} of the forward"
+        yield at_least(100 * share, 100 * BAR, text, "{:.0f} %")
+    yield at_most(sum(point["errors"] for point in points), 0, "errors: {}", "{:d}")
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    gpu, setting, points = record["gpu"], record["setting"], record["points"]
+    gpu, points = record["gpu"], record["points"]
     roles = sorted({role for point in points for role in point["cores"]})
     where = "no GPU" if gpu is None else f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}"
-    rows = []
-    for point in points:
-        share = f"{point['share']:.0%}"
-        rows.append(
-            (
-                *(point[name] for name in ("network", "batch_size", "workers", "decode")),
-                *(f"{point[name]:.1f}" for name in ("raw_per_s", "forward_per_s", "served_per_s")),
-                f"**{share}**" if point["share"] >= record["bar"] else share,
-                *(f"{point['p99_ms']:.0f}", point["errors"]),
-                *(f"{point['cores'].get(role, 0.0):.1f}" for role in roles),
-            )
+    rows = [
+        (
+            *(point[name] for name in ("network", "batch_size", "workers", "decode")),
+            *(f"{point[name]:.1f}" for name in ("raw_per_s", "forward_per_s", "served_per_s")),
+            *(f"{point['share']:.0%}", f"{point['p99_ms']:.0f}", point["errors"]),
+            *(f"{point['cores'].get(role, 0.0):.1f}" for role in roles),
         )
-    return (
-        f"`make bench-gpu` at {records.told(record)}; {where}; torch "
-        f"{record['versions']['torch']}, {setting['dtype']}; load average "
-        f"{record['load_average']} before. Images/s, and the cores that were busy meanwhile:\n\n"
-        f"{records.table_of([*HEADS, *roles], rows)}"
-    )
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Returns a record with results.
-
-    Raises:
-        BenchmarkError: says in one sentence what to do.
-    """
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if record["points"]:
-            return record
-    raise records.BenchmarkError(
-        f"There are no results in {path}: name the record that `make bench-gpu` has written."
-    )
+        for point in points
+    ]
+    about = f"{where}; torch {record['versions']['torch']}, float32. Images/s, and the cores busy"
+    return f"{about}:\n\n{records.table_of([*HEADS, *roles], rows)}"
 
 
 def main() -> int:
-    options = parse()
-    if options.report:
-        return records.guarded(lambda: finish(read_record(options.report), is_document=True))
-    gpu = find_gpu() if options.device == "cuda" else None
-    if options.device == "cuda" and gpu is None:
-        print("skipped: there is no CUDA device here; --device cpu tries the command out")
+    parser = records.parser_of("gpu")
+    parser.add_argument("--models", nargs="+", choices=DECODERS, default=[*DECODERS])
+    options = parser.parse_args()
+    gpu = find_gpu()
+    if gpu is None and not options.short:
+        print("skipped: there is no CUDA device here; --short tries the command out")
         return 0
-    return records.guarded(lambda: measure(options, gpu))
+    return records.guarded(
+        lambda: records.finish(
+            "gpu", lambda: measure(options, gpu), markdown, is_short=options.short
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
     python -m benchmarks.jobs
 
 A model whose batches take 20 ms whatever is in them, at a fixed rate of requests, with and without
-10,000 jobs behind it; then a store in which ever more jobs wait. Exit code 0: every bar is
-reached; 1: one is missed; 2: it could not be measured.
+10,000 jobs behind it; then a store in which ever more jobs wait.
 """
 
-import argparse
 import asyncio
 import secrets
 import statistics
@@ -18,20 +16,14 @@ from typing import Any
 
 import aiohttp
 
-from batching.models.spec import VersionKey
 from batching.protocol import Part, Request
-from batching.store.clients import connect, connect_async
 from batching.store.jobs.job_records import Job
 from batching.store.jobs.job_store import JobRequest, JobStore
-from batching.store.keys import VersionKeys
-from batching.store.node_queue import NodeQueue
-from batching.store.worker_queue import WorkerQueue
 from benchmarks.measuring import records
 from benchmarks.measuring.load import BINARY, Load, drive
 from benchmarks.measuring.records import Verdict, at_least, at_most
-from benchmarks.scaling import claim_and_reply_ms
+from benchmarks.scaling import CLAIMED, KEY, claim_and_reply_ms, lone_store
 from benchmarks.servers.running import Torchferry
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 BATCH_SIZE, HANDLER_MS, DELAY_MS = 16, 20, 5
 RATE_PER_S, CONNECTIONS, SUBMITTERS = 200.0, 256, 32
@@ -40,13 +32,10 @@ WARM_UP_S = 1.0
 YOUNG_S = 55.0
 # A pause between runs, so that the one before is over, in the ingress too.
 SETTLE_S = 1.0
-BODY = b"0".ljust(1024)
-ASYNC = {"prefer": "respond-async"}
+ASYNC = {"content-type": BINARY, "prefer": "respond-async"}
 
-WAITING, SHORT_WAITING = (1_000, 10_000, 100_000), (1_000,)
-TRIES, SHORT_TRIES = 200, 20
-CLAIMED, SUBMITTED_AT_ONCE = 32, 512
-DEAD_AFTER_MS, DAY_MS = 600_000, 24 * 3600 * 1000
+SUBMITTED_AT_ONCE = 512
+DAY_MS = 24 * 3600 * 1000
 
 P99_GROWTH, LEAST_SHARE = 1.15, 0.9
 CLAIM_MS, LOOK_MS = 1.0, 1.0
@@ -56,15 +45,17 @@ BYTES_PER_JOB = 2_560
 Run = Mapping[str, float]
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[Verdict]]:
-    tries = SHORT_TRIES if options.short else TRIES
-    record: dict[str, Any] = {
+def measure(is_short: bool) -> dict[str, Any]:
+    rounds, seconds, jobs, tries = (1, 1, 1_500, 20) if is_short else (5, 10, 10_000, 200)
+    runs = list(pairs(rounds, jobs, seconds))
+    stores = [waiting(count, tries) for count in (1_000, 10_000, 100_000)[: 1 if is_short else 3]]
+    return {
         "measured": "what jobs cost",
-        "seconds": options.seconds,
-        "free_seats": list(pairs(options.rounds, options.jobs, options.seconds)),
-        "waiting": [waiting(jobs, tries) for jobs in (SHORT_WAITING if options.short else WAITING)],
+        "seconds": seconds,
+        "free_seats": runs,
+        "waiting": stores,
+        "verdicts": list(verdicts(runs, stores)),
     }
-    return record, verdicts(record)
 
 
 # --- the seats that requests leave free
@@ -76,11 +67,11 @@ def pairs(rounds: int, jobs: int, seconds: float) -> Iterator[list[Run]]:
         for number in range(rounds):
             # Every other pair the other way round, so that a machine that slows down is fair.
             counts = (0, jobs) if number % 2 == 0 else (jobs, 0)
-            runs = {one: _run(server, f"seats{number}x{one}", one, seconds) for one in counts}
+            runs = {one: run_once(server, f"seats{number}x{one}", one, seconds) for one in counts}
             yield [runs[0], runs[jobs]]
 
 
-def _run(server: Torchferry, model: str, jobs: int, seconds: float) -> Run:
+def run_once(server: Torchferry, model: str, jobs: int, seconds: float) -> Run:
     """Measures on a model and a worker of its own.
 
     Raises:
@@ -89,47 +80,45 @@ def _run(server: Torchferry, model: str, jobs: int, seconds: float) -> Run:
     asked = {"max_batch_delay": DELAY_MS, "response_timeout": 60, "initial_workers": 0}
     server.register(model, batch_size=BATCH_SIZE, **asked)
     load = Load(server.url_of(model), str(HANDLER_MS).encode(), CONNECTIONS)
+
+    def replied() -> float:
+        return server.metrics(model=model, event="replied").get("ferry_queue_events_total", 0.0)
+
     began_s = time.monotonic()
-    asyncio.run(_submit_jobs(load, jobs))
+    asyncio.run(submit_jobs(load, jobs))
     server.manage("PUT", f"models/{model}", min_worker=1, synchronous="true")
     drive(load, WARM_UP_S, RATE_PER_S, is_strict=True)
     # Each time in this order, as jobs are done meanwhile.
     started_s = time.monotonic()
-    batches, replied = int(server.ask(model, b"0")), _replied(server, model)
-    report = drive(load, seconds, RATE_PER_S, is_strict=True)
+    batches, replied_before = int(server.ask(model, b"0")), replied()
+    answers = drive(load, seconds, RATE_PER_S, is_strict=True)
     ended_s = time.monotonic()
     batches = int(server.ask(model, b"0")) - batches
-    done = _replied(server, model) - replied - 1  # less the request that asked for the batches
-    took_s, answered = ended_s - started_s, len(report.latencies_s)
+    done = replied() - replied_before - 1  # less the request that asked for the batches
+    took_s, answered = ended_s - started_s, len(answers.latencies_s)
     if jobs and ended_s - began_s > YOUNG_S:
-        raise records.BenchmarkError(
-            f"jobs became older than {YOUNG_S:.0f} s: fewer jobs, or seconds"
-        )
+        raise records.BenchmarkError(f"jobs became older than {YOUNG_S:.0f} s")
     if jobs and not server.metrics(model=model)["ferry_jobs_waiting"]:
-        raise records.BenchmarkError("the jobs were done before the run had ended: more jobs")
+        raise records.BenchmarkError("the jobs were done before the run had ended")
     server.unregister(model)
     time.sleep(SETTLE_S)
+    report = answers.report()
     return {
         "jobs": jobs,
-        "p50_ms": report.report().p50_ms,
-        "p99_ms": report.report().p99_ms,
+        "p50_ms": report.p50_ms,
+        "p99_ms": report.p99_ms,
         "requests_per_s": round(answered / took_s, 1),
         "jobs_per_s": round((done - answered) / took_s, 1),
         "batches_per_s": round(batches / took_s, 2),
     }
 
 
-def _replied(server: Torchferry, model: str) -> float:
-    return server.metrics(model=model, event="replied").get("ferry_queue_events_total", 0.0)
-
-
-async def _submit_jobs(load: Load, count: int) -> None:
+async def submit_jobs(load: Load, count: int) -> None:
     left = iter(range(count))
-    headers = {"content-type": BINARY, **ASYNC}
 
     async def submit_some(session: aiohttp.ClientSession) -> None:
         for _ in left:
-            async with session.post(load.url, data=load.body, headers=headers) as answer:
+            async with session.post(load.url, data=load.body, headers=ASYNC) as answer:
                 if not answer.ok:
                     raise records.BenchmarkError(f"a job was refused: {answer.status}")
 
@@ -146,23 +135,14 @@ def waiting(jobs: int, tries: int) -> dict[str, float]:
     `look_first_ms` and `look_last_ms` are how long it takes to look at a job and its position, of
     the next one and of the last one that waits.
     """
-    key = VersionKey("waiting", "1.0")
-    with (
-        EmbeddedRedis(find_server()) as redis,
-        asyncio.Runner() as runner,
-        connect(redis.url) as client,
-    ):
-        async_client = connect_async(redis.url)
+    with asyncio.Runner() as runner, lone_store(runner) as (client, async_client, worker):
         store = JobStore(async_client, 2 * jobs)
-        worker = WorkerQueue(client, key, "worker", DEAD_AFTER_MS)
-        client.hset(VersionKeys.of(key).config, "max_queue", 1000)
-        runner.run(NodeQueue(async_client, DEAD_AFTER_MS).beat({key: ["worker"]}))
         # What the first of each costs once: scripts, connections, the index.
-        runner.run(_store_jobs(store, key, CLAIMED))
-        claim_and_reply_ms(worker, CLAIMED)
+        runner.run(store_jobs(store, CLAIMED))
+        claim_and_reply_ms(worker)
 
         before_bytes = client.info("memory")["used_memory"]
-        job_ids = runner.run(_store_jobs(store, key, jobs))
+        job_ids = runner.run(store_jobs(store, jobs))
         after_bytes = client.info("memory")["used_memory"]
         looks_ms: list[float] = []
         for job_id in (job_ids[0], job_ids[-1]):
@@ -174,9 +154,8 @@ def waiting(jobs: int, tries: int) -> dict[str, float]:
             looks_ms.append(round(statistics.median(times_ms), 3))
         claims_ms = []
         for _ in range(tries):
-            claims_ms.append(claim_and_reply_ms(worker, CLAIMED))
-            runner.run(_store_jobs(store, key, CLAIMED))
-        runner.run(async_client.aclose())
+            claims_ms.append(claim_and_reply_ms(worker))
+            runner.run(store_jobs(store, CLAIMED))
     return {
         "jobs": jobs,
         "claim_ms": round(statistics.median(claims_ms), 3),
@@ -187,14 +166,14 @@ def waiting(jobs: int, tries: int) -> dict[str, float]:
     }
 
 
-async def _store_jobs(store: JobStore, key: VersionKey, count: int) -> list[str]:
+async def store_jobs(store: JobStore, count: int) -> list[str]:
     """Submits so many jobs; returns their ids, roughly in their order."""
-    wire = Request({}, [Part("body", "", BODY)]).to_wire()
+    wire = Request({}, [Part("body", "", b"0".ljust(1024))]).to_wire()
     job_ids = [secrets.token_hex(16) for _ in range(count)]
     for first in range(0, count, SUBMITTED_AT_ONCE):
         some = job_ids[first : first + SUBMITTED_AT_ONCE]
         requests = [JobRequest(job_id, wire, DAY_MS, DAY_MS) for job_id in some]
-        answers = await asyncio.gather(*(store.submit(key, request) for request in requests))
+        answers = await asyncio.gather(*(store.submit(KEY, request) for request in requests))
         if not all(isinstance(answer, Job) for answer in answers):
             raise records.BenchmarkError(f"jobs were refused: {answers[0]}")
     return job_ids
@@ -209,8 +188,7 @@ def share_of_seats(run: Run) -> float:
     return run["jobs_per_s"] / free_per_s
 
 
-def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
-    runs: list[list[Run]] = record["free_seats"]
+def verdicts(runs: list[list[Run]], stores: list[dict[str, float]]) -> Iterator[Verdict]:
     growth = statistics.median(beside["p99_ms"] / alone["p99_ms"] for alone, beside in runs)
     jobs = runs[0][1]["jobs"]
     text = f"{jobs} jobs behind {RATE_PER_S:.0f} requests/s: p99 of requests {{}} as long"
@@ -218,7 +196,7 @@ def verdicts(record: Mapping[str, Any]) -> Iterator[Verdict]:
     share = statistics.median(share_of_seats(beside) for _, beside in runs)
     text = "free seats that jobs had: {}"
     yield at_least(100 * share, 100 * LEAST_SHARE, text, "{:.1f} %")
-    for one in record["waiting"]:
+    for one in stores:
         where = f"{one['jobs']} jobs wait: "
         yield at_most(one["claim_ms"], CLAIM_MS, f"{where}claim of {CLAIMED} {{}}", "{:.2f} ms")
         look_ms = max(one["look_first_ms"], one["look_last_ms"])
@@ -257,5 +235,4 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    options = records.parse("jobs", rounds=(5, 1), seconds=(10, 1), jobs=(10_000, 1_500))
-    sys.exit(records.finish("jobs", lambda: measure(options), markdown, is_short=options.short))
+    sys.exit(records.main("jobs", measure, markdown))

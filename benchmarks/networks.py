@@ -1,15 +1,13 @@
 """Networks with random weights, archived, and photos for them.
 
     python -m benchmarks.networks resnet FOLDER
-    python -m benchmarks.networks classifier FOLDER NETWORK DTYPE DECODER...
-    python -m benchmarks.networks examples FOLDER NETWORK...
+    python -m benchmarks.networks classifier FOLDER NETWORK DECODER...
 
 A process of its own, so that the driver of the load has no torch in its memory. `resnet` is for
-`benchmarks.compare`, `classifier` for `benchmarks.gpu`, `examples` for `benchmarks.loading`.
+`benchmarks.compare`, `classifier` for `benchmarks.gpu`.
 """
 
 import io
-import runpy
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,17 +23,14 @@ from torchvision import transforms
 from benchmarks.servers.child import write_archive
 
 RESNET = "resnet-152"
-PHOTO, PHOTOS = "photo.jpg", 8
 SIDE = 720
 SEED = 152
-MARGIN = 9.0
 GPU_HANDLER = Path(__file__).with_name("gpu_handler.py")
-BUILT_IN = "image_classifier"
 
 
 def write_resnet(folder: Path) -> None:
     """Writes photos and a ResNet-152."""
-    photos = [photo(number) for number in range(PHOTOS)]
+    photos = [photo(number) for number in range(8)]
     for number, content in enumerate(photos):
         (folder / f"photo-{number}.jpg").write_bytes(content)
     weights = folder / f"{RESNET}.pt"
@@ -43,12 +38,12 @@ def write_resnet(folder: Path) -> None:
     write_script(folder / f"{RESNET}.mar", weights)
 
 
-def write_classifier(folder: Path, name: str, dtype: str, decoders: Sequence[str]) -> None:
+def write_classifier(folder: Path, name: str, decoders: Sequence[str]) -> None:
     """Writes a photo and archives of torchvision's network: as it came, and for each decoder.
 
     Its normalisations have statistics of their own, so that half precision cannot overflow.
     """
-    (folder / PHOTO).write_bytes(photo(0))
+    (folder / "photo.jpg").write_bytes(photo(0))
     torch.manual_seed(SEED)
     network: torch.nn.Module = torchvision.models.get_model(name, weights=None)
     normalise(network, torch.randn(8, 3, 224, 224))
@@ -57,14 +52,14 @@ def write_classifier(folder: Path, name: str, dtype: str, decoders: Sequence[str
     write_script(folder / "raw.mar", weights, "prepare: false\n")
     for decoder in decoders:
         # A handler of one's own is prepared only when it asks for it.
-        config = f"prepare: true\ndtype: {dtype}\njpeg_decoder: {decoder}\n"
+        config = f"prepare: true\njpeg_decoder: {decoder}\n"
         handlers = (GPU_HANDLER,) if decoder == "gpu" else ()
         write_script(folder / f"plain-{decoder}.mar", weights, config, *handlers)
 
 
 def write_script(archive: Path, weights: Path, config: str = "", *handlers: Path) -> None:
     """Writes an archive with the weights and the handler, or the built-in one."""
-    handler = handlers[0].name if handlers else BUILT_IN
+    handler = handlers[0].name if handlers else "image_classifier"
     model = {"modelName": weights.stem, "serializedFile": weights.name, "handler": handler}
     files = [weights, *handlers]
     if config:
@@ -137,7 +132,8 @@ def make_decided_network(examples: Sequence[torch.Tensor]) -> torch.nn.Module:
         features = seen[0]
         mean = features.mean(dim=0)
         own = features - mean
-        rows = MARGIN * own / own.square().sum(dim=1, keepdim=True)
+        # Class i leads by nine.
+        rows = 9.0 * own / own.square().sum(dim=1, keepdim=True)
         network.fc.weight[: len(rows)] = rows
         network.fc.bias[: len(rows)] = -(rows @ mean)
     return network  # type: ignore[no-any-return]
@@ -153,45 +149,9 @@ def normalise(network: torch.nn.Module, batch: torch.Tensor) -> None:
     network.eval()
 
 
-# All others are written as a model file and a state dict.
-SCRIPTED = "resnet152-scripted"
-MODEL_FILE = """from torch import nn
-from torchvision.models import get_model
-
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.network = get_model("{name}", weights=None)
-
-    def forward(self, images):
-        return self.network(images)
-"""
-
-
-def write_examples(folder: Path, names: Sequence[str]) -> None:
-    """Writes a photo and these archives into the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model_file, weights = folder / "model.py", folder / "weights.pth"
-    model = {"modelFile": model_file.name, "serializedFile": weights.name, "handler": BUILT_IN}
-    for name in names:
-        if name == SCRIPTED:
-            continue
-        model_file.write_text(MODEL_FILE.format(name=name))
-        torch.save(runpy.run_path(str(model_file))["Network"]().state_dict(), weights)
-        write_archive(folder / f"{name}.mar", model, model_file, weights, is_deflated=True)
-    if SCRIPTED in names:
-        script = folder / f"{SCRIPTED}.pt"
-        save_script(torchvision.models.resnet152(weights=None).eval(), script)
-        write_script(folder / f"{SCRIPTED}.mar", script)
-    (folder / PHOTO).write_bytes(photo(0))
-
-
 if __name__ == "__main__":
     what, folder, *words = sys.argv[1:]
     if what == "resnet":
         write_resnet(Path(folder))
-    elif what == "classifier":
-        write_classifier(Path(folder), words[0], words[1], words[2:])
     else:
-        write_examples(Path(folder), words)
+        write_classifier(Path(folder), words[0], words[1:])

@@ -38,7 +38,7 @@ TEXTS = (
     "I loved every minute of it.",
 )
 CLIENTS, START_S = 40, 120.0
-MAX_BYTES = 300_000
+MAX_BYTES = 300_000  # of each picture, as a test checks
 
 CHROMIUM = shutil.which("chromium")
 # No sandbox, as root may run this; the rest keeps Chromium from asking its maker's hosts.
@@ -50,7 +50,6 @@ SIZE = {"width": 1280, "height": 920}
 PAGE_WAVE_S, PAGE_LOAD_S = 2.5, 8.0
 
 DASHBOARD = ROOT / "dashboards" / "grafana" / "torchferry.json"
-# In rows of three.
 PANELS = (
     *("Answers by status", "Whole request", "Average batch size"),
     *("Waiting in the queue", "In the handler", "Busy workers"),
@@ -72,20 +71,17 @@ def serving(folder: Path) -> Iterator[int]:
     server.start()
     try:
         end_s = time.monotonic() + START_S
-        while not is_ready(child.local(port)):
+        is_ready = False
+        while not is_ready:
             if time.monotonic() > end_s or not server.is_running:
                 raise SystemExit(f"the server was not ready:\n{server.log_tail()}")
             time.sleep(0.2)
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
+                url = f"{child.local(port)}/predictions/{MODEL}"
+                is_ready = requests.post(url, data=TEXTS[0], timeout=30).ok
         yield port
     finally:
         server.stop()
-
-
-def is_ready(url: str) -> bool:
-    with contextlib.suppress(requests.ConnectionError, requests.Timeout):
-        answer = requests.post(f"{url}/predictions/{MODEL}", data=TEXTS[0], timeout=30)
-        return answer.ok and requests.get(f"{url}/readyz", timeout=5).ok
-    return False
 
 
 @contextlib.contextmanager
@@ -129,7 +125,6 @@ def take_page(port: int) -> None:
                 card.locator(".answer pre").wait_for()
                 page.mouse.move(0, 0)
                 page.screenshot(path=IMAGES / name)
-            tell_size(IMAGES / name)
             context.close()
         browser.close()
 
@@ -144,18 +139,11 @@ def draw_dashboard(port: int) -> None:
                 start_s = time.time()  # noqa: TID251 - Prometheus' own clock
                 time.sleep(LOAD_S)
             figure = Figure(figsize=(12, 5.6), layout="constrained", facecolor="white")
+            panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+            shown = {panel["title"]: panel for panel in panels}
             for axes, title in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
-                draw_panel(axes, panel(title), prometheus, start_s)
-    path = IMAGES / "dashboard.png"
-    figure.savefig(path, dpi=100)
-    tell_size(path)
-
-
-def panel(title: str) -> dict[str, Any]:
-    document = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    found: dict[str, Any]
-    [found] = [one for one in document["panels"] if one["title"] == title]
-    return found
+                draw_panel(axes, shown[title], prometheus, start_s)
+    figure.savefig(IMAGES / "dashboard.png", dpi=100)
 
 
 def draw_panel(axes: Axes, shown: dict[str, Any], prometheus: Prometheus, start_s: float) -> None:
@@ -183,14 +171,6 @@ def draw_panel(axes: Axes, shown: dict[str, Any], prometheus: Prometheus, start_
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=3, fontsize=8, frameon=False)
-
-
-def tell_size(path: Path) -> None:
-    """Prints the size of a picture; ends the program if it is too large for a document."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise SystemExit(f"{path} has {size} bytes: at most {MAX_BYTES} are wanted")
-    print(f"{path.relative_to(ROOT)}: {size} bytes")
 
 
 # What is taken -> the program that it needs, where that is, and who takes it.

@@ -3,14 +3,14 @@
 `make charts` writes them, and a test holds them against the records.
 """
 
-import sys
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.measuring.records import OURS, ROOT, record_of, write_block
+from benchmarks.measuring.records import OURS, RESULTS, ROOT, write_block
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,24 +26,24 @@ FREE = {
     "label-1m": "1 MB in, a label out",
     "echo-110k": "110 kB in and out",
 }
-NETWORKS = {"resnet": "ResNet-152, float32"}
+RESNET = "ResNet-152, float32"
 # Text stays text, and the same record always gives the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": OURS, "font.family": "sans-serif"})
 
 
-def rates(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns each server's requests/s in a record of `benchmarks.compare`."""
-    if beside := record.get("beside"):  # as the older records are written
-        medians = beside[OTHER]["medians"]
-    else:
-        medians = {name: server["median"] for name, server in record["servers"].items()}
-    return {name: median["requests_per_s"] for name, median in medians.items()}
+def record_of(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
 def ratios() -> dict[str, float]:
     """Returns torchferry's requests/s over TorchServe's, by the words of the chart."""
-    workloads = {words: rates(record_of(name)) for name, words in (FREE | NETWORKS).items()}
-    return {words: each[OURS] / each[OTHER] for words, each in workloads.items()}
+    found = {}
+    for name, words in (FREE | {"resnet": RESNET}).items():
+        servers = record_of(name)["servers"]
+        ours, theirs = (servers[one]["median"]["requests_per_s"] for one in (OURS, OTHER))
+        found[words] = ours / theirs
+    return found
 
 
 def batching() -> dict[str, float]:
@@ -59,17 +59,14 @@ def written() -> dict[str, str]:
     single, *_, batched = batching().values()
     speed = (
         f"- **Speed**: {least:.1f} to {most:.1f} times TorchServe's requests per second with "
-        f"models that take no time, {against[NETWORKS['resnet']]:.1f} times with ResNet-152. "
+        f"models that take no time, {against[RESNET]:.1f} times with ResNet-152. "
         "[performance.md](docs/performance.md) also says where others are faster."
     )
     batches = (
         f"With one worker and 64 clients, they answer {single:,.0f} requests per "
         f"second one at a time, and {batched:,.0f} in batches:"
     )
-    return {
-        "speed": speed,
-        "batching": batches,
-    }
+    return {"speed": speed, "batching": batches}
 
 
 def draw(name: str, title: str, bars: Mapping[str, float], form: str, base: float) -> None:
@@ -89,7 +86,7 @@ def draw(name: str, title: str, bars: Mapping[str, float], form: str, base: floa
     figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
 
 
-def main() -> int:
+if __name__ == "__main__":
     title = f"requests/s beside {OTHER} (= 1)"
     draw("performance", title, {OTHER: 1.0, **ratios()}, "{:.2f} x", 1)
     rising = batching()
@@ -97,8 +94,3 @@ def main() -> int:
     draw("batching", "requests/s of one worker, 64 clients", rising, "{:,.0f}", single)
     for name, text in written().items():
         write_block(name, text, README)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ import aiohttp
 from benchmarks.measuring.records import BenchmarkError
 
 WRK_SCRIPT = Path(__file__).with_name("requests.lua")
-REPORT_MARK = "REPORT "
-ERROR_FIELDS = ("connect_errors", "read_errors", "write_errors", "status_errors", "timeouts")
 # More than any server answers late; what is still open then counts as an error.
 ANSWER_TIMEOUT_S = 60.0
 BINARY = "application/octet-stream"
@@ -68,22 +65,18 @@ def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
         command += ["--timeout", "10s", "-s", str(WRK_SCRIPT), load.url, "--"]
         command += [body.name, load.content_type]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in run.stdout.splitlines() if line.startswith(REPORT_MARK)]
-    if run.returncode != 0 or not lines:
+    _, mark, line = run.stdout.rpartition("REPORT ")
+    if run.returncode != 0 or not mark:
         raise BenchmarkError(f"wrk failed ({run.returncode}): {run.stderr or run.stdout}")
-    report: dict[str, Any] = json.loads(lines[-1].removeprefix(REPORT_MARK))
+    report: dict[str, Any] = json.loads(line)
     requests: int = report["requests"]
     if requests == 0:
         raise BenchmarkError(f"not one request was answered:\n{run.stdout}")
-    errors = sum(report[name] for name in ERROR_FIELDS)
+    errors: int = report["errors"]
     if report["bytes_read"] < (requests - errors) * load.least_answer_bytes:
         errors = requests
-    return LoadReport(
-        requests_per_s=round(requests / report["duration_us"] * 1e6, 1),
-        p50_ms=report["p50_us"] / 1000,
-        p99_ms=report["p99_us"] / 1000,
-        errors=errors,
-    )
+    rate_per_s = round(requests / report["duration_us"] * 1e6, 1)
+    return LoadReport(rate_per_s, report["p50_us"] / 1000, report["p99_us"] / 1000, errors)
 
 
 @dataclass(slots=True)
@@ -103,17 +96,12 @@ class Answers:
         if not self.latencies_s:
             raise BenchmarkError(f"not one request was answered: {self.failures[:1]}")
         ordered = sorted(self.latencies_s)
-        return LoadReport(
-            requests_per_s=round(len(ordered) / self.seconds, 3),
-            p50_ms=round(1000 * percentile(ordered, 0.5), 2),
-            p99_ms=round(1000 * percentile(ordered, 0.99), 2),
-            errors=len(self.failures),
+        # The smallest value that at least this share of them does not exceed.
+        p50_ms, p99_ms = (
+            round(1000 * ordered[math.ceil(share * len(ordered)) - 1], 2) for share in (0.5, 0.99)
         )
-
-
-def percentile(ordered: list[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the ordered values does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        rate_per_s = round(len(ordered) / self.seconds, 3)
+        return LoadReport(rate_per_s, p50_ms, p99_ms, len(self.failures))
 
 
 def drive(
@@ -151,7 +139,9 @@ async def _drive(load: Load, seconds: float, rate_per_s: float) -> Answers:
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             if rate_per_s:
-                for due_s in _arrivals(started_s, started_s + seconds, rate_per_s):
+                # At random, as if from many independent clients.
+                source, due_s = random.Random(_SEED), started_s
+                while (due_s := due_s + source.expovariate(rate_per_s)) < started_s + seconds:
                     await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
                     # Its time counts from when it should have left: lagging hides no waiting.
                     group.create_task(_ask(session, load, due_s, answers))
@@ -176,10 +166,3 @@ async def _ask(
         answers.failures.append(str(error) or type(error).__name__)
         # A closed loop must not spin when no server listens.
         await asyncio.sleep(0.01)
-
-
-def _arrivals(due_s: float, end_s: float, rate_per_s: float) -> Iterator[float]:
-    """Yields when requests leave: at random, as if from many independent clients."""
-    source = random.Random(_SEED)
-    while (due_s := due_s + source.expovariate(rate_per_s)) < end_s:
-        yield due_s

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import psutil
 
-REDIS_PROGRAMS = ("redis-server", "valkey-server")
 ROLES = {
     "workers": "node",
     "ingress": "ingress",
@@ -23,10 +23,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of the processes of one role, over some time: percent of a core, wake-ups per second."""
+    """Of the processes of one role, over some time."""
 
-    percent: float
+    percent: float  # of a core
     wakes_per_s: float
+    own_s: float
+    kernel_s: float
 
 
 def processor_s(pid: int) -> float:
@@ -46,12 +48,9 @@ def processor_s(pid: int) -> float:
 
 def wakes(pid: int) -> int:
     """Returns how often living threads of the process have waited for something so far."""
-    total = 0
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, number = line.partition(":")
-            total += int(number) if name == "voluntary_ctxt_switches" else 0
-    return total
+    pattern = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+    texts = (status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status"))
+    return sum(int(number) for text in texts for number in pattern.findall(text))
 
 
 def descendants(*pids: int) -> list[psutil.Process]:
@@ -62,7 +61,7 @@ def descendants(*pids: int) -> list[psutil.Process]:
 
 def role_of(process: psutil.Process) -> str:
     """Returns what a process is for in torchferry."""
-    if process.name() in REDIS_PROGRAMS:
+    if process.name() in ("redis-server", "valkey-server"):
         return "Redis"
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
@@ -70,39 +69,29 @@ def role_of(process: psutil.Process) -> str:
     return ROLES.get(module, own)
 
 
-def times_s(pids: Mapping[str, Sequence[int]]) -> dict[int, tuple[float, float]]:
-    """Returns the processor time so far of each process that lives: own code, kernel."""
-    spent = {}
-    for pid in (pid for members in pids.values() for pid in members):
-        with contextlib.suppress(psutil.NoSuchProcess):  # that of control jobs ends when idle
-            times = psutil.Process(pid).cpu_times()
-            spent[pid] = times.user, times.system
-    return spent
-
-
 class Meter:
     """Processor time and wake-ups of processes from its making on, but of those that end."""
 
     def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
-        self._pids = pids
-        self._started_s = time.monotonic()
+        self._pids, self._started_s = pids, time.monotonic()
         self._before = self._read()
 
     def read(self) -> dict[str, Usage]:
-        """Returns the use of each role, all its processes together, in percent of one core."""
+        """Returns the use of each role, all its processes together."""
         seconds, now = time.monotonic() - self._started_s, self._read()
         usage = {}
         for role, pids in self._pids.items():
-            both = [
-                (self._before[pid], now[pid]) for pid in pids if pid in now and pid in self._before
-            ]
-            spent_s, woken = (sum(end[i] - start[i] for start, end in both) for i in (0, 1))
-            usage[role] = Usage(100 * spent_s / seconds, woken / seconds)
+            lasting = {*pids} & now.keys() & self._before.keys()
+            clock_s, woken, own_s, kernel_s = (
+                sum(now[pid][i] - self._before[pid][i] for pid in lasting) for i in range(4)
+            )
+            usage[role] = Usage(100 * clock_s / seconds, woken / seconds, own_s, kernel_s)
         return usage
 
-    def _read(self) -> dict[int, tuple[float, int]]:
+    def _read(self) -> dict[int, tuple[float, ...]]:
         spent = {}
         for pid in (pid for pids in self._pids.values() for pid in pids):
-            with contextlib.suppress(OSError):
-                spent[pid] = processor_s(pid), wakes(pid)
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):  # control jobs end when idle
+                times = psutil.Process(pid).cpu_times()
+                spent[pid] = (processor_s(pid), wakes(pid), times.user, times.system)
         return spent

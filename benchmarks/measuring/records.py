@@ -19,11 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 # Environments of other servers, and records of measurements too short to be cited.
 CACHE = ROOT / ".bench"
-SHORT_RESULTS = CACHE / "results"
-JOURNAL = RESULTS / "README.md"
-EXIT_CODES = {True: 0, False: 1, None: 2}
 VERDICTS = {True: "reached", False: "missed", None: "not judged"}
-_CODE = (":/", ":/!benchmarks/results", ":/!docs", ":/!README.md")
 
 
 class BenchmarkError(Exception):
@@ -47,29 +43,10 @@ def at_least(value: float, bar: float, text: str, form: str) -> Verdict:
     return Verdict(value >= bar, f"{text.format(form.format(value))} (at least {form.format(bar)})")
 
 
-def exit_code(record: Mapping[str, Any]) -> int:
-    """Returns 0 when all bars are reached, 1 when one is missed, else 2."""
-    judged = [verdict["is_reached"] for verdict in record["verdicts"]]
-    if False in judged:
-        return EXIT_CODES[False]
-    return EXIT_CODES[None if None in judged else True]
-
-
-def verdict_lines(record: Mapping[str, Any]) -> list[str]:
-    return [f"- {VERDICTS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]]
-
-
 def table_of(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Returns a table in Markdown, all but its first column to the right."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -79,16 +56,17 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(name: str, **defaults: tuple[int, int]) -> argparse.Namespace:
-    """Reads `--short` and these options, each of which has a default, and one for a short run."""
-    parser = parser_of(name)
-    for option in defaults:
-        parser.add_argument(f"--{option}", type=positive)
-    options = parser.parse_args()
-    for option, values in defaults.items():
-        if getattr(options, option) is None:
-            setattr(options, option, values[options.short])
-    return options
+def main(
+    name: str,
+    measure: Callable[[bool], Mapping[str, Any]],
+    markdown: Callable[[Mapping[str, Any]], str],
+) -> int:
+    """Runs a program whose only option is `--short`; returns its exit code.
+
+    `measure` is told whether it is short.
+    """
+    is_short = parser_of(name).parse_args().short
+    return guarded(lambda: finish(name, lambda: measure(is_short), markdown, is_short=is_short))
 
 
 def guarded(measure: Callable[[], int]) -> int:
@@ -98,47 +76,50 @@ def guarded(measure: Callable[[], int]) -> int:
         return measure()
     except BenchmarkError as error:
         print(error, file=sys.stderr)
-        return EXIT_CODES[None]
+        return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
 def finish(
     name: str,
-    measure: Callable[[], tuple[Mapping[str, Any], Iterable[Verdict]]],
+    measure: Callable[[], Mapping[str, Any]],
     markdown: Callable[[Mapping[str, Any]], str],
     *,
     is_short: bool,
 ) -> int:
-    """Measures, prints and writes the record; returns the exit code.
+    """Measures and publishes; returns the exit code.
 
-    Unless short, the table is also in benchmarks/results/README.md: words about command, commit and
-    machine, which `markdown` goes on from, and the verdicts.
+    What is measured has `verdicts`; `markdown` goes on from words about command, commit, machine.
     """
-
-    def run() -> int:
-        head = {**origin(), "load_average": round(os.getloadavg()[0], 2)}
-        about, verdicts = measure()
-        record = {**head, **about, "verdicts": [asdict(verdict) for verdict in verdicts]}
-        intro = (
-            f"`python -m benchmarks.{name}` at {told(record)}; load average before: "
-            f"{record['load_average']}. "
-        )
-        table = "\n".join([intro + markdown(record), "", *verdict_lines(record)])
-        print(table)
-        publish(record, name, table, is_short=is_short)
-        return exit_code(record)
-
-    return guarded(run)
+    head = {**origin(), "load_average": round(os.getloadavg()[0], 2)}
+    measured = measure()
+    record = {**head, **measured, "verdicts": [asdict(one) for one in measured["verdicts"]]}
+    return publish(
+        record,
+        name,
+        f"`python -m benchmarks.{name}` at {told(record)}; load average before: "
+        f"{record['load_average']}. {markdown(record)}",
+        is_short=is_short,
+    )
 
 
-def publish(record: Mapping[str, Any], name: str, table: str, *, is_short: bool) -> None:
-    """Writes the record and, unless short, its table into the journal."""
-    path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
+def publish(record: Mapping[str, Any], name: str, table: str, *, is_short: bool) -> int:
+    """Prints table and verdicts, writes the record, and unless short the table into the journal.
+
+    Returns 0 when all bars are reached, 1 when one is missed, else 2.
+    """
+    verdicts = record["verdicts"]
+    lines = [f"- {VERDICTS[verdict['is_reached']]}: {verdict['text']}" for verdict in verdicts]
+    text = "\n".join([table, "", *lines])
+    print(f"\n{text}")
+    path = (CACHE / "results" if is_short else RESULTS) / f"{name}.json"
     write_record(record, path)
     if not is_short:
-        write_block(name, table)
+        write_block(name, text, RESULTS / "README.md")
     print(f"written to {path}")
+    judged = [verdict["is_reached"] for verdict in verdicts]
+    return 1 if False in judged else 2 * (None in judged)
 
 
 def origin() -> dict[str, Any]:
@@ -149,7 +130,8 @@ def origin() -> dict[str, Any]:
     """
     commit, changes = commit_of(ROOT), ""
     if commit:
-        changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
+        code = (":/", ":/!benchmarks/results", ":/!docs", ":/!README.md")
+        changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *code)
     else:
         commit = os.environ.get("BENCH_COMMIT", "")
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -189,17 +171,12 @@ def told(record: Mapping[str, Any]) -> str:
     )
 
 
-def record_of(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return record
-
-
 def write_record(record: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def write_block(name: str, content: str, document: Path = JOURNAL) -> None:
+def write_block(name: str, content: str, document: Path) -> None:
     """Replaces the Markdown between two marks of a document."""
     text = with_block(document.read_text(encoding="utf-8"), name, content)
     document.write_text(text, encoding="utf-8")

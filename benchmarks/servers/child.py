@@ -73,17 +73,14 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def write_archive(
-    archive: Path, model: Mapping[str, str], *files: Path, is_deflated: bool = False
-) -> None:
+def write_archive(archive: Path, model: Mapping[str, str], *files: Path) -> None:
     """Writes an archive with these files and a manifest that says this of the model.
 
-    By default nothing is deflated: random weights take long and save little.
+    Nothing is deflated: random weights take long and save little.
     """
     described = {"modelName": archive.stem, "modelVersion": "1.0", **model}
     manifest = {"runtime": "python", "model": described, "archiverVersion": "0.12.0"}
-    method = zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED
-    with zipfile.ZipFile(archive, "w", method) as entries:
+    with zipfile.ZipFile(archive, "w") as entries:
         entries.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest, indent=2))
         for file in files:
             entries.write(file, file.name)
@@ -98,9 +95,7 @@ class Child:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> None:
-        self._command = command
-        self._environment = environment
-        self._folder = folder
+        self._command, self._environment, self._folder = command, environment, folder
         self._log = folder / "server.log"
         self._process: psutil.Popen | None = None
 

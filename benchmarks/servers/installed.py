@@ -13,8 +13,6 @@ from pathlib import Path
 from benchmarks.measuring.records import CACHE, BenchmarkError
 
 TORCHSERVE_VERSION = "0.12.0"
-# What TorchServe and its workers import, besides torch, numpy and pillow.
-REQUIREMENTS = ("psutil", "packaging", "pyyaml", "wheel")
 # TorchServe's image handlers import captum, for explanations only, which no benchmark asks for.
 _CAPTUM = "class IntegratedGradients:\n    def __init__(self, model):\n        pass\n"
 
@@ -42,20 +40,15 @@ def environment_of(package: str, *others: str, options: Sequence[str] = ()) -> P
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     packages.joinpath("borrowed_torch.pth").write_text(f"{Path(spec.origin).parent.parent}\n")
     if is_new:
-        _install(python, *options, package)
-        if others:
-            _install(python, *others)
+        for words in filter(None, ([*options, package], others)):
+            command = [str(python), "-m", "pip", "install", "--quiet", *words]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode != 0:
+                lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
+                why = "\n".join(lines) or run.stderr
+                raise BenchmarkError(f"pip install {' '.join(words)} failed:\n{why}")
         (folder / "ready").touch()
     return python
-
-
-def _install(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
-        why = "\n".join(lines) or run.stderr
-        raise BenchmarkError(f"pip install {' '.join(arguments)} failed:\n{why}")
 
 
 def torchserve_python() -> Path:
@@ -68,8 +61,9 @@ def torchserve_python() -> Path:
     """
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise BenchmarkError("TorchServe needs Java: apt-get install openjdk-17-jre-headless")
-    package = f"torchserve=={TORCHSERVE_VERSION}"
-    return environment_of(package, *REQUIREMENTS, options=["--no-deps"])
+    # What TorchServe and its workers import, besides torch, numpy and pillow.
+    imported = ("psutil", "packaging", "pyyaml", "wheel")
+    return environment_of(f"torchserve=={TORCHSERVE_VERSION}", *imported, options=["--no-deps"])
 
 
 def write_captum(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,8 @@ from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 HANDLERS = Path(__file__).with_name("handlers.py")
 MOSEC_APP = Path(__file__).with_name("mosec_app.py")
 START_TIMEOUT_S = 240.0
+# OpenMP threads of a model's one worker: as many as there are cores.
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(len(os.sched_getaffinity(0))))
 # The archive that `Torchferry(handler=...)` registers under any name.
 _ANY = "any.mar"
 
@@ -45,13 +47,6 @@ class ServedModel:
     batch_size: int
     max_batch_delay_ms: int
     queue_size: int = 100
-    workers: int = 1
-
-    @property
-    def threads(self) -> dict[str, str]:
-        """Returns the OpenMP threads of each worker: together no more than there are cores."""
-        count = max(1, len(os.sched_getaffinity(0)) // self.workers)
-        return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
 
 
 class Server:
@@ -70,7 +65,7 @@ class Server:
         self._ports = free_ports(5)
         self._client = httpx.Client(trust_env=False, timeout=START_TIMEOUT_S)
         self._children: list[Child] = []
-        self._cleanup = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Starts the server and waits for it and the models.
@@ -78,22 +73,23 @@ class Server:
         Raises:
             BenchmarkError: the server did not start or refused a model.
         """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._client)
+        # What of it has started ends when it does not start.
+        with self._stack:
+            self._stack.enter_context(self._client)
             # A short name: unix sockets below it have paths of at most 107 characters.
             folder = tempfile.TemporaryDirectory(prefix="cmp-", ignore_cleanup_errors=True)
-            self.folder = Path(stack.enter_context(folder))
+            self.folder = Path(self._stack.enter_context(folder))
             try:
-                self._start(stack)
+                self._start()
             except httpx.HTTPError as error:
                 raise self._failure(f"broke off: {error}") from error
-            self._cleanup = stack.pop_all()
+            self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cleanup.close()
+        self._stack.close()
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _start(self) -> None:
         raise NotImplementedError
 
     def url_of(self, model_name: str) -> str:
@@ -140,14 +136,11 @@ class Server:
         asked = {"url": _ANY, "initial_workers": 1, "synchronous": "true", **parameters}
         self.manage("POST", "models", model_name=model_name, **asked)
 
-    def register_model(self, model: ServedModel) -> None:
-        self.register(
-            model.name,
-            url=f"{model.name}.mar",
-            batch_size=model.batch_size,
-            max_batch_delay=model.max_batch_delay_ms,
-            initial_workers=model.workers,
-        )
+    def register_all(self) -> None:
+        """Registers the models that it is to serve from the start."""
+        for model in self._models:
+            asked = {"batch_size": model.batch_size, "max_batch_delay": model.max_batch_delay_ms}
+            self.register(model.name, url=f"{model.name}.mar", **asked)
 
     def unregister(self, model_name: str) -> None:
         """Unregisters the model and waits until its workers have ended."""
@@ -160,35 +153,29 @@ class Server:
             shutil.copy(model.archive, store / f"{model.name}.mar")
         return str(store)
 
-    def _run(
-        self,
-        stack: contextlib.ExitStack,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-    ) -> None:
-        """Starts one process, which is stopped before all that the stack already has."""
-        threads = self._models[0].threads if self._models else {}
+    def _run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Starts one process, which is stopped before all that was started earlier."""
+        threads = THREADS if self._models else {}
         folder.mkdir(exist_ok=True)
         child = Child(command, inherited_environment() | threads | environment, folder)
         child.start()
-        stack.callback(child.stop, whole_group=self.stops_as_group)
+        self._stack.callback(child.stop, whole_group=self.stops_as_group)
         self._children.append(child)
 
     def _wait_for(self, path: str) -> None:
-        url = local(self._ports[0]) + path
-        self._wait_until(lambda: self._client.get(url, timeout=2).is_success)
-
-    def _wait_until(self, is_true: Callable[[], bool]) -> None:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up_at:
             if not all(child.is_running for child in self._children):
                 raise self._failure("ended while starting")
             with contextlib.suppress(httpx.TransportError):
-                if is_true():
+                answer = self._client.get(local(self._ports[0]) + path, timeout=2)
+                if answer.is_success and self._has_all_nodes():
                     return
             time.sleep(0.1)
         raise self._failure(f"was not up after {START_TIMEOUT_S:.0f} s")
+
+    def _has_all_nodes(self) -> bool:
+        return True
 
     def _failure(self, what: str) -> BenchmarkError:
         logs = "\n".join(child.log_tail() for child in self._children)
@@ -202,7 +189,7 @@ class TorchServe(Server):
     # Its launcher dies of SIGTERM without passing it on to Java.
     stops_as_group = True
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _start(self) -> None:
         properties = {
             "inference_address": local(self._ports[0]),
             "management_address": local(self._ports[1]),
@@ -217,18 +204,17 @@ class TorchServe(Server):
         }
         config = self.folder / "config.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-        words = ("-m", "ts.model_server", "--start", "--foreground", "--ncs")
-        options = ("--model-store", self._store(), "--ts-config", str(config))
+        command = [self._python, "-m", "ts.model_server", "--start", "--foreground", "--ncs"]
+        command += ["--model-store", self._store(), "--ts-config", str(config)]
         write_captum(self.folder / "modules")
         # TEMP: Java's sockets and unpacked models; TMPDIR: the launcher's pid file, because of
         # which it would refuse to start beside another TorchServe.
         names = ("TEMP", "TMPDIR", "LOG_LOCATION", "METRICS_LOCATION")
         environment = dict.fromkeys(names, str(self.folder))
         environment["PYTHONPATH"] = str(self.folder / "modules")
-        self._run(stack, [self._python, *words, *options], environment, self.folder)
+        self._run(command, environment, self.folder)
         self._wait_for("/ping")
-        for model in self._models:
-            self.register_model(model)
+        self.register_all()
 
 
 class Mosec(Server):
@@ -237,14 +223,14 @@ class Mosec(Server):
     name, version = "mosec", "0.9.8"
     path = "/"
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _start(self) -> None:
         address = ("--address", "127.0.0.1", "--port", str(self._ports[0]))
         command = [self._python, "-P", str(MOSEC_APP), *address, "--timeout", "120000"]
         environment = {
             "BENCH_BATCH_SIZE": str(self._models[0].batch_size),
             "BENCH_DELAY_MS": str(self._models[0].max_batch_delay_ms),
         }
-        self._run(stack, command, environment, self.folder)
+        self._run(command, environment, self.folder)
         self._wait_for("/")
 
 
@@ -298,13 +284,16 @@ class Torchferry(Server):
         kinds = super().processes()
         return kinds | {"Redis": [self._redis.pid]} if self._redis else kinds
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _has_all_nodes(self) -> bool:
+        return self.metrics().get("ferry_nodes") == self._nodes
+
+    def _start(self) -> None:
         common = ["--model-store", self._store()]
         if self._handler:
             described = {"handler": f"{HANDLERS.name}:{self._handler}"}
             write_archive(self.folder / "store" / _ANY, described, HANDLERS)
         if self._nodes > 1:
-            self._redis = stack.enter_context(EmbeddedRedis(find_server()))
+            self._redis = self._stack.enter_context(EmbeddedRedis(find_server()))
             common += ["--redis-url", self._redis.url]
         sizes = [model.queue_size for model in self._models]
         names = ("INFERENCE", "MANAGEMENT", "METRICS")
@@ -318,8 +307,6 @@ class Torchferry(Server):
                 "LOG_LOCATION": str(own / "logs"),
                 **self._settings,
             }
-            self._run(stack, [ferry_command(), role, *common], environment, own)
+            self._run([ferry_command(), role, *common], environment, own)
         self._wait_for("/ping")
-        self._wait_until(lambda: self.metrics().get("ferry_nodes") == self._nodes)
-        for model in self._models:
-            self.register_model(model)
+        self.register_all()
