@@ -2,7 +2,6 @@
 
 import time
 
-import psutil
 import pytest
 import redis
 from redis.crc import key_slot
@@ -70,25 +69,6 @@ def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three):
     eternal = [key for key in left if rig.redis.ttl(key) == -1 and not is_permanent(key, left)]
     assert [key for key in eternal if not key.startswith("{ferry}:rq:")] == []
     assert all(key.startswith(("{ferry}:", "{model2:")) for key in left)
-
-
-def test_node_closes_connections_of_models_that_were_unregistered(on_cluster_of_three):
-    # Given a node that is connected for the sake of some models
-    rig, _ = on_cluster_of_three
-    node = psutil.Process(rig.nodes[0].pid)
-    before = len(node.net_connections("tcp"))
-    names = [f"gone{number}" for number in range(6)]
-    for name in names:
-        archive, _ = rig.archive(name)
-        rig.register(archive, initial_workers=0)
-    eventually(lambda: len(node.net_connections("tcp")) >= before + len(names), 10)
-
-    # When
-    for name in names:
-        assert rig.manage("DELETE", f"models/{name}").status_code == 200
-
-    # Then, but for one that a call needs right now
-    eventually(lambda: len(node.net_connections("tcp")) <= before + 1, 10)
 
 
 @pytest.mark.parametrize("what", ["model", "registry"])
