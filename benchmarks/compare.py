@@ -120,7 +120,7 @@ REQUEST_PATH = [name for name, workload in WORKLOADS.items() if not workload.is_
 
 
 class BareLoop:
-    """The handler in a loop without any server; each run is a process of its own."""
+    """Runs the handler in a loop without any server; each run is a process of its own."""
 
     name, version = BARE_LOOP, ""
 

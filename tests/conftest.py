@@ -122,7 +122,7 @@ def redis_cluster():
 
 @pytest.fixture
 def on_cluster(redis_cluster):
-    """The cluster, empty; keys are looked at with redis-py's own client."""
+    """Empties the cluster; keys are looked at with redis-py's own client."""
     cluster, admin = redis_cluster
     cluster.flush()
     return Backend(

@@ -319,7 +319,7 @@ def test_jobs_are_done_as_pasted(reader):
 
 
 def fenced(document: str) -> tuple[list[str], list[str]]:
-    """The programs and the commands of a page without comments, in their order."""
+    """Returns a page's programs and its commands, in their order."""
     found = FENCED.findall((ROOT / document).read_text(encoding="utf-8"))
     programs = [text for kind, text in found if kind == "python"]
     return programs, [text for kind, text in found if kind == "sh" and "pip install" not in text]

@@ -9,7 +9,7 @@ from ferry_client.async_client import in_order
 
 @pytest.fixture
 def begun():
-    """The inputs that were begun, each with the future of its end."""
+    """Holds the inputs that were begun, each with the future of its end."""
     return {}
 
 

@@ -277,7 +277,7 @@ def test_token_is_nowhere_in_redis(submit, echo, node, path):
 
 
 def value_of(client, name):
-    """What a key holds."""
+    """Returns what a key holds."""
     readers = {
         b"string": client.get,
         b"hash": client.hgetall,

@@ -143,7 +143,7 @@ def test_unregistered_version_is_shown_once_more(ingress, is_emptied):
 
 
 class Process:
-    """What one ingress process counts."""
+    """Counts what one ingress process does."""
 
     def __init__(self, number, folder, count=2):
         self.registry = CollectorRegistry(auto_describe=False)
