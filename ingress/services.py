@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
 
-from batching.errors import StoreUnavailable
+from batching.errors import NoThread, StoreUnavailable
 from batching.metrics import COUNTERS, GAUGES
 from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState
+from batching.process.daemon_thread import in_daemon_thread
 from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.arena import IngressMemory
@@ -168,8 +169,18 @@ class Services:
     def _measured(self) -> list[Metric]:
         """Returns this process's families; those of unregistered versions for the last time."""
         families = [*self.metrics.collect(), *broker_families(self.broker)]
-        with contextlib.suppress(StoreUnavailable):
-            registered = {spec.key for spec in self.probe_registry.specs()}
-            if not self.probe_registry.is_lost():  # otherwise nodes restore it
-                self.loop.call_soon_threadsafe(self.metrics.keep_only, registered)
+        # Afterwards, as a scrape must not wait for a Redis that stands still.
+        self.loop.call_soon_threadsafe(
+            lambda: self.predictor.background.start(self._forget_unregistered())
+        )
         return families
+
+    async def _forget_unregistered(self) -> None:
+        with contextlib.suppress(StoreUnavailable, NoThread):
+            specs = await in_daemon_thread(self.probe_registry.specs)
+            # Of an emptied Redis the nodes restore it.
+            if not await in_daemon_thread(self.probe_registry.is_lost):
+                registered = {spec.key for spec in specs}
+                self.metrics.keep_only(registered)
+                for key in self.broker.resubmitted.keys() - registered:
+                    del self.broker.resubmitted[key]

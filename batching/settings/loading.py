@@ -83,6 +83,7 @@ BETTER: Mapping[str, str] = {
 }
 
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # no variable of a child can hold it
 
 
 def load_settings(
@@ -130,6 +131,8 @@ def _from_file(properties: Mapping[str, str], environment: Mapping[str, str]) ->
     for key, text in properties.items():
         if (it := BY_KEY.get(_KEY_ALIASES.get(key, key))) is None:
             continue
+        if _NO_TEXT.search(text):
+            raise SettingsError(f"{key} has a character that is no text")
         value = _VARIABLE.sub(variable, text)
         if key == "model_control_mode":
             if (mode := value.strip().lower()) not in _CONTROL_MODES:

@@ -348,7 +348,9 @@ class StringExchange(_Exchange, asyncio.BufferedProtocol):
     def _take(self, octets: bytes) -> bytes:
         """Takes in an answer, the beginning of its string, or of its line; returns what follows."""
         line, line_end, rest = octets.partition(_LINE_END)
-        if not line_end and len(line) < LINE_BYTES:
+        if not line_end:
+            if len(line) == LINE_BYTES:
+                raise ValueError("an answer begins with an endless line")
             self._line[: len(line)] = line
             self._read = len(line)
         elif line == b"$-1":

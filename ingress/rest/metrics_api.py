@@ -4,6 +4,7 @@ It is the old format, with a comma before the closing brace.
 Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metrics.md "Metrics mode".
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from batching.metrics import (
 )
 from batching.models.spec import VersionKey
 from batching.models.statuses import WorkerState
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, REFUSED
 from batching.store.registry.registry import Registry, read_metrics
 from ingress.http1.exchange import HttpAnswer
 from ingress.metrics.ingress_metrics import (
@@ -216,7 +217,10 @@ def handler_families(
     """
     families = {it.name: handler_family(it.name, it.kind, it.unit) for it in declared}
     values: dict[str, dict[tuple[tuple[str, str], ...], dict[str, float]]] = {}
-    measured = [read(spec.key) for spec in registry.specs()]
+    measured = []
+    for spec in registry.specs():
+        with contextlib.suppress(REFUSED):  # Redis is a socket that others may write to
+            measured.append(read(spec.key))
     for series, value in (pair for of in measured for pair in of.items()):
         family = families.setdefault(
             series.name, handler_family(series.name, series.kind, series.unit)

@@ -212,6 +212,26 @@ def test_second_signal_ends_the_server_at_once(start, waiting):
     assert server.end()[0] == 1
 
 
+def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp_path):
+    # Given
+    port = free_ports(1)
+    one = f"http://127.0.0.1:{port}"
+    server = start(
+        inference_address=one,
+        management_address=one,
+        metrics_address=f"unix:{tmp_path / 'metrics.sock'}",
+    )
+    # When
+    server.ready_lines()
+    # Then
+    assert requests.get(f"{one}/ping", timeout=5).json() == {"status": "Healthy"}
+    assert requests.get(f"{one}/models", timeout=5).json() == {"models": []}
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "metrics.sock"))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
 def accepts(port):
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()

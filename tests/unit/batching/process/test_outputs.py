@@ -104,10 +104,12 @@ def test_lines_of_children_are_all_there_when_the_reader_is_slower_than_they_are
     # Given
     outlet = Outlet(pipe.writer.fileno())
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(pipe.read, 30_000 * len(LINE))
+        reading = pool.submit(pipe.reader.read)  # to the end
         # When
         for _ in range(30_000):
             outlet.write_line(LINE[:-1])
+        outlet.drain()
+        pipe.writer.close()
         # Then
         assert reading.result(10) == LINE * 30_000
     assert outlet.dropped == 0

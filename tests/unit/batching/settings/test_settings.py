@@ -164,6 +164,8 @@ def test_settings_name_the_source_when_a_value_has_the_wrong_type(load, key, var
         ('models={"m": {"1": {"batchSize": "x"}}}', 'batchSize is a whole number, not "x"'),
         ('models={"m": {"1": {"minWorkers": 1.5}}}', "minWorkers is a whole number, not 1.5"),
         ("token_authorization=yes", "token_authorization='yes' is neither true nor false"),
+        ("model_store=a\\u0000b", "model_store has a character that is no text"),
+        ("default_service_handler=\\ud800", "default_service_handler has a character that"),
         ("path_aliases=predict=/invocations", "write /path=/route, not predict=/invocations"),
         ("path_aliases=/predict", "write /path=/route, not /predict"),
         ("trusted_proxies=10.0.0.0/8, proxy.local", "comma list of addresses and networks"),
@@ -242,8 +244,11 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_file_is_read_in_the_encodings_that_there_are(load, content):
-    assert load(content) == Settings(job_queue_size=7, log_location=Path("café"))
+def test_file_is_read_in_the_encodings_that_there_are(tmp_path, content):
+    path = tmp_path / "config.properties"
+    path.write_bytes(content)
+    expected = Settings(job_queue_size=7, log_location=Path("café"))
+    assert load_settings(path, {}) == (expected, [])
 
 
 def test_file_that_is_no_text_is_refused(load):

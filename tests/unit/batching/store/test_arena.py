@@ -24,7 +24,7 @@ from batching.store.arena import (
     remove_abandoned,
 )
 from batching.store.ingress_queue import Submission
-from batching.store.records import decode_reply
+from batching.store.records import AnswerGone, decode_reply
 from tests.support import body_of, eventually_async, items_of, make_reply, wire_of
 from tests.unit.batching.store.channels import ask, open_channel
 
@@ -113,7 +113,6 @@ def test_body_that_came_elsewhere_is_copied_into_a_slot(arena, tmp_path, parts):
 def test_slot_is_given_away_when_nothing_refers_to_its_body(arena):
     rooms = [arena.room(8 * UNIT_BYTES) for _ in range(8)]
     assert arena.room(8 * UNIT_BYTES) is None
-    assert arena.hold(bytes(8 * UNIT_BYTES - 100)) is None  # so that it goes by Redis
 
     # When one body is needed by nobody, but a part of another by a transport that still sends it
     part = rooms[3][100:200]
@@ -180,6 +179,14 @@ def test_body_of_an_ingress_that_died_is_not_run(tmp_path):
 
 
 # --- where there is none
+
+
+def test_full_arena_leaves_bodies_to_redis(arena):
+    body = bytes(8 * UNIT_BYTES - 100)
+    rooms = [arena.room(8 * UNIT_BYTES) for _ in range(8)]
+    assert arena.hold(body) is None
+    del rooms
+    assert arena.hold(body) is not None
 
 
 @pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, 9 * UNIT_BYTES])
@@ -346,6 +353,22 @@ async def test_answers_are_kept_until_they_were_read(harness, memory, monkeypatc
     await asyncio.to_thread(queue.discard, names)
     worker.close()
     assert worker._answers._unread == {}
+
+
+async def test_answer_that_has_gone_with_its_worker_is_asked_for_again(harness, memory):
+    worker = joined(harness, "worker-a" + memory.arena.mark, memory.shared)
+    queue = harness.ingress("ingress-a" + memory.arena.mark)
+    await asyncio.to_thread(queue.submit, [Submission("a", 60_000, wire_of("a"))])
+    claimed = worker.claim(1, 0.0)
+    worker.reply(items_of(claimed), [make_reply("answer", size=LARGE)])
+    [value] = (await asyncio.to_thread(queue.receive, [])).values()
+
+    # When its file was removed before the ingress has looked into it
+    worker._answers._arena.close()
+
+    # Then the ingress is told so
+    with pytest.raises(AnswerGone):
+        decode_reply("a", value, memory)
 
 
 async def test_request_whose_answers_go_is_run_once_more_and_no_third_time(harness, memory):

@@ -265,6 +265,18 @@ async def test_strings_may_arrive_in_pieces_of_any_size(size):
     assert await answers == list(ANSWERS.values())
 
 
+@pytest.mark.parametrize("begin", [b"-", b":", b"$", b"*"])
+async def test_answer_that_begins_with_an_endless_line_is_an_error(begin):
+    # Given
+    calls = StringExchange(StillTransport())
+    answers = asyncio.create_task(calls.call([], 1, 5.0))
+    await asyncio.sleep(0)
+    # When / Then
+    feed(calls, begin + b"1" * LINE_BYTES)
+    with pytest.raises(redis.InvalidResponse):
+        await answers
+
+
 async def test_large_value_is_what_was_received_and_no_copy_of_it():
     # Given
     calls = StringExchange(StillTransport())

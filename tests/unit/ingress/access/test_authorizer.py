@@ -221,8 +221,11 @@ def test_token_route_says_why_a_key_cannot_be_renewed(ingress, path):
 def test_token_route_refuses_every_other_key_and_type(ingress, path):
     # Given
     before, route = path.read_text(), "/token?type=inference"
-    api, wrong = bearer(key_of(path, "API")), bearer(key_of(path, "management"))
-    for asked, headers in ((route, {}), (route, wrong), ("/token?type=API", api), ("/token", api)):
+    api = bearer(key_of(path, "API"))
+    wrong = [{}, *(bearer(key_of(path, scope)) for scope in ("management", "inference"))]
+    cases = [*((route, headers) for headers in wrong)]
+    cases += [("/token?type=API", api), ("/token?type=", api), ("/token", api)]
+    for asked, headers in cases:
         # When / Then
         assert error_of(ingress.manage("GET", asked, headers=headers)) == NOT_RENEWED
     assert path.read_text() == before

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import socket
 import ssl
 import threading
@@ -217,3 +218,22 @@ def test_limits_are_settings_that_the_answer_names(echo, request_bytes, status, 
     assert statuses(answer) == [status]
     assert f"raise {setting}".encode() in answer
     assert rest == b""
+
+
+def test_f34_clients_that_do_not_read_slow_no_other_client_down(ingress, node):
+    # Given: twenty clients that ask for an answer of 99 kB and read nothing
+    ingress.register("echo")
+    body = os.urandom(99_000)
+    request = post("/predictions/echo", b"Content-Length: %d" % len(body), body=body)
+    idle = [connect_to(ingress.inference_url) for _ in range(20)]
+    for connection in idle:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(request)
+    # When
+    started_s = time.monotonic()
+    answers = [ingress.predict("/predictions/echo", data=b"x").status_code for _ in range(20)]
+    # Then
+    assert answers == [200] * 20
+    assert_within(time.monotonic() - started_s, 5)
+    for connection in idle:
+        connection.close()

@@ -96,6 +96,15 @@ def test_metrics_tell_how_nodes_and_redis_are(told):
     assert told("ferry_redis_round_trip_seconds") > 0
 
 
+def test_b08_garbage_in_place_of_measurements_hides_nothing_else(staffed, told):
+    # Given
+    staffed.submit("a")
+    staffed.client.set(staffed.keys.metrics, "garbage", ex=60)
+    # Then
+    assert told("ferry_redis_up") == 1
+    assert told("ferry_queue_depth") == 1
+
+
 def test_metrics_tell_only_that_redis_is_away():
     # When
     found = samples(connect("unix:///nowhere/redis.sock"))

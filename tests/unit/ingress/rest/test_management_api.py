@@ -214,6 +214,20 @@ def test_register_goes_on_when_redis_was_away(manager, node, later, redis_url):
     client.close()
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8081", "null"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/models?url=echo.mar"), ("DELETE", "/models/kept")]
+)
+def test_web_pages_change_nothing(manager, method, path, origin):
+    # Given
+    manager.register("kept", min_worker=0, max_worker=0)
+    # When
+    answer = manager.manage(method, path, headers={"Origin": origin})
+    # Then
+    assert answer.status_code == 403
+    assert sorted(manager.registry.snapshot()) == ["kept"]
+
+
 @pytest.mark.parametrize("patience", [TimeLimits(grace_s=0.1)])
 def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     # Given a worker that is ready, and no other that will be
@@ -223,6 +237,23 @@ def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
     # Then
     assert status_of(answer) == (206, "Workers scaling in progress...")
+
+
+def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node, caplog):
+    # Given
+    manager.register("echo")
+    node.behaviour = "failed"
+    # When
+    answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
+    # Then
+    assert error_of(answer) == (
+        500,
+        "InternalServerException",
+        "Failed to start workers for model echo version: null",
+    )
+    assert sorted(manager.registry.snapshot()) == ["echo"]
+    # And the log names the version
+    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["1.0+cpu", "1.0%2Bcpu"])
