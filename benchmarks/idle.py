@@ -32,23 +32,9 @@ def measure(is_short: bool) -> dict[str, Any]:
     """Measures with the few models and with all."""
     seconds = 5 if is_short else 30
     with Torchferry(handler="nap") as server:
-        for number in range(MODELS):
-            server.register(f"model{number}")
-        time.sleep(SETTLE_S)
+        register_models(server)
         usage, resident = watch(server, seconds), ingress_bytes(server)
-        # What registering itself needs, code that runs for the first time and garbage that waits
-        # for its collection, is no cost of being registered: all are registered once before.
-        names = [f"more{number}" for number in range(MORE_MODELS)]
-        for name in names:
-            server.register(name, initial_workers=0)
-        for name in names:
-            server.unregister(name)
-        time.sleep(SETTLE_S)
-        before_bytes = ingress_bytes(server)
-        for name in names:
-            server.register(name, initial_workers=0)
-        time.sleep(SETTLE_S)
-        after_bytes = ingress_bytes(server)
+        before_bytes, after_bytes = register_more(server)
         usage_with_more = watch(server, seconds)
     found = {
         "usage": usage,
@@ -59,6 +45,32 @@ def measure(is_short: bool) -> dict[str, Any]:
     }
     about = {"measured": "what an idle server costs", "seconds": seconds, "found": found}
     return {**about, "verdicts": list(verdicts(found))}
+
+
+def register_models(server: Torchferry, settle_s: float = SETTLE_S) -> None:
+    """Registers the models, with a worker each, and waits until the server is idle."""
+    for number in range(MODELS):
+        server.register(f"model{number}")
+    time.sleep(settle_s)
+
+
+def register_more(server: Torchferry, settle_s: float = SETTLE_S) -> tuple[int, int]:
+    """Registers further models without workers; returns the ingress's bytes before and after.
+
+    What registering itself needs, code that runs for the first time and garbage that waits for its
+    collection, is no cost of being registered: all are registered and removed once before.
+    """
+    names = [f"more{number}" for number in range(MORE_MODELS)]
+    for name in names:
+        server.register(name, initial_workers=0)
+    for name in names:
+        server.unregister(name)
+    time.sleep(settle_s)
+    before_bytes = ingress_bytes(server)
+    for name in names:
+        server.register(name, initial_workers=0)
+    time.sleep(settle_s)
+    return before_bytes, ingress_bytes(server)
 
 
 def ingress_bytes(server: Torchferry) -> int:

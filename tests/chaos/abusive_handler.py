@@ -4,6 +4,7 @@ Archived with the scripted handler as a module. A file `forks_at_load` makes its
 """
 
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
@@ -86,11 +87,16 @@ def leave_home(bodies):
     return bodies
 
 
-def answer_deeply(bodies):
-    nested = []
-    for _ in range(100_000):
-        nested = [nested]
-    return [nested if "|" in body else body for body in bodies]
+def nested(depth):
+    found = []
+    for _ in itertools.repeat(None, depth):
+        found = [found]
+    return found
+
+
+def each(make):
+    """Returns an action that puts this in place of the answers to its own requests."""
+    return lambda bodies: [make() if "|" in body else body for body in bodies]
 
 
 ACTIONS |= {
@@ -107,5 +113,9 @@ ACTIONS |= {
     "threads": start_threads,
     "recurse": recurse,
     "homeless": leave_home,
-    "deep": answer_deeply,
+    "none": lambda _bodies: None,
+    "lazy": lambda bodies: (body for body in bodies),
+    "deep": each(lambda: nested(100_000)),
+    "surrogate": each(lambda: "\ud800"),
+    "generator": each(lambda: (item for item in ())),
 }

@@ -23,7 +23,8 @@ CHAOS = "tests/chaos/test_chaos_"
 OWN_ANSWERS = "tests/unit/ingress/predictions/test_own_answers.py"
 RECEIVER = "request = self._waiting.get(request_id)\n            if request is None:\n"
 ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
-MACHINE = f"{CHAOS}machine.py::test_f40_queues_do_what_their_model_says"
+MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says"
+JOB_MACHINE = f"{CHAOS}machine.py::test_f40_jobs_do_what_their_model_says"
 GENERATIONS = "tests/unit/batching/store/test_arena_generations.py"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
@@ -455,7 +456,7 @@ MUTANTS = (
         "batching/store/scripts/cancel_job.lua",
         "redis.call('LREM', KEYS[8], 1, id) + ",
         "",
-        MACHINE,
+        JOB_MACHINE,
     ),
     Mutant(
         "a job that is a suspect runs alone, even if the last worker died with it",

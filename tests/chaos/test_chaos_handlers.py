@@ -33,7 +33,13 @@ ABUSES = {
     "threads": OK,
     "recurse": FAILED,
     "homeless": OK,
+    "none": FAILED,
+    "short": FAILED,
+    "lazy": FAILED,
+    "object": FAILED,
     "deep": FAILED,
+    "surrogate": FAILED,
+    "generator": FAILED,
     "deaf": OK,
 }
 

@@ -130,6 +130,26 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(rig
         nothing_stays(rig, "last")
 
 
+def test_model_whose_record_cannot_be_read_is_unregistered_and_keeps_no_client_waiting(rig, crowd):
+    with rig.serve("spoilt") as model:
+        # Given a record that the node finds unreadable
+        busy, waiting = occupy(model, crowd)
+        rig.redis.hset("{ferry}:models", "spoilt", b"hello")
+        Registry(rig.redis).announce("another")
+        rig.nodes[0].wait_for_line("unreadable record model=spoilt")
+        # When
+        model.let_go()
+        answer = rig.manage("DELETE", "models/spoilt")
+        crowd.wait()
+        # Then
+        assert answer.status_code == 200, answer.text
+        assert [one.status for one in busy + waiting] == [200, 404]
+        # Of what was not readable, only the version's own settings may stay.
+        nothing_stays(rig, "spoilt", but=b":config")
+    with rig.serve("spoilt"):
+        assert [one.status for one in crowd.ask("spoilt", ["again"])] == [200]
+
+
 def occupy(model: Served, crowd: Crowd, workers: int = 1) -> tuple[list[Sent], list[Sent]]:
     """Has so many workers be at a batch, and as many requests wait behind them."""
     busy = crowd.send(model.name, [f"hold stop|{number}" for number in range(workers)])
@@ -139,11 +159,11 @@ def occupy(model: Served, crowd: Crowd, workers: int = 1) -> tuple[list[Sent], l
     return busy, waiting
 
 
-def nothing_stays(rig: Rig, model_name: str) -> None:
+def nothing_stays(rig: Rig, model_name: str, but: bytes = b"nothing") -> None:
     """Asserts that soon no key of the model would stay for ever."""
 
     def permanent() -> list[bytes]:
         names = rig.redis.scan_iter(f"{{model2:{model_name}:*")
-        return [it for it in names if rig.redis.ttl(it) == -1]
+        return [it for it in names if rig.redis.ttl(it) == -1 and not it.endswith(but)]
 
     assert came_true(lambda: permanent() == [], 5), permanent()

@@ -18,6 +18,7 @@ from tests.timing import assert_within
 RECLAIM_S = 0.3
 NODE_RECLAIM_S = 4.0
 DEAD_AFTER_S = 3.0
+STILL_S = 2.0  # until the next one has loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -160,6 +161,24 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
         assert len(runs) == 2
         assert killed_s >= 1.0
         assert_within(killed_s, 1.5)
+        model.check(crowd)
+
+
+def test_f07_worker_that_stands_still_is_ended_after_its_time(rig, crowd):
+    with rig.serve("f07b", response_timeout=2) as model:
+        # Given a worker that is stopped in the middle of a batch
+        [sent] = crowd.send("f07b", ["hold|stopped"])
+        [call] = model.wait_calls(1)
+        os.kill(call.pid, signal.SIGSTOP)
+        model.let_go()
+
+        # When its time is over
+        crowd.wait()
+
+        # Then it is ended although it could not end itself, and its successor answers
+        assert sent.status == 200
+        assert_within(sent.seconds, 2.0 + STILL_S)
+        assert len(model.calls()) == 2
         model.check(crowd)
 
 

@@ -3,22 +3,29 @@
 import gzip
 import hashlib
 import os
+import re
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 import tritonclient.http as triton
 
 from benchmarks.networks import photo
 from tests.chaos.arena_rig import (
+    LARGEST_BYTES,
+    MOST,
     memory_folder,
     open_arena_rig,
 )
-from tests.e2e.archives import make_archive
+from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import FerryServer, running
+from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
 BODY_BYTES = 100_000
@@ -120,6 +127,114 @@ def test_worker_elsewhere_has_the_bodies_sent_by_redis_once(rig):
         rig.wait_for_arena("bounced")
 
 
+def test_worker_that_does_not_say_what_it_shares_has_bodies_sent_by_redis(rig):
+    with rig.serve("unmarked") as model:
+        # Given
+        rig.wait_for_arena("unmarked")
+        # When an older worker comes, whose id has no mark
+        rig.add_node("--shared-memory-bytes", "0")
+        model.wait_staffed(2)
+        # Then
+        eventually(lambda: rig.way_of("unmarked", body_of("")) == "redis", 10)
+        before = rig.carried()
+        count = len(asked_for_a_while(rig, "unmarked"))
+        assert rig.carried() == {**before, "redis": before["redis"] + count}
+
+
+def test_bodies_for_which_the_arena_has_no_room_go_by_redis(rig):
+    with rig.serve("full") as model, Clients(rig.inference, MOST + 3) as clients:
+        # Given
+        rig.wait_for_arena("full")
+        before = rig.carried()
+        # When all of it is taken, and more come; one is too large for any share
+        bodies = [f"hold|{number}".encode().ljust(LARGEST_BYTES) for number in range(MOST + 2)]
+        bodies.append(b"hold|large".ljust(LARGEST_BYTES + 1))
+        clients.send("/predictions/full", bodies)
+        eventually(lambda: model.open_requests() == MOST + 3, 10)
+        # Then
+        assert rig.carried() == {"arena": before["arena"] + MOST, "redis": before["redis"] + 3}
+        model.let_go()
+        answers = clients.receive(MOST + 3)
+        assert [(answer.status, answer.body) for answer in answers] == [
+            (200, one) for one in bodies
+        ]
+
+
+def test_answers_that_were_read_make_room_for_others(rig):
+    with rig.serve("answers"):
+        # Given
+        rig.wait_for_arena("answers")
+        before = rig.carried("answer")
+        # When there are more answers than the worker's memory has room for, one after the other
+        for number in range(4 * MOST):
+            body = f"{number}".encode().ljust(LARGEST_BYTES)
+            assert rig.predict("answers", body).content == body
+        # Then only one that finds no room goes by Redis, and then there is some
+        ways = {way: count - before[way] for way, count in rig.carried("answer").items()}
+        assert ways["arena"] > 3 * MOST, ways
+
+
+def test_clients_that_leave_in_the_middle_leave_no_slot_taken(rig):
+    head = f"POST /predictions/left HTTP/1.1\r\nHost: x\r\nContent-Length: {LARGEST_BYTES}\r\n\r\n"
+    with rig.serve("left"):
+        # When clients leave before their bodies are whole
+        for _ in range(MOST):
+            with socket.create_connection(("127.0.0.1", rig.port), timeout=10) as one:
+                one.sendall(head.encode() + bytes(LARGEST_BYTES // 2))
+    # Then
+    assert rig.ways_of_a_whole_arena() == {"arena": MOST, "redis": 0}
+
+
+def test_job_is_in_redis_and_outlives_the_ingress(rig):
+    with rig.serve("worked") as model:
+        # Given
+        rig.wait_for_arena("worked")
+        before = rig.carried()
+        body = body_of("job ", "hold|")
+        answer = rig.predict("worked", body, headers={"Prefer": "respond-async"})
+        assert answer.status_code == 202, answer.text
+        eventually(lambda: model.ledger.executions("hold|job") or model.calls(), 10)
+        waiting = rig.predict("worked", body_of("later"), headers={"Prefer": "respond-async"})
+        assert rig.carried()["arena"] == before["arena"]
+        # When
+        rig.restart_ingress()
+        model.let_go()
+        # Then
+        for job, expected in ((answer, body), (waiting, body_of("later"))):
+            url = job.json()["result_url"]
+            eventually(lambda url=url: requests.get(url, timeout=10).status_code == 200, 20)
+            assert requests.get(url, timeout=10).content == expected
+
+
+def test_what_a_dead_ingress_left_goes_with_the_next_start_and_with_the_node(rig):
+    # Given
+    with rig.serve("left"):
+        rig.wait_for_arena("left")
+    # Without the memory of workers.
+    eventually(lambda: len(rig.files()) == 1, 10)
+    [file] = rig.files()
+    # When
+    os.kill(rig.process.pid, signal.SIGKILL)
+    eventually(rig.process.has_ended, 10)
+    # Then
+    assert rig.files() == [file]
+    rig.restart_ingress()
+    [other] = rig.files()
+    assert other != file
+    # When
+    rig.process.kill()
+    assert rig.files() == [other]
+    assert rig.nodes[0].stop(signal.SIGTERM).exit_code == 0
+    # Then
+    assert rig.files() == []
+
+
+def test_ingress_that_is_stopped_leaves_nothing(rig):
+    eventually(lambda: len(rig.files()) == 1, 10)
+    assert rig.process.stop(signal.SIGTERM).exit_code == 0
+    assert rig.files() == []
+
+
 def test_forms_and_tensors_and_what_is_refused_are_as_before(rig):
     parts = {"image": photo(1), "mask": os.urandom(40_000), "note": b"small"}
     digests = make_archive(rig.store, "digests", {"handler.py": DIGESTS})
@@ -150,3 +265,21 @@ def test_forms_and_tensors_and_what_is_refused_are_as_before(rig):
             assert refused.status_code == 415
             assert rig.predict("unknown", packed).status_code == 404
             assert rig.carried() == {**before, turn: before[turn] + 2}
+
+
+@pytest.mark.parametrize("folder", ["missing", "not writable"])
+def test_server_without_a_folder_for_it_works_and_says_so(tmp_path, folder):
+    # Given
+    memory = {"missing": tmp_path / "none", "not writable": Path("/proc")}[folder]
+    (tmp_path / "store").mkdir()
+    config = "minWorkers: 1\nmaxWorkers: 1\n"
+    archive, _ = make_scripted(tmp_path / "store", "echo", config=config)
+    server = FerryServer(tmp_path, "--models", archive, "--shared-memory-dir", str(memory))
+    with running(server):
+        # When
+        count = len(asked_for_a_while(server, "echo"))
+        # Then
+        scrape = Scrape(server)
+        assert scrape.value("ferry_request_bodies_total", way="redis") == count
+        assert scrape.value("ferry_request_bodies_total", way="arena") == 0
+        assert re.search(f"WARNING .*no memory is shared.* folder={memory}", server.process.log())

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import ferry_server
+from tests.e2e.ferry_process import FerryServer, ferry_server
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
@@ -53,3 +53,27 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         # And nothing of it once the model is unregistered
         server.manage("DELETE", "models/measuring")
         eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
+
+
+@pytest.mark.parametrize("mode", ["prometheus", "log"])
+def test_client_that_has_its_answer_finds_what_was_measured_for_it(tmp_path, mode):
+    # Given a server with two ingress processes that shows metrics, or writes them into a file
+    options = ["--model-metrics-auto-detect", "--metrics-mode", mode, "--log-files"]
+    log_path = tmp_path / "logs" / "model_metrics.log"
+
+    def seen(server: FerryServer) -> float:
+        if mode == "prometheus":
+            return Scrape(server).value("Seen_total", Who="me")
+        return log_path.read_text().count("Seen.Count:1.0")
+
+    with ferry_server(tmp_path, *options, "--ingress-processes", "2") as server:
+        server.register(make_archive(server.store, "measuring", {"handler.py": HANDLER}))
+
+        # When
+        found = []
+        for _ in range(100):
+            assert server.predict("measuring", b"abc").status_code == 200
+            found.append(seen(server))
+
+        # Then
+        assert found == [*range(1, 101)]

@@ -15,6 +15,15 @@ def handle(data, context):
     return [sys.exit() if row["body"] == b"exit" else row["body"] for row in data or ()]
 """
 
+DEAF = """
+import signal
+
+def handle(data, context):
+    if data:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return [row["body"] for row in data or ()]
+"""
+
 # What it holds is let go of by the collector alone.
 LAST_WORDS = """
 import os
@@ -95,6 +104,18 @@ def test_worker_ends_though_a_thread_of_its_handler_does_not(server):
         eventually(lambda: not psutil.pid_exists(pid), 20)
 
 
+def test_worker_is_stopped_though_its_handler_took_the_signal(server):
+    # Given a handler that does as libraries do at their first call
+    archive = make_archive(server.store, "deaf", {"handler.py": DEAF})
+    with server.model(archive, "deaf") as model:
+        assert server.predict(model, b"x").text == "x"
+        [pid] = server.worker_pids(model)
+        # When
+        server.manage("PUT", f"models/{model}", min_worker=0)
+        # Then
+        eventually(lambda: not psutil.pid_exists(pid), 20)
+
+
 def test_worker_that_ends_lets_go_of_what_its_handler_holds(server):
     # Given
     archive = make_archive(server.store, "holding", {"handler.py": LAST_WORDS})
@@ -105,3 +126,27 @@ def test_worker_that_ends_lets_go_of_what_its_handler_holds(server):
         server.manage("PUT", f"models/{model}", min_worker=0)
         # Then
         server.process.wait_for_line("held no longer")
+
+
+GREEDY = """
+def handle(data, context):
+    for row in data or ():
+        # In pieces, as the C library has them; all of them are used.
+        pieces = [bytes(4000) for _ in range(100_000)] if row["body"] == b"much" else []
+    return [b"done" for _ in data or ()]
+"""
+
+
+def test_worker_gives_back_what_a_rare_batch_has_taken(server):
+    # Given
+    archive = make_archive(server.store, "greedy", {"handler.py": GREEDY})
+    with server.model(archive, "greedy") as model:
+        [pid] = server.worker_pids(model)
+        worker = psutil.Process(pid)
+        assert server.predict(model, "x").text == "done"
+        usual = worker.memory_info().rss
+        # When one request takes 400 MB
+        assert server.predict(model, "much").text == "done"
+        # Then
+        eventually(lambda: worker.memory_info().rss < usual + 100e6, 15)
+        assert server.worker_pids(model) == [pid]

@@ -6,15 +6,18 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.e2e.metrics_text import Scrape
+from tests.ports import free_ports
 from tests.support import command_lines, eventually
+from tests.topology.whole_suite import own_redis
 
 CONNECTIONS = 32
 # Of 32 connections, one process in 10,000,000 runs has fewer than this.
@@ -205,3 +208,33 @@ def with_answering(server: FerryServer, count: int) -> Scrape | None:
     scrape = Scrape(server)
     is_whole = scrape.value("ferry_ingress_processes", state="answering") == count
     return scrape if is_whole else None
+
+
+@contextlib.contextmanager
+def ingress_alone(folder: Path, *more: str) -> Iterator[tuple[FerryProcess, str]]:
+    """Runs `ferry ingress`, as containers do; gives the URL of its management port, too."""
+    port = free_ports(3)
+    names = ("inference", "management", "metrics")
+    words = [
+        word
+        for number, name in enumerate(names)
+        for word in (f"--{name}-address", f"http://127.0.0.1:{port + number}")
+    ]
+    with own_redis() as redis_url:
+        process = FerryProcess(folder, ["ingress", *words, "--redis-url", redis_url, *more])
+        try:
+            yield process, f"http://127.0.0.1:{port + 1}"
+        finally:
+            process.kill()
+
+
+def test_ingress_alone_has_several_processes_where_the_setting_says_so(tmp_path):
+    with ingress_alone(tmp_path, "--ingress-processes", "2") as (ingress, _):
+        # Given
+        eventually(lambda: ingress.log().count("roles=metrics") == 2, 30)
+        assert len(ingress_pids(ingress.pid)) == 2
+        # When
+        stopped = ingress.stop(signal.SIGTERM)
+        # Then
+        assert (stopped.exit_code, stopped.left_behind) == (0, []), ingress.log()
+        assert "did not stop" not in ingress.log()

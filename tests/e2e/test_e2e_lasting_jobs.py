@@ -81,6 +81,33 @@ def test_jobs_outlive_a_server_that_is_killed_with_all_of_its_processes(start, t
     server.process.stop_cleanly()
 
 
+@pytest.mark.long  # three servers
+def test_another_server_of_one_store_has_neither_its_jobs_nor_its_models(start):
+    # Given a server with a job that has ended
+    first = start()
+    archive, _ = make_scripted(first.store, "lasting")
+    first.register(archive)
+    job = submit(first, "one")
+    assert result(first, job).text == "one"
+
+    # When another one runs beside it
+    second = start(port_base=first.port + 10)
+
+    # Then
+    assert second.manage("GET", "models").json()["models"] == []
+    assert second.http.get(f"{second.inference}/jobs/{job['id']}", timeout=20).status_code == 404
+    second.process.stop_cleanly()
+    first.process.stop_cleanly()
+
+    # And one that is to remember nothing takes none of it either, and says so in its jobs
+    third = start("--no-config-snapshots")
+    assert third.manage("GET", "models").json()["models"] == []
+    third.register(archive)
+    assert submit(third, "two")["durable"] is False
+    assert "in memory only" in third.process.log()
+    third.process.stop_cleanly()
+
+
 @pytest.mark.long  # two servers
 def test_damaged_file_is_told_of_and_left_alone(start, tmp_path):
     # Given a folder of an operator's choice, with a file that was damaged since

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.e2e.archives import make_archive
+from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import ferry_server
 from tests.support import eventually
@@ -138,3 +138,22 @@ def test_handler_that_changes_its_folder_serves_at_each_start(server):
 
         # Then
         assert server.predict("changing").text == "heavy"
+
+
+@pytest.mark.long  # a server of its own
+def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path):
+    # Given a server with one model, and what was unpacked for another one
+    work_dir = tmp_path / "work"
+    with ferry_server(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"}) as server:
+        archive, _ = make_scripted(server.store, "current")
+        server.register(archive)
+        [needed] = [path for path in work_dir.iterdir() if len(path.name) > 64]
+        unused = work_dir / ("0" * 64)
+        unused.mkdir()
+        # When both were used long ago, as far as the disk knows
+        for path in (needed, unused):
+            os.utime(path, (0, 0))
+        # Then one goes, and the other one is marked as needed
+        eventually(lambda: not unused.exists(), 10)
+        eventually(lambda: needed.stat().st_mtime > 0, 10)
+        assert server.predict("current", b"x").text == "x"

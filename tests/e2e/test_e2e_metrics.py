@@ -1,9 +1,12 @@
 """/metrics tells what the traffic was, per model."""
 
+import socket
+
 import pytest
 
 from tests.e2e.clients import TIME_TO_FILL_MS, Clients
 from tests.e2e.metrics_text import Scrape
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,24 @@ def test_metrics_show_the_traffic_of_a_model(server, scripted):
     # Their names have no `_total`; the parser adds it to every counter.
     assert scrape.value("ts_inference_latency_microseconds_total", **theirs) > 2 * NAP_S * 1e6
     assert scrape.value("ts_queue_latency_microseconds_total", **theirs) > 0
+
+
+def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(server, innocent):
+    # Given a node that measures two seconds after its start
+    eventually(lambda: Scrape(server).has("CPUUtilization", Level="Host"), 10)
+    # When
+    scrape = Scrape(server)
+    # Then
+    assert scrape.value("MemoryUsed", Level="Host") > 0
+    assert 0 < scrape.value("DiskUtilization", Level="Host") <= 100
+    names = [sample.labels["WorkerName"] for sample in scrape.samples("WorkerLoadTime")]
+    assert any(name.endswith(f"-{innocent}_1.0") for name in names)
+    # And every answer is counted, on every port. The parser adds `_total` where a counter has none
+    before = scrape.value("Requests4XX_total", Level="Host")
+    assert server.manage("GET", "models/nobody").status_code == 404
+    assert Scrape(server).value("Requests4XX_total", Level="Host") == before + 1
+    # And what was no HTTP
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/9\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+    assert Scrape(server).value("Requests4XX_total", Level="Host") == before + 2

@@ -52,6 +52,21 @@ def test_triton_client_gets_tensors_from_a_handler_that_knows_none(doubling, bin
     assert ("parameters" in document["outputs"][0]) is (binary_out is not False)
 
 
+def test_triton_client_gets_outputs_by_name(doubling):
+    # Given
+    text = tensor("data", np.array(["tensors"], dtype=object), binary=False)
+    asked = [triton.InferRequestedOutput(name) for name in ("ids", "sums")]
+    # When
+    with client_of(doubling) as client:
+        every = client.infer("doubling", [text])
+        some = client.infer("doubling", [text], outputs=asked[:1])
+    # Then
+    assert every.as_numpy("sums").tolist() == [1.5, 2.5]
+    assert every.as_numpy("ids").tolist() == [[1], [2]]
+    assert some.as_numpy("ids").tolist() == [[1], [2]]
+    assert some.as_numpy("sums") is None
+
+
 def test_triton_client_is_told_what_is_wrong(doubling):
     # Given
     fail = [tensor("data", np.array([b"fail"], dtype=object))]

@@ -8,6 +8,7 @@ import pytest
 import requests
 
 from tests.e2e.archives import make_archive
+from tests.e2e.clients import Clients
 from tests.support import came_true, eventually
 
 pytestmark = pytest.mark.slow
@@ -138,3 +139,20 @@ def test_slow_reader_holds_its_handler_up_and_fills_nothing(streamer):
     # Then: it stops once the client has gone
     assert streamer.ask("last:alive").text == "alive"
     assert "sent" not in streamer.notes()
+
+
+def test_batch_of_streams_gives_each_client_its_own(server, archive):
+    # Given
+    name, ledger = archive
+    ledger.write_text("")
+    with (
+        server.model(name, "streams", batch_size=3, max_batch_delay=2000),
+        Clients(server.inference, 3) as clients,
+    ):
+        # When
+        steps = "own own last:end"
+        exchange = clients.ask("/predictions/streams", [f"{steps} me:{n}" for n in range(3)])
+    # Then
+    assert exchange.statuses == [200] * 3
+    assert exchange.bodies == [f"[{n}][{n}]end" for n in range(3)]
+    assert ledger.read_text().count("run:") == 1

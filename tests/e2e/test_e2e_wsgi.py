@@ -1,5 +1,6 @@
 """Another WSGI server answers predictions as TorchServe did: `gunicorn ingress.wsgi:app`."""
 
+import contextlib
 import signal
 import sys
 from dataclasses import replace
@@ -15,9 +16,10 @@ from tests.conformance.driving import drive
 from tests.conformance.test_conformance import RECORDED, target_of
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.ports import free_ports
+from tests.support import eventually
 from tests.topology.whole_suite import own_redis
 
-GUNICORN = Path(sys.executable).with_name("gunicorn")
+GUNICORN, FLASK = (Path(sys.executable).with_name(name) for name in ("gunicorn", "flask"))
 # What handlers are given, what becomes of their answers, and of their failures.
 PREDICTIONS = ("rows", "answers", "failures")
 
@@ -86,3 +88,29 @@ def test_gunicorn_answers_the_predictions_of_the_corpus(server, tmp_path):
     assert stopped.exit_code == 0
     # And management and page stay closed
     assert opened == [200, 404, 405]
+
+
+def test_flask_runs_it_and_management_and_page_stay_closed(server, tmp_path):
+    # Given
+    _, url = server
+    port = free_ports(1)
+
+    def status_of(path):
+        return requests.get(f"http://127.0.0.1:{port}{path}", timeout=10).status_code
+
+    def answers():
+        with contextlib.suppress(requests.ConnectionError):
+            return status_of("/livez") == 200
+        return False
+
+    # When
+    words = ["--app", "ingress.wsgi", "run", "--port", str(port)]
+    environment = {**variables_of("main"), "FERRY_REDIS_URL": url}
+    process = FerryProcess(tmp_path, words, program=FLASK, environment=environment)
+    try:
+        eventually(answers, 30)
+        found = [status_of(path) for path in ("/metrics", "/models", "/")]
+    finally:
+        process.kill()
+    # Then
+    assert found == [200, 404, 405]

@@ -8,8 +8,13 @@ import time
 import pytest
 import redis
 
+from batching import errors
+from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
+from batching.store.broker import Broker
 from batching.store.clients import at, connect, connect_async, for_rq, store_url
+from batching.store.cluster import Deployment
+from batching.store.ingress_queue import Patience
 from batching.store.keys import CONTROL_QUEUE
 from batching.store.node_queue import NodeQueue
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, ControlQueue
@@ -21,12 +26,14 @@ from tests.support import (
     eventually_async,
     hold_connections,
     hold_connections_async,
+    make_outage,
     make_spec,
+    wire_of,
 )
 from tests.timing import assert_within
 from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context
 from tests.topology.conftest import FERRY_SLOT
-from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node
+from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, SentinelGroup
 from workers.control_jobs import make_worker
 
 LIST = "{ferry}:list"
@@ -97,10 +104,59 @@ async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster):
         await eventually_async(lambda: not held.is_connected)
 
 
+async def test_ingress_keeps_no_client_of_unregistered_versions(cluster):
+    patience = Patience(audit_s=0.01, block_s=0.01, unused_s=0.0)
+    with contextlib.closing(connect(cluster.url)) as client:
+        registry = Registry(client)
+        broker = Broker(cluster.url, make_outage(), patience=patience)
+        broker.client.connection_pool.deployment._kept_s = 0.0
+        # When versions come and go
+        for number in range(10):
+            spec = make_spec(model_version=str(number))
+            await asyncio.to_thread(registry.create, spec)
+            with pytest.raises(errors.NoWorker):
+                await broker.predict(spec, wire_of("x"), request_id=str(number))
+            await asyncio.to_thread(registry.remove, spec.key)
+            await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
+        # Then
+        assert len(broker.client.connection_pool.deployment._clients) <= 4
+        await broker.close()
+
+
+def connections(cluster: Cluster) -> int:
+    return sum(len(node.client.client_list()) for node in cluster.masters)
+
+
+def test_blocking_clients_of_versions_that_are_not_used_are_let_go(cluster):
+    deployment = Deployment(RedisUrl.parse(cluster.url), 3.0, is_async=False, kept_s=0.0)
+    with contextlib.closing(deployment.client()) as client:
+        # Given one that is at work, in another thread perhaps
+        registry = Registry(client)
+        held = at(client, "{held}")
+        before = connections(cluster)
+        # When versions come and go
+        for number in range(20):
+            spec = make_spec(model_version=str(number))
+            registry.create(spec)
+            registry.queue(spec)
+            registry.remove(spec.key)
+        # Then
+        assert len(client.connection_pool.deployment._clients) <= 2
+        eventually(lambda: connections(cluster) <= before + 2)
+        assert held.get("{held}:x") is None
+        assert at(client, "{ferry}") is client
+
+
 def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster):
     assert hold_connections(at(connect(cluster.url), "{other}"), MANY) == MANY
     assert hold_connections(for_rq(connect(cluster.url)), MANY) == MANY
     assert asyncio.run(hold_connections_async(connect_async(cluster.url), MANY)) == MANY
+
+
+def test_client_behind_sentinels_has_as_many_connections_as_it_needs():
+    with SentinelGroup() as group:
+        assert hold_connections(connect(group.url), MANY) == MANY
+        assert asyncio.run(hold_connections_async(connect_async(group.url), MANY)) == MANY
 
 
 def test_blocked_call_goes_on_at_the_successor(cluster):
