@@ -237,8 +237,9 @@ class JobStore:
         names: dict[AsyncClient, Any] = {}
         for job in jobs:
             client, name = self._name_of(job.job_id)
-            pipe = names.setdefault(client, client.pipeline(transaction=False))
-            pipe.set(name, version, px=job.whole_ms)
+            if client not in names:
+                names[client] = client.pipeline(transaction=False)
+            names[client].set(name, version, px=job.whole_ms)
         arguments: list[Any] = [self._most_waiting]
         for job in jobs:
             arguments += job.to_arguments()

@@ -17,6 +17,7 @@ from batching.store.held_connections import (
     LINE_BYTES,
     AsyncHeldConnection,
     HeldConnection,
+    ParsedExchange,
     StringExchange,
 )
 from batching.store.scripts.loader import command
@@ -251,10 +252,11 @@ def test_answers_of_any_kind_and_size_come_in_their_order(run, is_for_strings):
     run(test())
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize("size", [1, 2, 3, 7, LINE_BYTES - 1, LINE_BYTES, 4096, 10**6])
-async def test_strings_may_arrive_in_pieces_of_any_size(size):
+async def test_answers_may_arrive_in_pieces_of_any_size(is_for_strings, size):
     # Given
-    calls = StringExchange(StillTransport())
+    calls = (StringExchange if is_for_strings else ParsedExchange)(StillTransport())
     answers = asyncio.create_task(calls.call([], len(ANSWERS), 5.0))
     await asyncio.sleep(0)
     # When

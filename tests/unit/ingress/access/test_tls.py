@@ -199,6 +199,7 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
             finally:
                 following.cancel()
                 await asyncio.wait({following})
+            assert following.cancelled()
 
     uvloop.run(serve())
     assert caplog.text.count("certificate not renewed") == 1

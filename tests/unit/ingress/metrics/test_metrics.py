@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from batching.models.spec import VersionKey
 from batching.process.siblings import Siblings
 from batching.protocol import BatchTiming
+from batching.store.clients import connect
+from batching.store.registry.registry import Registry
 from ingress.metrics import ingress_metrics
 from ingress.metrics.ingress_metrics import LAST_VALUES, LEGACY, HostNumbers, Metrics
 from ingress.rest.metrics_api import write_text
@@ -126,15 +128,17 @@ def test_version_that_is_not_registered_any_more_has_no_series_and_begins_anew()
 
 
 @pytest.mark.usefixtures("node")
-@pytest.mark.parametrize("is_emptied", [False, True])
-def test_unregistered_version_is_shown_once_more(ingress, is_emptied):
+@pytest.mark.parametrize("why", ["unregistered", "emptied", "away"])
+def test_unregistered_version_is_shown_once_more(ingress, why):
     # Given
     key = ingress.register("echo", min_worker=0).key
     ingress.services.metrics.version(key, None).count_answer(200, 0.01, None)
     ingress.services.broker.resubmitted[key] += 1
     ingress.registry.remove(key)
-    if is_emptied:  # until its nodes bring it back
+    if why == "emptied":  # until its nodes bring it back
         ingress.services.client.flushall()
+    elif why == "away":  # and may come back empty
+        ingress.services.probe_registry = Registry(connect("unix:///nowhere/redis.sock"))
     client = ingress.apps[Role.METRICS].test_client()
 
     def is_shown():
@@ -142,7 +146,8 @@ def test_unregistered_version_is_shown_once_more(ingress, is_emptied):
 
     # When / Then
     assert is_shown()
-    assert came_true(lambda: not is_shown(), 0.5 if is_emptied else 5.0) is not is_emptied
+    is_forgotten = why == "unregistered"
+    assert came_true(lambda: not is_shown(), 5.0 if is_forgotten else 0.5) is is_forgotten
 
 
 @pytest.mark.usefixtures("node")
