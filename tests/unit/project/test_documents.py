@@ -132,23 +132,45 @@ def test_commands_are_looked_up():
     ]
 
 
-def test_numbers_beside_the_name_of_a_setting_are_its_default():
-    # Given the default of each setting and parameter of models, by its names
+def defaults():
+    """Returns the number that a setting or a parameter of models has, by its names."""
     named = {name: it.default for it in PARAMETERS for name in (it.word, it.rest)}
     named |= {it.key: it.default for it in SETTINGS}
-    known = {name: value for name, value in named.items() if type(value) in (int, float)}
+    return {name: value for name, value in named.items() if type(value) in (int, float)}
+
+
+def named_numbers(text):
+    """Returns each name of a setting with the number that the text has beside it."""
+    known = defaults()
+    return [
+        (match["name"], float(match["number"].replace(",", "")) * SCALES.get(match["unit"], 1))
+        for form in NUMBERS
+        for match in form.finditer(text)
+        if match["name"] in known
+    ]
+
+
+def test_numbers_beside_the_name_of_a_setting_are_its_default():
+    # Given
+    known = defaults()
     # When
     found = {
-        (page.name, match["name"], number)
+        (page.name, *pair)
         for page in (ROOT / "README.md", *USERS)
-        for form in NUMBERS
-        for match in form.finditer(read(page))
-        if match["name"] in known
-        for number in [float(match["number"].replace(",", "")) * SCALES.get(match["unit"], 1)]
+        for pair in named_numbers(read(page))
     }
     # Then
     assert len(found) > 20
     assert {(page, name, it) for page, name, it in found if it != known[name]} == set()
+
+
+def test_a_wrong_number_would_be_found():
+    text = "`unread_timeout` (10 s) or | `idle_timeout` | 60 seconds | and 2 h (`job_timeout`)"
+    assert named_numbers(text) == [
+        ("unread_timeout", 10),
+        ("idle_timeout", 60),
+        ("job_timeout", 7200),
+    ]
 
 
 def test_figures_of_the_pages_are_those_of_the_records():
@@ -194,23 +216,33 @@ def test_pages_written_by_hand_are_short(pattern, most):
     assert 0 < sum(words) <= most
 
 
+def empty_headers(text):
+    """Returns the heads of tables in which a column has no name."""
+    rows = HEADER.findall(text)
+    return [row for row in rows if not all(name.strip() for name in row.strip("|").split("|"))]
+
+
+def unexplained(text):
+    """Returns the private words that the text does not explain where it first has them."""
+    explained = [match.span() for match in EXPLAINED.finditer(text)]
+    firsts = (re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in PRIVATE)
+    return [
+        first[0]
+        for first in firsts
+        if first and not any(start <= first.start() < end for start, end in explained)
+    ]
+
+
 @each_of(USERS)
 def test_page_is_plain_to_its_users(page):
     # Given what a reader sees of it
     text = COMMENT.sub("", FENCED.sub("", read(page)))
     prose = CODE.sub("", text)
     # Then columns have names
-    rows = [row.strip("|").split("|") for row in HEADER.findall(text)]
-    assert [row for row in rows if not all(name.strip() for name in row)] == []
+    assert empty_headers(text) == []
     # And no word is of the tests, and one that is ours alone is explained where it first stands
     assert TEST_CODE.findall(prose) == []
-    explained = [match.span() for match in EXPLAINED.finditer(prose)]
-    firsts = (re.search(rf"\b{word}\b", prose, re.IGNORECASE) for word in PRIVATE)
-    assert [
-        first[0]
-        for first in firsts
-        if first and not any(start <= first.start() < end for start, end in explained)
-    ] == []
+    assert unexplained(prose) == []
 
 
 def test_texts_advise_to_install_only_what_can_be_installed():
@@ -223,3 +255,16 @@ def test_texts_advise_to_install_only_what_can_be_installed():
 
 def test_nothing_waits_to_be_measured():
     assert [page for page in PAGES if "Not measured yet" in read(page)] == []
+
+
+def test_what_is_looked_for_is_found():
+    assert empty_headers("| | b |\n|---|---|\n| 1 | 2 |\n") == ["| | b |"]
+    assert empty_headers("| a | b |\n|---|---|\n| 1 | |\n") == []
+    assert TEST_CODE.findall("F30, B13 and I9, not FP32 or H100") == ["F30", "B13", "I9"]
+    text = (
+        "[Seats](glossary.md#seat) are free, and other seats.\n- **beat**: a sign\nIts siblings\n"
+    )
+    assert unexplained(text) == ["siblings"]
+    assert ADVICE.search("run `pip install torchferry[torch]`, or")
+    assert ADVICE.search("pip install --quiet 'torchferry[bench]'")
+    assert not ADVICE.search("/opt/torchferry/bin/pip install '.[torch]'")
