@@ -123,6 +123,15 @@ def test_commands_of_the_page_are_there_with_their_options(page):
     assert [pair for pair in found if pair[1]] == []
 
 
+def test_commands_are_looked_up():
+    text = "`ferry up --port-base 1`\n\n    x=$(ferry jobs send m f) && ferry node --no-such 1\n"
+    assert [complaint(words) for words in commands_in(text)] == [
+        "no command send",
+        "no option --no-such ",
+        "",
+    ]
+
+
 def test_numbers_beside_the_name_of_a_setting_are_its_default():
     # Given the default of each setting and parameter of models, by its names
     named = {name: it.default for it in PARAMETERS for name in (it.word, it.rest)}
@@ -210,3 +219,7 @@ def test_texts_advise_to_install_only_what_can_be_installed():
     texts = {str(path): path.read_bytes().decode(errors="ignore") for path in files}
     assert len(texts) > 300
     assert {path: found for path, text in texts.items() if (found := ADVICE.findall(text))} == {}
+
+
+def test_nothing_waits_to_be_measured():
+    assert [page for page in PAGES if "Not measured yet" in read(page)] == []

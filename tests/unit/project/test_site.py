@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -11,9 +12,11 @@ from playwright.sync_api import sync_playwright
 from benchmarks.pictures import CHROMIUM, FLAGS
 
 ROOT = Path(__file__).parents[3]
+DOORS = ("Start", "Coming from TorchServe", "Operate", "Contribute")
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="?([^\s">]+)""")
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
+on_page_markdown = pytest.importorskip("scripts.site_hooks").on_page_markdown
 pytestmark = pytest.mark.slow
 
 
@@ -24,6 +27,22 @@ def site(tmp_path_factory):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_site_has_the_four_doors(site):
+    text = (site / "index.html").read_text(encoding="utf-8")
+    tabs = re.findall(r'class="md-tabs__link">\s*(.*?)\s*</a>', text, re.DOTALL)
+    assert [tab for tab in tabs if tab in DOORS] == list(DOORS)
+
+
+def test_links_to_files_that_are_no_pages_keep_their_text_or_lead_to_the_repository():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="adr/0001.md"))
+    text = "[`x`](../../ferry/main.py#L3) [y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
+    kept = "[y](../jobs.md) [z](0002.md) [w](https://a.b/../c)"
+    assert on_page_markdown(text, page=page, config={"repo_url": None}) == f"`x` {kept}"
+    there = "[`x`](https://host/me/blob/main/ferry/main.py#L3)"
+    config = {"repo_url": "https://host/me/"}
+    assert on_page_markdown(text, page=page, config=config) == f"{there} {kept}"
 
 
 def test_site_loads_nothing_from_other_hosts(site):

@@ -60,6 +60,11 @@ def test_classifiers_are_the_pythons_from_the_oldest_on():
     assert minors == [int(OLDEST.removeprefix("3.")) + number for number in range(len(minors))]
 
 
+def test_style_is_checked_for_the_oldest_python():
+    ruff = table_of(ROOT / "pyproject.toml")["tool"]["ruff"]
+    assert ruff["target-version"] == f"py{OLDEST.replace('.', '')}"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
