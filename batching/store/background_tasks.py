@@ -1,4 +1,4 @@
-"""How background tasks go on, and how they end."""
+"""Keeps background tasks going, and ends them."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The ingress's door to the queue: one request in, one outcome back."""
+"""Passes an ingress's requests into the queue: one request in, one outcome back."""
 
 import asyncio
 import uuid

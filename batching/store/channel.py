@@ -257,6 +257,10 @@ class Channel:
                 self._cancel(request, ClientLeft())
             return
         now = self._loop.time()
+        if code is SubmitCode.NO_VERSION:
+            # Redis may have been emptied although no connection was lost. The node that restores
+            # the registry need not be one that has workers.
+            self._was_away_at = now
         if now - request.entered_at < self._patience_s(request, code):
             self._loop.call_later(2 * self._patience.retry_s, self._submit_soon, request)
         else:
@@ -271,9 +275,6 @@ class Channel:
         beaten yet. Or its clock has stepped, which makes all beats look old.
         """
         if code is SubmitCode.NO_VERSION:
-            # Redis may have been emptied although no connection was lost. The node that restores
-            # the registry need not be one that has workers.
-            self._was_away_at = self._loop.time()
             return self._patience.version_s
         if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT):
             return 0.0

@@ -1,4 +1,4 @@
-"""The ingress's calls on one version's queue: submit, receive, audit, cancel."""
+"""Makes the ingress's calls on one version's queue: submit, receive, audit, cancel."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

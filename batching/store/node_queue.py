@@ -1,4 +1,4 @@
-"""The node's calls: beat, report, reclaim, refuse, and who is dead."""
+"""Makes the node's calls: beat, report, reclaim, refuse, and who is dead."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

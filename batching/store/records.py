@@ -1,4 +1,4 @@
-r"""What Redis keeps as text: open requests, replies, and records that others have written.
+r"""Reads and writes the text in Redis: open requests, replies, and records that others wrote.
 
 An open request's record: a line of text, then its bytes, as a field of one hash.
 

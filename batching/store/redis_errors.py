@@ -1,4 +1,4 @@
-"""What Redis raises: by its meaning, for clients, and in the log."""
+"""Tells what Redis raises: by its meaning, for clients, and in the log."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""The worker's calls on one version's queue: claim, reply, and waiting for work."""
+"""Makes the worker's calls on one version's queue: claim, reply, and waiting for work."""
 
 import contextlib
 import functools

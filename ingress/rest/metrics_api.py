@@ -5,6 +5,7 @@ Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`), docs/metric
 """
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from ingress.services import Services
 from ingress.torchserve.answers import typed_answer
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_INFINITE = {math.inf: "+Inf", -math.inf: "-Inf"}
 
 
 class MetricsView:
@@ -71,7 +73,8 @@ def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes
         for sample in samples:
             labels = "".join(f'{key}="{_escaped(value)}",' for key, value in sample.labels.items())
             braces = f"{{{labels}}}" if labels else ""
-            lines.append(f"{sample.name}{braces} {float(sample.value)!r}")
+            value = _INFINITE.get(sample.value) or repr(float(sample.value))
+            lines.append(f"{sample.name}{braces} {value}")
     # A client's label may hold half a surrogate pair, which must not fail the scrape.
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 

@@ -6,7 +6,7 @@ import errno
 import time
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from batching.models.spec import VersionKey
 from batching.process.siblings import Siblings
@@ -148,6 +148,15 @@ def test_unregistered_version_is_shown_once_more(ingress, why):
     assert is_shown()
     is_forgotten = why == "unregistered"
     assert came_true(lambda: not is_shown(), 5.0 if is_forgotten else 0.5) is is_forgotten
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1, "1.0"), (float("inf"), "+Inf"), (float("-inf"), "-Inf")]
+)
+def test_numbers_are_written_as_the_format_has_them(value, text):
+    family = Metric("m", "M.", "gauge")
+    family.add_sample("m", {}, value)
+    assert write_text([family]).splitlines()[-1] == f"m {text}".encode()
 
 
 @pytest.mark.usefixtures("node")
