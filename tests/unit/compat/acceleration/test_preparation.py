@@ -154,7 +154,7 @@ def answering_otherwise(frozen):
     ],
 )
 def test_model_that_torch_cannot_optimize_is_prepared_without(
-    load, monkeypatch, caplog, threads_of_torch, optimize, log
+    load, monkeypatch, caplog, threads_of_torch, *, optimize, log
 ):
     # Given
     threads_of_torch(2)
@@ -210,7 +210,7 @@ class WholeOnly(Convolved):
     ],
 )
 def test_batch_stays_whole_where_its_parts_are_answered_otherwise(
-    load, threads_of_torch, caplog, kind, log, dtype
+    load, threads_of_torch, caplog, *, kind, log, dtype
 ):
     # Given
     threads_of_torch(2)
