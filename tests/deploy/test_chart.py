@@ -119,6 +119,17 @@ def test_chart_writes_values_as_they_were_given(part, value, text):
 
 @needs_helm
 @pytest.mark.parametrize("part", PARTS)
+def test_chart_gives_a_drain_the_time_it_takes(part):
+    # When
+    manifests = render({part: {"drainTimeoutSeconds": 100}})
+    # Then
+    settings, _ = load_settings(environment=environment(manifests, part))
+    assert settings.drain_timeout_s == 100
+    assert pod(manifests, part)["terminationGracePeriodSeconds"] >= settings.drain_delay_s + 105
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
 def test_chart_runs_without_rights(manifests, part):
     # Given
     spec, context = pod(manifests, part), container(manifests, part)["securityContext"]
@@ -174,6 +185,7 @@ def test_chart_opens_management_with_tokens_and_inside_of_the_cluster_only(every
     assert environment(closed, "ingress")["FERRY_MANAGEMENT_ADDRESS"] == "http://127.0.0.1:8081"
     services = [m["metadata"]["name"] for m in closed if m["kind"] == "Service"]
     assert sorted(services) == [NAME, f"{NAME}-metrics"]
+    assert "management" not in {p["name"] for p in container(closed, "ingress")["ports"]}
     # Then
     variables = environment(everything, "ingress")
     assert variables["FERRY_MANAGEMENT_ADDRESS"] == "http://0.0.0.0:8081"
@@ -186,12 +198,74 @@ def test_chart_opens_management_with_tokens_and_inside_of_the_cluster_only(every
 
 
 @needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_signs_webhooks_with_what_a_secret_has(everything, part):
+    # Then: ingresses accept receivers, and nodes tell them
+    [secrets] = [v for v in container(everything, part)["env"] if "WEBHOOK_SECRETS" in v["name"]]
+    assert secrets["valueFrom"]["secretKeyRef"] == {"name": "ferry-hooks", "key": "webhook-secrets"}
+    assert "WEBHOOK" not in str(container(render(), part))
+
+
+@needs_helm
+def test_chart_lets_nodes_reach_receivers_and_know_their_authority(everything):
+    # Given
+    mounts = {m["mountPath"]: m["name"] for m in container(everything, "worker")["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod(everything, "worker")["volumes"]}
+    # Then
+    folder, _, name = environment(everything, "worker")["FERRY_WEBHOOK_CA_FILE"].rpartition("/")
+    secret = volumes[mounts[folder]]["secret"]
+    assert secret["secretName"] == "ferry-hooks"
+    assert [item["path"] for item in secret["items"]] == [name]
+    # And what it signs with is in no file
+    assert [item["key"] for item in secret["items"]] == ["ca.crt"]
+    # And public addresses are reached without downloads of archives, the others by name
+    quiet = {**EVERYTHING["networkPolicy"], "archiveDownloads": False}
+    rules = egress(render({**EVERYTHING, "networkPolicy": quiet}))
+    assert rules[-1]["ports"] == [{"port": 443, "protocol": "TCP"}]
+    [public, *named] = rules[-1]["to"]
+    assert public["ipBlock"]["cidr"] == "0.0.0.0/0"
+    assert "10.0.0.0/8" in public["ipBlock"]["except"]
+    assert named == EVERYTHING["networkPolicy"]["webhooks"]["to"]
+    # And without webhooks there is no such way
+    assert egress(render({"networkPolicy": quiet})) == rules[:-1]
+
+
+def egress(manifests):
+    return find(manifests, "NetworkPolicy", f"{NAME}-worker")["spec"]["egress"]
+
+
+@needs_helm
 def test_chart_probes_that_the_ingress_lives_and_no_model(manifests):
     # A model that has no worker yet, or none any more, must not take the others with it.
     found = container(manifests, "ingress")
     probes = [found[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
     assert {probe["path"] for probe in probes} == {"/livez"}
     assert {probe["port"] for probe in probes} <= {port["name"] for port in found["ports"]}
+
+
+@needs_helm
+def test_chart_leaves_the_number_of_pods_to_the_autoscaler(everything):
+    # Given
+    plain = render({"ingress": {"autoscaling": {"enabled": False}}})
+    # Then: each part has a number, or an autoscaler, and not both
+    for part in PARTS:
+        assert "replicas" not in find(everything, "Deployment", f"{NAME}-{part}")["spec"]
+        assert find(plain, "Deployment", f"{NAME}-{part}")["spec"]["replicas"] >= 1
+    kinds = {manifest["kind"] for manifest in everything}
+    assert {"HorizontalPodAutoscaler", "ScaledObject"} <= kinds
+    assert not {"HorizontalPodAutoscaler", "ScaledObject"} & {m["kind"] for m in plain}
+
+
+@needs_helm
+def test_chart_asks_for_gpus_when_told_to(everything):
+    assert "nvidia.com/gpu" not in str(container(render(), "worker")["resources"])
+    resources = container(everything, "worker")["resources"]
+    assert {
+        "name": "NVIDIA_DRIVER_CAPABILITIES",
+        "value": "compute,utility,video",
+    } in container(everything, "worker")["env"]
+    assert resources["limits"]["nvidia.com/gpu"] == 2
+    assert resources["limits"]["memory"] == "8Gi"
 
 
 @needs_helm

@@ -59,3 +59,12 @@ def test_archive_that_is_there_is_left_alone(place, tmp_path):
 def test_pod_does_not_start_with_half_an_archive(place, tmp_path, name):
     assert fetch(tmp_path, f"{place}/{name}") != 0
     assert not (tmp_path / name).exists()
+
+
+def test_init_container_has_no_more_rights_than_the_node():
+    manifests = render({"modelStore": {"fetch": ["https://models.example.com/model.mar"]}})
+    spec = find(manifests, "Deployment", f"{NAME}-worker")["spec"]["template"]["spec"]
+    [node], [fetching] = spec["containers"], spec["initContainers"]
+    assert fetching["image"] == node["image"]
+    assert fetching["securityContext"] == node["securityContext"]
+    assert fetching["resources"]["limits"]["memory"]

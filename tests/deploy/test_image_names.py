@@ -3,6 +3,7 @@
 import re
 import runpy
 
+import pytest
 import yaml
 
 from tests.deploy.chart import CHART, ROOT
@@ -40,3 +41,20 @@ def test_chart_and_runtime_take_images_of_these_names():
     [container] = runtime["spec"]["containers"]
     taken = {values[part]["image"]["repository"] for part in ("ingress", "worker")}
     assert taken | {container["image"].partition(":")[0]} <= NAMES
+
+
+@pytest.mark.parametrize(
+    ("remote", "source"),
+    [
+        (
+            "https://git.example.com/team/torchferry.git",
+            "https://git.example.com/team/torchferry.git",
+        ),
+        ("https://me:secret@git.example.com:8443/team", "https://git.example.com:8443/team"),
+        ("git@git.example.com:team/torchferry.git", ""),
+        ("/home/me/torchferry", ""),
+        ("", ""),
+    ],
+)
+def test_label_of_the_source_is_an_address_without_a_password(remote, source):
+    assert IMAGES["without_credentials"](remote) == source

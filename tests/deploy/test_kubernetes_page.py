@@ -28,6 +28,7 @@ from tests.deploy.chart import (
     environment,
     find,
     needs_helm,
+    quantity,
     render,
     validate,
 )
@@ -202,6 +203,21 @@ def test_page_packs_its_model_and_registers_it(commands, tmp_path, monkeypatch):
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
 
 
+def test_page_forwards_a_port_that_the_service_has(commands, releases):
+    # Given
+    [[target, port]] = of(commands, "kubectl", "port-forward")
+    [inference] = find(releases[0], "Service", target.partition("/")[2])["spec"]["ports"]
+    # Then
+    assert int(port) == inference["port"]
+    urls = [word for words in of(commands, "curl") for word in words if "localhost" in word]
+    assert {url.partition("/")[0] for url in urls} == {f"localhost:{port}"}
+    # And the port that is named beside it is where management listens in its pod
+    [(part, management)] = re.findall(r"`kubectl port-forward deployment/(\S+) (\d+)`", PAGE)
+    assert part == f"{NAME}-ingress"
+    address = environment(releases[0], "ingress")["FERRY_MANAGEMENT_ADDRESS"]
+    assert address == f"http://127.0.0.1:{management}"
+
+
 def test_pages_client_counts_answers_by_their_status(commands, releases):
     # Given
     [[name, *words]] = of(commands, "kubectl", "run")
@@ -221,6 +237,38 @@ def test_pages_client_counts_answers_by_their_status(commands, releases):
     assert of(commands, "kubectl", "delete", "pod", name)
 
 
+def test_page_removes_what_it_made(commands, releases):
+    # Given
+    deleted = of(commands, "kubectl", "delete", "persistentvolumeclaim")
+    [stateful] = [m for m in REDIS if m["kind"] == "StatefulSet"]
+    [template] = stateful["spec"]["volumeClaimTemplates"]
+    # Then
+    assert [RELEASE] in of(commands, "helm", "uninstall")
+    kept = find(releases[0], "PersistentVolumeClaim", f"{NAME}-model-store")
+    assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    of_redis = f"{template['metadata']['name']}-{stateful['metadata']['name']}-0"
+    assert deleted == [[kept["metadata"]["name"]], [of_redis]]
+    assert of(commands, "kubectl", "apply", "-f") == of(commands, "kubectl", "delete", "-f")
+    [[secret, _]] = of(commands, "kubectl", "create", "secret", "generic")
+    assert [secret] in of(commands, "kubectl", "delete", "secret")
+
+
+def test_pods_fit_a_laptop_while_they_are_replaced(releases):
+    # Given two nodes, one more of each while it takes their place, and Redis
+    requests = [container(releases[-1], "worker")["resources"]["requests"]] * 3
+    requests += [container(releases[-1], "ingress")["resources"]["requests"]] * 2
+    [stateful] = [m for m in REDIS if m["kind"] == "StatefulSet"]
+    [redis] = stateful["spec"]["template"]["spec"]["containers"]
+    requests += [redis["resources"]["requests"]]
+    # When
+    cores = sum(quantity(one["cpu"]) for one in requests)
+    gibibytes = sum(quantity(one["memory"]) for one in requests) / 2**30
+    # Then
+    assert "ask for less than one core and 5 GiB of memory" in " ".join(PAGE.split())
+    assert cores < 1
+    assert gibibytes < 5
+
+
 def test_pages_values_for_archives_from_a_url_are_valid():
     # Given
     [text] = blocks("yaml")
@@ -234,3 +282,17 @@ def test_pages_values_for_archives_from_a_url_are_valid():
     assert fetching["command"][-1] == "https://models.example.com/model.mar"
     # And the model is registered by the name of the file that is fetched
     assert environment(manifests, "ingress")["FERRY_LOAD_MODELS"] == "model=model.mar"
+
+
+def test_values_of_a_registry_name_its_images():
+    # Given
+    text = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
+    [line] = re.findall(rf"^ *helm install {RELEASE} {CHART_PATH} --set (\S+)$", text, re.MULTILINE)
+    values: Manifest = {}
+    # When
+    set_in(values, *line.split("=", 1))
+    # Then
+    place = "registry.example.com/team"
+    assert images(render(values)) == {
+        f"{place}/torchferry-{part}:{VERSION}" for part in ("ingress", "worker")
+    }

@@ -10,11 +10,15 @@ from tests.deploy.chart import (
     NAME,
     NAMESPACE,
     ROOT,
+    find,
+    needs_helm,
     needs_prometheus,
     quantity,
+    render,
     scaling_query,
     validate,
 )
+from tests.deploy.expressions import groupings, selectors
 from tests.support import eventually
 
 JOBS = ROOT / "deploy/keda/jobs.yaml"
@@ -57,6 +61,19 @@ def test_nodes_are_scaled_by_jobs_from_none():
     assert triggers()[0].replace("( ", "(") == scaling_query().replace("version) (", "version) (")
 
 
+@needs_helm
+def test_scaled_nodes_are_the_charts():
+    find(render({"worker": {"autoscaling": {"enabled": False}}}), "Deployment", f"{NAME}-worker")
+
+
+@pytest.mark.slow
+def test_metrics_that_nodes_are_scaled_by_are_exported(exported):
+    for query in triggers():
+        for selector in selectors(query):
+            assert selector.metric in exported.labels
+        assert groupings(query) <= {"model", "version"}
+
+
 @needs_prometheus
 @pytest.mark.slow
 def test_numbers_are_there_while_no_job_waits(server, exported, tmp_path):
@@ -95,6 +112,16 @@ def test_redis_of_the_examples_keeps_what_it_has_and_drops_nothing():
 
 def pod_labels(stateful):
     return stateful["spec"]["template"]["metadata"]["labels"].items()
+
+
+@needs_helm
+def test_redis_lets_the_charts_pods_in():
+    *_, policy = yaml.safe_load_all(REDIS.read_text())
+    [rule] = policy["spec"]["ingress"]
+    [peer] = rule["from"]
+    for part in ("ingress", "worker"):
+        template = find(render(), "Deployment", f"{NAME}-{part}")["spec"]["template"]
+        assert peer["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 def test_redis_is_what_kubernetes_accepts():

@@ -19,9 +19,11 @@ from tests.deploy.chart import (
     render,
     scaling_query,
 )
+from tests.deploy.expressions import selectors
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import ferry_server
+from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
 BATCH_SIZE = 8
@@ -52,6 +54,27 @@ def test_scaled_object_has_the_query_that_is_tested_here():
     [trigger] = scaled["spec"]["triggers"]
     assert trigger["metadata"]["query"] == scaling_query()
     assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+def test_open_requests_are_counted_while_the_list_is_empty(busy_server, redis_server):
+    # Given a worker that has taken all there was
+    client = connect(redis_server.url)
+    with Clients(busy_server.inference, BATCH_SIZE) as clients:
+        clients.send("/predictions/busy", ["sleep 3|"] * BATCH_SIZE)
+        eventually(lambda: is_busy_and_nothing_waits(client), 10)
+
+        # When the gauge of the query is read
+        [gauge, *_] = selectors(scaling_query())
+        scrape = Scrape(busy_server)
+
+        # Then it tells the work that a list's length would not
+        assert scrape.value(gauge.metric, **VERSION) == BATCH_SIZE
+        assert scrape.value("ferry_queue_depth", **VERSION) == 0
+        clients.receive(BATCH_SIZE)
+
+    # And none when it is done
+    assert Scrape(busy_server).value(gauge.metric, **VERSION) == 0
+    client.close()
 
 
 @needs_prometheus

@@ -9,7 +9,7 @@ import pytest
 
 from batching.errors import ServeError
 from batching.models.statuses import WorkerState
-from benchmarks.pictures import PANELS
+from benchmarks.pictures import PANELS, UNITS
 from benchmarks.servers.prometheus import Prometheus
 from ingress.metrics.ingress_metrics import FULL, LATE
 from ingress.rest.metrics_api import EVENTS, WEBHOOK_OUTCOMES
@@ -111,7 +111,11 @@ def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
     assert variables["datasource"]["type"] == "datasource"
     assert variables["model"]["includeAll"]
     assert document["schemaVersion"] >= 41
-    assert set(PANELS) <= TITLES  # of docs/images/dashboard.png
+    by_title = {panel["title"]: panel for panel in panels()}
+    # And docs/images/dashboard.png has panels of it, in units that its drawing knows
+    drawn = [by_title[title]["fieldConfig"]["defaults"]["unit"] for title in PANELS]
+    assert set(drawn) <= UNITS.keys()
+    # And
     for panel in panels():
         assert panel["datasource"]["uid"] == "${datasource}"
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
@@ -184,6 +188,15 @@ def codes_and_words(row):
         status = number or status
         if word:
             yield status, word
+
+
+def test_guide_names_panels_and_sections_that_there_are():
+    # Given what the alerts' texts quote
+    alerts_text = OPERATIONS.partition("## Alerts, and what to do")[2].partition("\n## ")[0]
+    quoted = {" ".join(words.split()) for words in re.findall(r'"([A-Z][\w\s]+)"', alerts_text)}
+    # Then
+    assert "Busy workers" in quoted
+    assert quoted <= TITLES | set(re.findall(r"^#+ (.+)$", OPERATIONS, re.MULTILINE))
 
 
 @pytest.mark.slow
