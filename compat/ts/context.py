@@ -13,20 +13,42 @@ CONTENT_TYPE = "content-type"
 ROUNDING = 1e-6
 
 
+class RequestHeaders(dict[str, Any]):
+    """Keeps headers as the client spelled them, and finds them in any case; an exact match wins."""
+
+    def _kept(self, key: Any) -> Any:
+        """Returns the spelling under which the header is kept; `key` itself if there is none."""
+        if super().__contains__(key) or not isinstance(key, str):
+            return key
+        lower = key.lower()
+        return next((name for name in reversed(self) if name.lower() == lower), key)
+
+    def __missing__(self, key: str) -> Any:
+        if (name := self._kept(key)) is key:
+            raise KeyError(key)
+        return self[name]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(self._kept(key))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(self._kept(key), default)
+
+    def copy(self) -> "RequestHeaders":
+        return RequestHeaders(self)
+
+
 class RequestProcessor:
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
         self._reason_phrase: str | None = None
         self._response_header: dict[str, str] = {}
-        self._request_header = request_header
+        self._request_header = RequestHeaders(request_header)
 
     def get_request_property(self, key: str) -> Any:
-        headers = self._request_header
-        lower = key.lower()
-        known = (name for name in reversed(headers) if name.lower() == lower)
-        return headers.get(key if key in headers else next(known, key))
+        return self._request_header.get(key)
 
-    def get_request_properties(self) -> dict[str, Any]:
+    def get_request_properties(self) -> RequestHeaders:
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:

@@ -145,10 +145,14 @@ def _why_not_found(name: str, store: Path) -> str:
     try:
         if store.absolute() in path.parents:
             path.stat()
-    except (FileNotFoundError, ValueError):  # ValueError: a NUL
-        return ""
+            return ": that is neither a file nor a folder"
+    except FileNotFoundError:
+        is_link = path.is_symlink()
+        return ": a link is there, but not the file or folder that it leads to" if is_link else ""
     except OSError as error:
         return f": {error.strerror}"
+    except ValueError:  # a NUL
+        return ""
     return ""
 
 

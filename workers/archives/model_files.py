@@ -20,6 +20,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -49,6 +50,8 @@ FOLDER = "environments"
 READY = "ready"
 REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
+# Within this time the workers of a model share a failure, and do not each wait for pip.
+FAILURE_LASTS_S = 30.0
 # In what pip says of a full disk, or a network that fails: another try may succeed.
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
 _PTH = "shared_with_the_server.pth"
@@ -86,6 +89,8 @@ class ModelFiles:
         self._unpacking = weakref.WeakValueDictionary()
         self._making: weakref.WeakValueDictionary[str, asyncio.Task[None]]
         self._making = weakref.WeakValueDictionary()
+        # Name of an environment that could not be made -> when, and the error.
+        self._failures: dict[str, tuple[float, DependenciesFailed]] = {}
 
     async def prepare(self, spec: ModelSpec, *, is_exact: bool = False) -> Prepared:
         """Unpacks the archive and installs its requirements, unless this host has them already.
@@ -187,7 +192,6 @@ class ModelFiles:
                     cwd = (model_dir / file_name).parent
                     making = asyncio.create_task(self._make(spec, folder, requirements, cwd))
                     self._making[folder.name] = making
-                # Workers that ask meanwhile share a failure, too, and do not each wait for pip.
                 await asyncio.shield(making)
             return _python_in(folder)
         except DependenciesFailed as error:
@@ -201,6 +205,9 @@ class ModelFiles:
             ) from error
 
     async def _make(self, spec: ModelSpec, folder: Path, requirements: str, cwd: Path) -> None:
+        failed_s, failure = self._failures.get(folder.name, (0.0, None))
+        if failure is not None and time.monotonic() - failed_s < FAILURE_LASTS_S:
+            raise failure
         self._environments.mkdir(parents=True, exist_ok=True)
         try:
             async with (
@@ -216,8 +223,11 @@ class ModelFiles:
                 await self._install(spec, folder, cwd)
                 (folder / READY).touch()
                 log.info("installed model=%s version=%s", *spec.key)
-        except TimeoutError:
-            raise DependenciesFailed(f"not done within {self._install_timeout_s:.0f} s.") from None
+        except (TimeoutError, DependenciesFailed) as error:
+            if isinstance(error, TimeoutError):
+                error = DependenciesFailed(f"not done within {self._install_timeout_s:.0f} s.")
+            self._failures[folder.name] = time.monotonic(), error
+            raise error from error.__cause__
 
     async def _install(self, spec: ModelSpec, folder: Path, cwd: Path) -> None:
         argv = [

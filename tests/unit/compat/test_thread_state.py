@@ -6,7 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torchvision import transforms
 from ts.handler_utils.utils import with_own_state
+from ts.torch_handler.vision_handler import VisionHandler
+
+from tests.unit.models import picture
 
 OWN = contextvars.ContextVar("own", default="")
 
@@ -61,3 +65,23 @@ def test_thread_has_the_state_of_the_thread_that_asks_until_another_asks(setting
 def pool():
     with ThreadPoolExecutor(1) as pool:
         yield pool
+
+
+def test_batch_of_a_handler_without_gradients_reads_its_pictures_through_a_network():
+    # Given: a network that answers with numbers, as `set_grad_enabled` at import allows
+    network = torch.nn.Conv2d(3, 3, 1)
+
+    class Networked(VisionHandler):
+        @staticmethod
+        def image_processing(image):
+            return torch.from_numpy(network(transforms.functional.to_tensor(image)).numpy())
+
+    handler = Networked()
+    handler.device = torch.device("cpu")
+    torch.set_grad_enabled(False)
+
+    # When / Then
+    try:
+        assert handler.preprocess([{"data": picture()}] * 3).shape[0] == 3
+    finally:
+        torch.set_grad_enabled(True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from ts.context import RequestProcessor
+from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.weights import load_onnx, load_pt2, load_torchscript, run_onnx
 
 from tests.unit.compat.onnx_bytes import doubling_model
@@ -315,6 +316,28 @@ def test_profile_names_the_steps(traces, load_handler):
     [trace] = (traces / "archived").glob("*.pt.trace.json")
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"preprocess", "inference", "postprocess"} <= names
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_weights_of_another_type_become_the_models_on_a_device_named_as_text_or_not_at_all(
+    device, tmp_path, monkeypatch
+):
+    # Given
+    weights = torch.nn.Linear(3, 2).state_dict()
+    state = {f"weigh.{name}": value.half() for name, value in weights.items()}
+    (tmp_path / "half_source.py").write_text(MODEL_SOURCE.format(classes=2))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "weights.pth").write_bytes(saved(state))
+    handler = BaseHandler()
+    handler.device = device
+
+    # When
+    path = str(tmp_path / "weights.pth")
+    model = handler._load_pickled_model(str(tmp_path), "half_source.py", path)
+
+    # Then
+    assert model.weigh.weight.dtype == torch.float32
+    assert torch.equal(model.weigh.weight, state["weigh.weight"].float())
 
 
 WASTEFUL = """

@@ -38,19 +38,30 @@ def rows():
 
 def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     # Given
-    seen = []
+    seen, before = [], torch.get_float32_matmul_precision()
 
     class Watching(torch.nn.Module):
         def forward(self, batch):
-            seen.append(torch.backends.cudnn.allow_tf32)
+            matmul = torch.backends.cuda.matmul
+            has_new_name = hasattr(matmul, "fp32_precision")  # since torch 2.9
+            is_tf32 = matmul.fp32_precision != "ieee" if has_new_name else matmul.allow_tf32
+            seen.append((torch.backends.cudnn.allow_tf32, is_tf32))
             return batch
 
+    torch.set_float32_matmul_precision("high")
+
     # When
-    prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1)
-    prepared(rows())
+    try:
+        prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1)
+        assert prepared is not None
+        prepared(rows())
+        after = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision(before)
 
     # Then two calls were compared, and others run as before
-    assert seen == [False, False, True]
+    assert seen == [(False, False)] * 2 + [(True, True)]
+    assert after == "high"
 
 
 def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):
@@ -127,12 +138,93 @@ def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, conf
     assert isinstance(handler.model, PreparedModel) is is_prepared
 
 
+def not_optimized(frozen):
+    raise RuntimeError("no oneDNN")
+
+
+def answering_otherwise(frozen):
+    return lambda batch: 2 * frozen(batch)
+
+
+@pytest.mark.parametrize(
+    ("optimize", "log"),
+    [
+        (not_optimized, "cannot be optimized for this processor"),
+        (answering_otherwise, "optimized, the model answers differently"),
+    ],
+)
+def test_model_that_torch_cannot_optimize_is_prepared_without(
+    load, monkeypatch, caplog, threads_of_torch, *, optimize, log
+):
+    # Given
+    threads_of_torch(2)
+    model = trained(Convolved)
+    monkeypatch.setattr(torch.jit, "optimize_for_inference", optimize)
+
+    # When
+    handler = load(scripted(model))
+
+    # Then
+    assert log in caplog.text
+    assert isinstance(handler.model, PreparedModel)
+    assert handler.model.is_divided
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
 class Neighbourly(Convolved):
     """Compares a row with those beside it."""
 
     def forward(self, images):
         seen = self.see(images).mean(dim=(2, 3))
         return self.weigh(seen - seen.mean(dim=0))
+
+
+class Late(Convolved):
+    """Compares rows with the one before the last of a batch of more than four."""
+
+    def forward(self, images):
+        seen = self.see(images).mean(dim=(2, 3))
+        if seen.shape[0] > 4:
+            seen = seen - seen[-2:-1]
+        return self.weigh(seen)
+
+
+class WholeOnly(Convolved):
+    """Fails for a part of a batch."""
+
+    def forward(self, images):
+        seen = self.see(images).mean(dim=(2, 3))
+        if 1 < seen.shape[0] < 8:
+            raise RuntimeError("too few")
+        return self.weigh(seen)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "log"),
+    [
+        (Neighbourly, "rows depend on their neighbours"),
+        (Late, "rows depend on their neighbours"),
+        (WholeOnly, "batches cannot be divided"),
+    ],
+)
+def test_batch_stays_whole_where_its_parts_are_answered_otherwise(
+    load, threads_of_torch, caplog, *, kind, log, dtype
+):
+    # Given
+    threads_of_torch(2)
+    model = trained(kind)
+
+    # When
+    handler = load(scripted(model), {"dtype": dtype})
+
+    # Then
+    assert not handler.model.is_divided
+    assert log in caplog.text
+    tolerance = 1e-4 if dtype == "float32" else 0.1
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

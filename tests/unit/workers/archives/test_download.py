@@ -171,7 +171,6 @@ FAILURES = {
     "timeout": httpx.ReadTimeout("slow"),
     "redirect nowhere": httpx.Response(302),
     "too large": served(b"x" * 1001),
-    "no archive": served(b"<html>"),
 }
 
 
@@ -181,13 +180,23 @@ def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, c
     before = sorted(store.iterdir())
     web = Web({"models.example/store/echo.mar": answer})
     # When / Then
-    with pytest.raises((DownloadFailed, InvalidModel)) as caught:
+    with pytest.raises(DownloadFailed) as caught:
         locate(URL, store, downloader=web.downloader(max_bytes=1000))
-    if not isinstance(caught.value, InvalidModel):
-        assert caught.value.message == f"Failed to download archive from: {URL}"
-        assert re.search(f"not downloaded url={URL}: [A-Z][A-Za-z]+: .", caplog.text)
+    assert caught.value.message == f"Failed to download archive from: {URL}"
+    assert re.search(f"not downloaded url={URL}: [A-Z][A-Za-z]+: .", caplog.text)
     assert sorted(store.iterdir()) == before
     assert len(web.requests) <= 4
+
+
+def test_download_that_is_no_archive_leaves_nothing(store):
+    # Given
+    before = sorted(store.iterdir())
+    web = Web({"models.example/store/echo.mar": served(b"<html>")})
+
+    # When / Then
+    with pytest.raises(InvalidModel):
+        locate(URL, store, web)
+    assert sorted(store.iterdir()) == before
 
 
 IN_THE_WAY = {

@@ -1,6 +1,8 @@
 """Where archives are looked for, and where not."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,7 @@ def test_operators_hear_where_an_archive_was_looked_for(store):
     assert raised.value.operators_text == f"Did you mean local.mar? It was looked for in {store}"
 
 
+NOT_BEHIND_THE_LINK = ": a link is there, but not the file or folder that it leads to"
 REFUSED = {
     "": "empty url",
     **{
@@ -77,7 +80,7 @@ REFUSED = {
             "local": "",
             ".": "",
             "loop.mar": ": Too many levels of symbolic links",
-            "away.mar": "",
+            "away.mar": NOT_BEHIND_THE_LINK,
             "local.mar/x": ": Not a directory",
             "%2e%2e%2fsecret.mar": "",
             "/etc/hosts": "",
@@ -117,9 +120,10 @@ def test_named_pipe_in_the_store_is_no_archive(store):
     # Given one that has a model's name; opening it takes for ever
     os.mkfifo(store / "pipe.mar")
     # When / Then
-    with pytest.raises(ModelNotFound):
+    words = r"pipe\.mar: that is neither a file nor a folder"
+    with pytest.raises(ModelNotFound, match=words):
         locate("pipe.mar", store)
-    with pytest.raises(DownloadFailed):
+    with pytest.raises(DownloadFailed, match=words):
         locate(f"file://{store}/pipe.mar", store)
     url = "https://models.example/pipe.mar"
     with pytest.raises(InternalError, match="Model file already exists"):
@@ -160,6 +164,18 @@ def test_client_gets_nothing_by_the_path_that_a_link_leads_to(name, store, tmp_p
     ):
         with pytest.raises((ModelNotFound, DownloadFailed)):
             locate(url, store)
+
+
+def test_archive_behind_a_folder_that_is_closed_is_not_found_and_says_why(store, monkeypatch):
+    # Given a disk that this user may not read
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match=r"Model not found at: local\.mar: Permission denied$"):
+        locate("local.mar", store)
 
 
 def test_url_is_refused_without_a_model_store():

@@ -106,7 +106,19 @@ def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
 
 
 @pytest.mark.slow
-async def test_failing_installation_is_told_to_all_that_wait_for_it(tmp_path, model_dir, caplog):
+async def errors_of_three(installer, model_dir):
+    """Asks for two workers at once, and for one more when these have failed."""
+    asked = [installer.python_for(SPEC, model_dir) for _ in range(2)]
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    with pytest.raises(DependenciesFailed) as caught:
+        await installer.python_for(SPEC, model_dir)
+    assert [type(error) for error in errors] == [DependenciesFailed] * 2
+    return [*errors, caught.value]
+
+
+async def test_failing_installation_is_told_to_all_and_not_tried_again_at_once(
+    tmp_path, model_dir, caplog
+):
     # Given
     caplog.set_level(logging.INFO, "workers.archives.model_files")
     (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
@@ -116,9 +128,7 @@ async def test_failing_installation_is_told_to_all_that_wait_for_it(tmp_path, mo
         "Custom pip package installation failed for model digits: No matching distribution found "
         "for no_such_package_anywhere==9. The node's log has all that pip said."
     )
-    asked = [installer.python_for(SPEC, model_dir) for _ in range(2)]
-    for error in await asyncio.gather(*asked, return_exceptions=True):
-        assert isinstance(error, DependenciesFailed)
+    for error in await errors_of_three(installer, model_dir):
         assert error.message.replace("-", "_") == text.replace("-", "_")
         assert not isinstance(error.__cause__, OSError)
     assert runs_of_pip(caplog) == 1
@@ -154,10 +164,8 @@ async def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     python.chmod(0o755)
     monkeypatch.setattr("workers.archives.model_files._python_in", lambda _place: python)
     installer = files_in(tmp_path / "work")
-    # When / Then
-    asked = [installer.python_for(SPEC, model_dir) for _ in range(2)]
-    for error in await asyncio.gather(*asked, return_exceptions=True):
-        assert isinstance(error, DependenciesFailed)
+    # When / Then: also for a worker that asks while it is not tried again
+    for error in await errors_of_three(installer, model_dir):
         assert "No space left on device" in error.message
         assert isinstance(error.__cause__, OSError)
         assert error.__cause__.errno == errno.ENOSPC

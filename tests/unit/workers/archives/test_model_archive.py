@@ -1,6 +1,7 @@
 """Archives: what is read from good ones, and where they are unpacked."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,53 @@ def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
     # When / Then
     with pytest.raises(InvalidModel, match="link out of it"):
         inspect_archive(path, "echo", tmp_path / "work")
+
+
+class Volume:
+    """A volume as Kubernetes mounts it: links through `..data`, which an update swaps at once."""
+
+    def __init__(self, store):
+        self._store = store
+        self.updates = 0
+
+    def update(self, write, text):
+        self.updates += 1
+        generation = self._store / f"..2026_{self.updates}"
+        generation.mkdir()
+        target = write(generation / "blob", FILES | {"echo.py": text})
+        new = self._store / "..data_tmp"
+        new.symlink_to(generation.name)
+        new.rename(self._store / "..data")
+        if (old := self._store / f"..2026_{self.updates - 1}").exists():
+            shutil.rmtree(old)
+        place = self._store / ("echo.mar" if target.is_file() else "echo")
+        if not place.is_symlink():
+            place.symlink_to("..data/blob")
+        return place
+
+
+@pytest.mark.parametrize("write", [write_zip, write_folder])
+def test_link_whose_target_was_swapped_is_another_archive(write, tmp_path):
+    # Given
+    volume, work_dir = Volume(tmp_path), tmp_path / "work"
+    path = volume.update(write, b"old")
+    old = inspect_archive(path, "url", work_dir)
+    unpack_archive(path, old.sha256, work_dir)
+
+    # When
+    assert volume.update(write, b"new") == path
+
+    # Then
+    new = inspect_archive(path, "url", work_dir)
+    assert (new.sha256 == old.sha256, new.model_name) == (False, "echo")
+    unpacked = unpack_archive(path, new.sha256, work_dir)
+    assert (unpacked / "echo.py").read_bytes() == b"new"
+    # and the old one is what was registered, or it is refused
+    if write is write_zip:
+        assert (find_unpacked(old.sha256, work_dir) / "echo.py").read_bytes() == b"old"
+    else:
+        with pytest.raises(InvalidModel, match="SHA-256 differs"):
+            unpack_archive(path, old.sha256, work_dir)
 
 
 def test_archive_that_is_swapped_while_it_is_read_is_refused_and_not_unpacked(
