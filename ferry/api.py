@@ -64,12 +64,7 @@ class Api:
                 Call(method, target, answer_timeout_s=self._answer_timeout_s)
             )
         if "x-request-id" not in response.headers:
-            line = " ".join(text_of(response).split())
-            quoted = line[:_LONGEST_QUOTE] + ("..." if len(line) > _LONGEST_QUOTE else "")
-            raise click.ClickException(
-                f"{self._base_url} does not answer as a ferry server does: {quoted} "
-                f"(HTTP {response.status_code})"
-            )
+            raise self._foreign(response)
         return response
 
     def call(self, method: str, *path: str, **query: Any) -> Any:
@@ -77,7 +72,19 @@ class Api:
         response = self.answer(method, *path, **query)
         if response.is_error:
             raise ApiError(error_of(response))
-        return response.json()
+        try:
+            return response.json()
+        except ValueError as error:
+            raise self._foreign(response) from error
+
+    def _foreign(self, response: httpx.Response) -> click.ClickException:
+        """Returns an error that says in one line that this answer is another program's."""
+        line = " ".join(text_of(response).split())
+        quoted = line[:_LONGEST_QUOTE] + ("..." if len(line) > _LONGEST_QUOTE else "")
+        return click.ClickException(
+            f"{self._base_url} does not answer as a ferry server does: {quoted} "
+            f"(HTTP {response.status_code})"
+        )
 
 
 @contextlib.contextmanager

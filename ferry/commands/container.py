@@ -37,6 +37,8 @@ _BY_SIGNAL = 128
 
 Variables = Mapping[str, str]
 
+# Where neither platform looks: nothing outside of the container reaches these.
+_PRIVATE_PORTS = range(8081, 8084)
 _ONLY_MODEL = "/invocations"
 _HEALTH_ROUTES = frozenset({"/ping", "/readyz", "/livez", "/v2/health/live", "/v2/health/ready"})
 _FOLDER_IS_ARCHIVE = "MAR-INF"
@@ -147,9 +149,7 @@ def _vertex(environment: Variables, properties: Variables) -> dict[str, str]:
 
 def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
     port = _number("SAGEMAKER_BIND_TO_PORT", environment.get("SAGEMAKER_BIND_TO_PORT", "8080"))
-    name = "SAGEMAKER_SAFE_PORT_RANGE"
-    first_port = environment[name].partition("-")[0] if environment.get(name) else "8081"
-    variables = _addresses(port, _number(name, first_port))
+    variables = _addresses(port, _safe_ports(environment))
     if environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
         # SageMaker itself registers models, at the port of predictions, which only it reaches.
         return {
@@ -165,16 +165,24 @@ def _sagemaker(environment: Variables, folder: Path) -> dict[str, str]:
     return variables
 
 
-def _addresses(port: int, first_private: int = 8081) -> dict[str, str]:
-    """Returns the listeners' addresses: nothing outside of the container reaches the private ones.
+def _safe_ports(environment: Variables) -> Sequence[int]:
+    name = "SAGEMAKER_SAFE_PORT_RANGE"
+    if not (port_range := environment.get(name)):
+        return _PRIVATE_PORTS
+    first, _, last = port_range.partition("-")
+    ports = range(_number(name, first), _number(name, last) + 1)
+    if len(ports) < len(_PRIVATE_PORTS):
+        raise SettingsError(f"{name}={port_range} has fewer than three ports")
+    return ports
 
-    `first_private`: of three ports, of which predictions may have one.
-    """
-    private = [it for it in range(first_private, first_private + 3) if it != port]
+
+def _addresses(port: int, private_ports: Sequence[int] = _PRIVATE_PORTS) -> dict[str, str]:
+    """Returns the listeners' addresses; predictions may have one of the private ports."""
+    management, metrics = [other for other in private_ports if other != port][:2]
     return {
         "FERRY_INFERENCE_ADDRESS": f"http://0.0.0.0:{port}",
-        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{private[0]}",
-        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{private[1]}",
+        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{management}",
+        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{metrics}",
     }
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
+import httpx
 from rich.markup import escape
 
 from batching.models.registration import SERVING
 from batching.models.spec import PARAMETERS
-from ferry.api import Api, ApiError
+from ferry.api import Api, ApiError, complaint
 from ferry.console import ending_at_interrupt, out, print_table, spinner
 from ferry.options import inference_option, json_option, management_option, version_option
+from ferry_client.errors import error_of
 
 _OK, _NOT_FOUND = 200, 404
 # GET /models answers at most this many names at a time.
@@ -168,7 +170,7 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
         nodes = management.call("GET", "nodes")
         versions = _all_versions(management)
     is_ready = ready.status_code == _OK
-    reason = "" if is_ready else str(ready.json()["status"])
+    reason = "" if is_ready else _unready_reason(ready)
     counts = Counter(worker["node"] for version in versions for worker in version["workers"])
     summaries: list[Record] = [
         {
@@ -212,6 +214,13 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
         name = escape(f"{it['model']} {it['version']}")
         for error in it["errors"]:
             console.print(f"[red]not loaded:[/] {name}: {escape(error)}", soft_wrap=True)
+
+
+def _unready_reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["status"])
+    except (ValueError, KeyError, TypeError):  # a proxy's answer, perhaps, or a refusal
+        return complaint(error_of(response))
 
 
 def _all_models(api: Api) -> Iterator[Record]:

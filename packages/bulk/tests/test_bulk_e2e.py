@@ -120,6 +120,18 @@ def test_example_of_the_page_runs(bulk, server, tmp_path):
     assert [*printed, *printed["response"]] == [*of_page, *of_page["response"]]
 
 
+def test_lines_of_bytes_and_of_json_are_answered_in_kind(bulk):
+    # Given
+    bytes_line = line("bytes", None, body_b64="/wA=", content_type="application/x-any")
+    # When
+    batch = bulk.ended(bulk.create_batch([line("good", 7), bytes_line])["id"])
+    # Then
+    assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    answers = {one["custom_id"]: one["response"] for one in bulk.lines(batch["output_file_id"])}
+    assert answers["good"]["body"] == {"got": 7}
+    assert answers["bytes"]["body_b64"] == "/wA="
+
+
 def test_cancelled_batch_ends_and_leaves_nothing_in_the_queue(bulk, server):
     def waiting() -> float:
         text = server.http.get(f"{server.metrics}/metrics", timeout=10).text

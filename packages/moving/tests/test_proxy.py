@@ -110,6 +110,14 @@ async def test_clients_do_not_wait_for_a_slow_new_server_and_what_is_too_much_is
         assert await shadow.compared(4) == {Verdict.SAME: 4}
 
 
+async def test_new_server_that_is_away_is_a_miss():
+    port = free_ports(1)
+    with Upstream().running() as old:
+        async with Shadow(old.url, f"http://127.0.0.1:{port}").running() as shadow:
+            assert (await shadow.client.get("/p")).status_code == 200
+            assert await shadow.compared() == {Verdict.MISSED: 1}
+
+
 async def test_old_server_that_is_away_is_a_bad_gateway_with_the_reason():
     port = free_ports(1)
     with Upstream().running() as new:

@@ -65,9 +65,42 @@ def ferry(server):
 
 
 @pytest.mark.parametrize(
+    ("scheme", "is_there", "said"),
+    [
+        ("https", True, "no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?"),
+        ("http", False, "nothing answers at {url} ([Errno 111] Connection refused): is the"),
+        ("", True, "not a URL like http://host:port: {url}"),
+    ],
+)
+def test_command_says_why_no_server_answers(server, ferry, scheme, is_there, said):
+    port = server.http.server_port if is_there else free_ports(1)
+    url = f"{scheme}://127.0.0.1:{port}".removeprefix("://")
+    result = ferry("models", "list", "--management-url", url)
+    assert result.exit_code == 1
+    assert said.format(url=url) in result.stderr
+
+
+PAGE = b"""<!DOCTYPE HTML>
+<html>
+  <head><title>Error response</title></head>
+  <body><p>Error code: 404</p></body>
+</html>
+"""
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-request-id": "of a proxy"}])
+def test_answer_that_is_no_json_is_told_in_one_line(server, ferry, headers):
+    server.headers = headers
+    server.answers["GET", "/models"] = (200, PAGE)
+    said = f'{server.url} does not answer as a ferry server does: a page, "Error response"'
+    assert ferry("models", "list").stderr == f"Error: {said} (HTTP 200)\n"
+
+
+@pytest.mark.parametrize(
     ("answer", "quoted"),
     [
-        ((404, b"<html><title>Error response</title></html>"), 'a page, "Error response"'),
+        ((404, PAGE), 'a page, "Error response"'),
+        ((200, {"models": 1}), '{"models": 1}'),
         ((404, {"detail": "Not\n Found"}), '{"detail": "Not\\n Found"}'),
         ((200, b"pong " * 100), f"{'pong ' * 20}..."),
     ],
@@ -81,6 +114,17 @@ def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted):
     # Then
     said = f"{server.url} does not answer as a ferry server does: {quoted}"
     assert (result.exit_code, result.stderr) == (1, f"Error: {said} (HTTP {answer[0]})\n")
+
+
+def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = (422, b"two\nlines")
+    # When
+    result = ferry("predict", "m", str(tmp_path / "f"))
+    # Then
+    assert "two\nlines (HTTP 422)" in result.stderr
+    assert [path for _, path, *_ in server.asked] == ["/predictions/m"]
 
 
 @pytest.mark.parametrize(
@@ -162,14 +206,23 @@ def test_list_follows_the_pages(server, ferry):
     ]
 
 
-def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, ferry):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"status": "No ready worker: m"}, "No ready worker: m"),
+        ({"code": 400, "message": "Token failed"}, "Token failed"),
+        (b"\xff", "\N{REPLACEMENT CHARACTER}"),
+        (["status"], '["status"]'),
+        (b"", "Service Unavailable"),
+    ],
+)
+def test_status_says_why_a_server_is_not_ready_and_what_did_not_load(server, ferry, answer, reason):
     # Given
-    reason = "No ready worker: m"
     failed = {"node": "n1", "status": "UNLOADING", "error": "No [GPU]"}
     version = DESCRIPTION | {"workers": [failed] * 2}
     gone = DESCRIPTION | {"modelVersion": "2.0", "error": "Not found"}
     server.answers |= {
-        ("GET", "/readyz"): (503, {"status": reason}),
+        ("GET", "/readyz"): (503, answer),
         ("GET", "/nodes"): (200, [{"node": "n1", "host": "box"}]),
         ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
         ("GET", "/models/m/all"): (200, [version, gone]),
@@ -218,6 +271,11 @@ def test_predict_sends_files_as_they_are_and_prints_errors_in_their_place(server
     assert f"{names[1]}: the connection to {server.url} broke" in result.stderr
     kinds = {body: headers.get("content-type") for *_, headers, body in server.asked}
     assert kinds == {b"\xff\xd8": None, b"break": None, b"\xff{}": "application/json"}
+    # When there is no other answer
+    result = ferry("predict", "m", names[1])
+    # Then
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"the connection to {server.url} broke" in result.stderr
     # When the model is not there
     result = ferry("predict", "x", "--json", names[0])
     # Then

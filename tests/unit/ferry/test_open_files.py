@@ -8,10 +8,10 @@ import pytest
 from tests.chaos.tcp_redis import TcpRedis
 
 LIMIT = """
-import resource, subprocess
+import resource, subprocess, sys
 from ferry.process_tree.start_checks import allow_many_files
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), 512))
 allow_many_files()
 child = subprocess.check_output(["sh", "-c", "ulimit -n"], text=True)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], child.strip())
@@ -71,8 +71,9 @@ def printed(script: str, *arguments: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_process_may_open_what_its_hard_limit_allows_and_so_may_its_children() -> None:
-    assert printed(LIMIT) == ["512", "512"]
+@pytest.mark.parametrize("soft", ["64", "512"])
+def test_process_may_open_what_its_hard_limit_allows_and_so_may_its_children(soft: str) -> None:
+    assert printed(LIMIT, soft) == ["512", "512"]
 
 
 def test_supervisor_waits_and_redis_is_asked_when_more_than_1024_files_are_open() -> None:

@@ -52,6 +52,13 @@ def test_open_management_starts_as_torchserve_and_not_as_up(name, example):
     assert ("ferry torchserve --ts-config", "same" if is_given else "note") in starts(rows)
 
 
+@pytest.mark.parametrize("name", ["video", "nmt"])
+def test_torchserves_examples_start_as_they_are(name, example):
+    rows = check(example(name))
+    assert changes(rows) == set()
+    assert starts(rows) == {("ferry torchserve --ts-config", "note"), ("ferry up --config", "same")}
+
+
 @pytest.mark.parametrize("name", ["kserve", "stateful"])
 def test_clients_of_grpc_must_change(name, example):
     rows = check(example(name))
@@ -144,3 +151,9 @@ def test_variables_of_a_container_count_where_the_file_says_so_and_they_are_know
     rows = {row[0]: row[2] for row in check(path, "--container", variables)}
     assert rows["TS_JOB_QUEUE_SIZE"].startswith("counts only if the file says enable_envvars")
     assert rows["TS_OTHER"] == "is no variable of TorchServe's, and has no effect"
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path):
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert f"Error: cannot read {tmp_path}/none" in done.stderr

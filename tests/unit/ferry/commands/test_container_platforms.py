@@ -140,6 +140,8 @@ def test_sagemaker_settings_are_those_of_its_one_model(tmp_path, sagemaker):
     ("variables", "complaint"),
     [
         ({"SAGEMAKER_BIND_TO_PORT": "http"}, "SAGEMAKER_BIND_TO_PORT='http' is not a whole number"),
+        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000-8001"}, "fewer than three ports"),
+        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000"}, "SAGEMAKER_SAFE_PORT_RANGE='' is not a whole"),
         ({"SAGEMAKER_SAFE_PORT_RANGE": "a-b"}, "SAGEMAKER_SAFE_PORT_RANGE='a' is not a whole"),
         ({"SAGEMAKER_TS_BATCH_SIZE": "many"}, "SAGEMAKER_TS_BATCH_SIZE='many' is not a whole"),
     ],

@@ -11,7 +11,14 @@ import time
 import pytest
 
 from batching.process.child_process import spawn
-from batching.process.part import READY_VARIABLE, REPEAT_WINDOW_S, notify_ready
+from batching.process.part import (
+    LAUNCH_VARIABLE,
+    READY_VARIABLE,
+    REPEAT_WINDOW_S,
+    Launch,
+    launch,
+    notify_ready,
+)
 from ferry.process_tree.supervisor import (
     Interrupted,
     ProcessPart,
@@ -217,3 +224,12 @@ def test_notify_ready_does_nothing_when_no_process_listens(monkeypatch, number):
     notify_ready()
     # Then
     assert READY_VARIABLE not in os.environ
+
+
+def test_part_knows_how_it_was_started(monkeypatch):
+    for how in Launch:
+        monkeypatch.setenv(LAUNCH_VARIABLE, how)
+        assert launch() is how
+    # And without a parent that says so, it was started alone
+    monkeypatch.delenv(LAUNCH_VARIABLE)
+    assert launch() is Launch.ALONE
