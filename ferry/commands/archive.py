@@ -4,6 +4,7 @@ import glob
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -62,7 +63,15 @@ def _check_word(_context: click.Context, parameter: click.Parameter, value: str)
     return value
 
 
-@click.command()
+class _Command(click.Command):
+    """Takes `-v=1` for `-v 1`, as torch-model-archiver does."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        shortened = [re.sub(r"^(-[vrc])=", r"\1", argument) for argument in arguments]
+        return super().parse_args(context, shortened)
+
+
+@click.command(cls=_Command)
 @click.argument("target", default="")
 @click.option(
     "--model-name",

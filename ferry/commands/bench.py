@@ -45,6 +45,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
     return sorted(set(map(int, numbers)))
 
 
+def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):  # no range refuses NaN
+        raise click.BadParameter(f"{value} is not a number.")
+    return value
+
+
 @click.command(context_settings={"show_default": True})
 @click.argument("archive")
 @click.option(
@@ -71,6 +77,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
     "--duration",
     "duration_s",
     type=click.FloatRange(0, 86_400, min_open=True),
+    callback=_finite,
     default=5.0,
     help="Seconds for each combination, after one to warm up.",
 )

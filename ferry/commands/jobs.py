@@ -4,6 +4,7 @@ import hashlib
 import json
 import mimetypes
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ _STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")
 # What Python's table lacks, or has several of.
 _SUFFIXES = {"application/json": ".json", "text/plain": ".txt", "image/jpeg": ".jpg"}
 _UNFINISHED = ".ferry-"
+_WRITING, _WRITE_S = threading.Lock(), 5.0
 
 id_argument = click.argument("job_id", metavar="ID")
 
@@ -97,8 +99,12 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
         options["content_type"] = content_type or guessed_type(file.name)
         return _sent(client, model, file, options, folder, waits=wait or folder is not None)
 
+    def rest() -> str:
+        _WRITING.acquire(timeout=_WRITE_S)  # to leave no part of a file
+        return "The same command goes on there."
+
     with click_errors(), Client(inference_url) as client:
-        sent = send_all(send, missing, in_flight, "The same command goes on there.")
+        sent = send_all(send, missing, in_flight, rest)
     print_answers(sent, as_json=as_json)
     if folder is not None and not as_json:
         done, before = sum(not it.error for it in sent), len(asked) - len(missing)
@@ -165,12 +171,12 @@ def idempotency_key(model: str, options: Options, file_name: str, content: bytes
 
 def write_result(path: Path, content: bytes) -> None:
     """Writes the file as a whole or not at all."""
-    # In the same folder, because a rename cannot leave a file system. An interrupt may leave a part
-    # of this, which the next try replaces.
+    # In the same folder, because a rename cannot leave a file system.
     unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        with _WRITING:
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise

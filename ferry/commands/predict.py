@@ -71,14 +71,14 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
 
     rest = "The server finishes the batches that it has begun, and drops the other files."
     with click_errors(), Client(inference_url, patience_s=0) as client:
-        answers = send_all(send, files, _MOST_AT_ONCE, rest)
+        answers = send_all(send, files, _MOST_AT_ONCE, lambda: rest)
     print_answers(answers, as_json=as_json)
     if any(answer.error for answer in answers):
         sys.exit(1)
 
 
 def send_all(
-    send: Callable[[T], FileAnswer], files: Sequence[T], in_flight: int, rest: str
+    send: Callable[[T], FileAnswer], files: Sequence[T], in_flight: int, rest: Callable[[], str]
 ) -> list[FileAnswer]:
     """Sends the files, `in_flight` at a time, with a progress bar on a terminal.
 
@@ -86,12 +86,14 @@ def send_all(
         send: sends a file; its FerryError ends the command.
         files: to send.
         in_flight: how many may be under way at once.
-        rest: says what becomes of the rest when Ctrl-C is pressed.
+        rest: is called when Ctrl-C is pressed; returns what becomes of the rest.
     """
     sending: list[Future[FileAnswer]] = []
 
     def interruption() -> str:
-        return f"Stopped after {sum(map(Future.done, sending))} of {len(files)} answers. {rest}"
+        what_is_left = rest()
+        done = sum(map(Future.done, sending))
+        return f"Stopped after {done} of {len(files)} answers. {what_is_left}"
 
     console = err()
     with ThreadPoolExecutor(in_flight) as pool, ending_at_interrupt(interruption):

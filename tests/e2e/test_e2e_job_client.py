@@ -19,6 +19,35 @@ def client(server):
         yield made
 
 
+@pytest.fixture
+def model(server, scripted, ledger):
+    """The scripted model with one worker, which takes one request at a time."""
+    with server.model(scripted, "asked", batch_size=1) as name:
+        yield name
+
+
+def test_job_is_submitted_waited_for_and_its_result_fetched(client, model, ledger):
+    # Given a job that runs
+    job = client.submit(model, b"hold|x", idempotency_key="one")
+    eventually(lambda: job.refresh().status == "running")
+    with pytest.raises(ferry.WaitTimeout, match=job.id):
+        job.wait(timeout_s=0.3)
+    with pytest.raises(ferry.WaitTimeout):
+        job.result(timeout_s=1)
+
+    # When
+    ledger.let_go()
+    result = job.result()
+
+    # Then the result is the synchronous answer, and any client finds it
+    assert (result.status, result.content, result.request_id) == (200, b"hold|x", job.id)
+    assert client.predict(model, b"hold|x").content == b"hold|x"
+    assert job.wait().status == "succeeded"
+    assert client.job(job.id).result().text == "hold|x"
+    assert client.submit(model, b"hold|x", idempotency_key="one").id == job.id
+    assert job.state.started_at is not None
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     "count", [200, pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(180)])]

@@ -1,11 +1,14 @@
-"""`ferry jobs submit` of a folder, interrupted and given again, against a real server."""
+"""`ferry jobs` against a real server."""
 
+import json
 import os
 import signal
 import subprocess
 
 import pytest
+from click.testing import CliRunner
 
+from ferry.main import main
 from tests.e2e.ferry_process import FERRY
 from tests.support import eventually
 
@@ -25,16 +28,16 @@ def folder(tmp_path):
     return made
 
 
+def addresses_of(server):
+    return {"FERRY_MANAGEMENT_URL": server.management, "FERRY_INFERENCE_URL": server.inference}
+
+
 def test_interrupted_submit_goes_on_where_it_was(server, scripted, ledger, folder, tmp_path):
     results = tmp_path / "results"
 
     def start(model):
         words = ["jobs", "submit", model, str(folder), "--out", str(results), "--in-flight", "8"]
-        addresses = {
-            "FERRY_MANAGEMENT_URL": server.management,
-            "FERRY_INFERENCE_URL": server.inference,
-        }
-        environment = {"PATH": os.environ["PATH"], **addresses}
+        environment = {"PATH": os.environ["PATH"], **addresses_of(server)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen([FERRY, *words], env=environment, text=True, **pipes)
 
@@ -50,9 +53,8 @@ def test_interrupted_submit_goes_on_where_it_was(server, scripted, ledger, folde
         assert first.returncode == 130
         assert "The same command goes on there" in complaint
         assert "Traceback" not in complaint
-        # An unfinished one may be there, too, which counts for nothing.
-        done = [path for path in results.iterdir() if not path.name.startswith(".")]
-        ages = {path.name: path.stat().st_mtime_ns for path in done}
+        ages = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
+        assert all(name.endswith(".dat.out") for name in ages)
         assert 0 < len(ages) < COUNT
 
         # And given again
@@ -73,3 +75,42 @@ def test_interrupted_submit_goes_on_where_it_was(server, scripted, ledger, folde
         printed, _ = start(model).communicate(timeout=60)
         assert printed.startswith(f"0 results written to {results}, {COUNT} were there")
         assert sum(len(call.bodies) for call in ledger.calls()) == COUNT
+
+
+def test_jobs_are_listed_shown_cancelled_and_retried(server, scripted, ledger, tmp_path):
+    def jobs(*words, exit_code=0):
+        """Returns the output; what it complained about if it was to fail."""
+        done = CliRunner().invoke(main, ["jobs", *words], env=addresses_of(server))
+        assert done.exit_code == exit_code, done.stderr
+        return done.stderr if exit_code else done.stdout
+
+    with server.model(scripted, "filed", batch_size=1) as model:
+        # Given a job that runs, and one that waits
+        for name, text in {"held": "hold|x", "waiting": "y"}.items():
+            (tmp_path / name).write_text(text)
+        [sent] = json.loads(jobs("submit", model, str(tmp_path / "held"), "--json"))
+        held = sent["job"]
+        printed = jobs("submit", model, str(tmp_path / "waiting"))
+        waiting = printed.split()[-1]
+        assert str(tmp_path / "waiting") in printed
+        eventually(lambda: json.loads(jobs("show", held))["status"] == "running")
+
+        # When / Then
+        complaint = jobs("result", held, exit_code=1)
+        assert complaint == f"Error: job {held} is running: --wait waits for it\n"
+        assert jobs("cancel", waiting) == f"Job {waiting} is cancelled.\n"
+        assert "cancelled" in jobs("result", waiting, exit_code=1)
+        listed = json.loads(jobs("list", "--model", model, "--status", "cancelled", "--json"))
+        assert [job["id"] for job in listed] == [waiting]
+        assert jobs("list", "--model", model, "--limit", "1").count(waiting) == 1
+
+        # When it is tried again
+        assert jobs("retry", waiting) == f"Job {waiting} is queued.\n"
+        ledger.let_go()
+
+        # Then
+        assert jobs("result", waiting, "--wait") == "y"
+        assert jobs("result", held, "--wait") == "hold|x"
+        assert "HTTP 409" in jobs("retry", waiting, exit_code=1)
+        assert json.loads(jobs("list", "--model", "nobody", "--json")) == []
+        assert jobs("list", "--model", "nobody").startswith("No jobs.")

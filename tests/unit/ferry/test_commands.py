@@ -374,6 +374,13 @@ def test_content_type_that_no_header_may_have_is_refused():
     assert "has characters that no header may have" in result.stderr
 
 
+@pytest.mark.parametrize("duration", ["nan", "inf", "0"])
+def test_bench_refuses_a_duration_that_is_none(duration):
+    result = CliRunner().invoke(main, ["bench", "m.mar", "--duration", duration])
+    assert result.exit_code == 2
+    assert "Invalid value for '--duration'" in result.stderr
+
+
 def test_up_says_of_each_key_without_effect_why(tmp_path):
     # Given a config that is good but for three keys, and a model store that stops the command
     config = tmp_path / "config[1].properties"

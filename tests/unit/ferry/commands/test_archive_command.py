@@ -121,7 +121,7 @@ def test_archive_equals_torch_model_archivers(archive_format, name, parts, tmp_p
 )
 def test_handler_may_be_built_in_or_name_a_function(handler, files, parts):
     # When
-    result = invoke("--model-name=m", "-v1", f"--handler={handler}")
+    result = invoke("--model-name=m", "-v=1", f"--handler={handler}")
     # Then
     assert result.exit_code == 0, result.output
     packed = contents(Path("m.mar"))
