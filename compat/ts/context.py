@@ -48,7 +48,7 @@ class RequestProcessor:
     def get_request_property(self, key: str) -> Any:
         return self._request_header.get(key)
 
-    def get_request_properties(self) -> RequestHeaders:
+    def get_request_properties(self) -> dict[str, Any]:
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:

@@ -6,12 +6,11 @@ item by item, so that only the request that fails it gets an error.
 
 import linecache
 import logging
+import math
 import os
-import re
 import sys
 import sysconfig
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ from batching.errors import (
     ServeError,
 )
 from batching.process.logs import text_of
-from batching.process.retries import Reminder
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.records import error_reply
 from ferry.modeling import Answer, BadInput
@@ -50,11 +48,17 @@ log = logging.getLogger(__name__)
 MAX_WHY_CHARS = 500
 MAX_IDS = 8  # in a line of the log
 
-MAX_TEXT_CHARS = 8000
-MAX_LINE_CHARS = 1000
+QUIET_S = 10.0
+# A handler that fails at more places has its tracebacks written more often.
+MAX_RAISED = 64
+
+MAX_TEXT_CHARS = 4000
+MAX_LINE_CHARS = 300
 LOOKED_AT = 1000  # the innermost calls
 MOST_CALLS = 7  # shown of the exception, the innermost ones
 CAUSE_CALLS = (2, 2)  # shown of its causes
+_DIRECT = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
 
 _LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -63,6 +67,41 @@ _COMPATIBLE = f"{ts_folder()}{os.sep}"
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 
 _STATUSES = range(200, 600)
+
+
+class FailureLog:
+    """Logs tracebacks, each in full once. Keeps no exception: it would hold a batch's tensors."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        shown_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Logs whole tracebacks, or only the lines of the model's own files in `shown_dir`."""
+        self._log = log
+        self._shown_dir = shown_dir
+        self._clock = clock
+        # By the exception's class, and the file and line that raised it.
+        self._written_at_s: dict[tuple[str, str, int], float] = {}
+
+    def write(self, message: str, error: Exception) -> None:
+        """Logs the message, with the traceback unless the same one was logged in QUIET_S."""
+        raised = (type(error).__name__, "?", 0)
+        for frame, line in walk_tb(error.__traceback__):
+            raised = (raised[0], frame.f_code.co_filename, line)
+        now_s = self._clock()
+        if now_s - self._written_at_s.get(raised, -math.inf) < QUIET_S:
+            self._log.error("%s error=%s at=%s:%d", message, *raised)
+            return
+        if len(self._written_at_s) >= MAX_RAISED:
+            self._written_at_s.clear()
+        self._written_at_s[raised] = now_s
+        if self._shown_dir is not None:
+            self._log.error("%s\n%s", message, user_traceback(error, self._shown_dir))
+        else:
+            self._log.error("%s", message, exc_info=error)
 
 
 class DeviceBroken(Exception):
@@ -87,7 +126,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._context = self.call.context
-        self._reminders: defaultdict[str, Reminder] = defaultdict(Reminder)
+        self._failures = FailureLog(log, shown_dir=self.shown_dir)
 
     def run(self, batch: Batch) -> list[Reply]:
         """Returns one reply per item, in the same order; a handler's fault becomes an error reply.
@@ -164,7 +203,7 @@ class Runner:
             return [BROKEN] * len(items)
         except Exception as error:
             # A handler may raise anything; the worker has to live on.
-            self._log_failure(f"handler failed {self._what(items)}", error)
+            self._failures.write(f"handler failed {self._what(items)}", error)
             self._why_failed = " ".join(sentence(error, MAX_WHY_CHARS).split())
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, self._as_reply(error))
@@ -204,7 +243,7 @@ class Runner:
             return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
             # Encoding an output may raise anything; the other items are answered.
-            self._log_failure(f"answer refused {self._what([item])} row={index}", error)
+            self._failures.write(f"answer refused {self._what([item])} row={index}", error)
             return self._as_reply(error)
 
     def _check_size(self, body: bytes) -> None:
@@ -236,20 +275,6 @@ class Runner:
     def _what(self, items: Sequence[Claimed]) -> str:
         ids = [item.request_id for item in items[:MAX_IDS]] + ["..."] * (len(items) > MAX_IDS)
         return f"model={self._context.model_name} batch={len(items)} requests={','.join(ids)}"
-
-    def _log_failure(self, message: str, error: Exception) -> None:
-        """Logs the traceback in full, or in a line if the same one was logged a moment ago.
-
-        Keeps no exception: it would hold a batch's tensors.
-        """
-        *_, (frame, line) = walk_tb(error.__traceback__)
-        raised = f"error={type(error).__name__} at={frame.f_code.co_filename}:{line}"
-        if not self._reminders[raised].is_due(raised):
-            log.error("%s %s", message, raised)
-        elif self.shown_dir is None:
-            log.error("%s", message, exc_info=error)
-        else:
-            log.error("%s\n%s", message, user_traceback(error, self.shown_dir))
 
 
 def _is_special(item: Claimed) -> bool:
@@ -309,34 +334,45 @@ def user_traceback(error: BaseException, root: Path) -> str:
         """Returns a name without folders of this machine."""
         return _own_name(path, roots) or "/".join(Path(path).parts[-2:])
 
-    part = shown = TracebackException(
+    part = TracebackException(
         type(error), error, error.__traceback__, limit=-LOOKED_AT, lookup_lines=False, compact=True
     )
+    text = link = ""
     for most_calls in (MOST_CALLS, *CAUSE_CALLS):
         calls = [call for call in part.stack if _own_name(call.filename, roots)][-most_calls:]
-        if part is shown and not calls:
+        if not text and not calls:
             calls = [call for call in part.stack if _is_of_library(call.filename)][-1:]
-        part.stack = StackSummary.from_list(
-            FrameSummary(
-                shown_name(call.filename),
-                call.lineno,
-                call.name,
-                line=linecache.getline(call.filename, call.lineno or 0),
-            )
-            for call in calls
-        )
-        if getattr(part, "filename", None):  # of a syntax error
-            part.filename = shown_name(str(part.filename))
-        part.exceptions = None  # of a group, whose tracebacks have other frames, too
-        last, cause = part, part.__cause__ or part.__context__
+        text = f"{_formatted(part, calls, shown_name, roots)}{link}{text}"
+        link = f"\n\n{_DIRECT if part.__cause__ else _DURING}\n\n"
+        cause = part.__cause__ or part.__context__
         if cause is None:
             break
         part = cause
-    last.__cause__ = last.__context__ = None
-    text = "".join(shown.format()).rstrip("\n")
+    return text
+
+
+def _formatted(
+    error: TracebackException,
+    calls: Sequence[FrameSummary],
+    shown_name: Callable[[str], str],
+    roots: Sequence[str],
+) -> str:
+    """Returns the calls and the exception's text; a long text is cut, not the calls."""
+    named = []
+    for call in calls:
+        source = _cut(linecache.getline(call.filename, call.lineno or 0), MAX_LINE_CHARS)
+        named.append(FrameSummary(shown_name(call.filename), call.lineno, call.name, line=source))
+    head = ["Traceback (most recent call last):\n"] if calls else []
+    if getattr(error, "filename", None):  # of a syntax error
+        error.filename = shown_name(str(error.filename))
+    text = "".join(error.format_exception_only()).rstrip("\n")
     for folder in roots:
         text = text.replace(folder, "")
-    return re.sub(rf"(.{{{MAX_LINE_CHARS}}}).+", r"\1 …", text)[-MAX_TEXT_CHARS:]
+    return "".join([*head, *StackSummary.from_list(named).format(), _cut(text, MAX_TEXT_CHARS)])
+
+
+def _cut(text: str, most_chars: int) -> str:
+    return text if len(text) <= most_chars else f"{text[:most_chars]} …"
 
 
 def _own_name(path: str, roots: tuple[str, ...]) -> str:

@@ -79,7 +79,10 @@ UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0
 # Always, if seldom: a server that took over may lease us requests that were answered long ago.
 LOOK_S = 10.0
-MEMORY_LOOK_S, MEMORY_PAUSE_S = 3.0, 60.0
+MEMORY_LOOK_S = 3.0
+# Memory beyond what batches were seen to need is given back at the next look. The rest is tried at
+# growing intervals: to fetch an ordinary batch's memory again costs up to a tenth of its run.
+MEMORY_PAUSE_S = 60.0
 
 
 def taken_bytes() -> int:
@@ -102,9 +105,9 @@ def give_back_memory() -> None:
 
 
 class SpareMemory:
-    """Gives back what batches have taken, at `look_at_s` (monotonic), at most once a minute.
+    """Has a worker give memory back when it holds more than its batches need.
 
-    To fetch an ordinary batch's memory again costs up to a tenth of its run.
+    The worker calls `look` at `look_at_s` (monotonic), and sets `has_run` after a batch.
     """
 
     def __init__(
@@ -113,20 +116,29 @@ class SpareMemory:
         taken: Callable[[], int] = taken_bytes,
         give_back: Callable[[], None] = give_back_memory,
     ) -> None:
-        """Lets the worker keep `spare_bytes` beyond what it had the last time; with 0, all."""
+        """Lets the worker keep `spare_bytes` beyond what batches need; with 0, everything."""
         self.look_at_s = 0.0 if spare_bytes else math.inf
+        self.has_run = False  # a batch, since memory was given back
         self._spare_bytes = spare_bytes
         self._taken = taken
         self._give_back = give_back
-        self._least_bytes = 0
+        self._again_at_s = 0.0
+        self._pause_s = MEMORY_LOOK_S
+        self._least = 0  # bytes, after the last time
+        self._usual: int | None = 0  # bytes with what batches need; None: not seen since then
 
     def look(self, now_s: float) -> None:
         self.look_at_s = now_s + MEMORY_LOOK_S
-        if self._taken() > self._least_bytes + self._spare_bytes:
-            if self._least_bytes:  # otherwise it is what loading took
-                self.look_at_s = now_s + MEMORY_PAUSE_S
+        taken = self._taken()
+        if self._usual is None and self.has_run:
+            self._usual = taken
+        usual = self._least if self._usual is None else self._usual
+        is_beyond = taken > usual + self._spare_bytes
+        if is_beyond or (now_s >= self._again_at_s and taken > self._least + self._spare_bytes):
             self._give_back()
-            self._least_bytes = self._taken()
+            self._least, self._usual, self.has_run = self._taken(), None, False
+            self._pause_s = MEMORY_LOOK_S if is_beyond else min(2 * self._pause_s, MEMORY_PAUSE_S)
+            self._again_at_s = now_s + self._pause_s
 
 
 Unsent = Callable[[], AbstractContextManager[Sequence[Measurement]]]
@@ -169,6 +181,7 @@ class Worker:
                     started_s = time.monotonic()
                     replies = self.run(batch)
                     run_ms = (time.monotonic() - started_s) * 1000
+                    self.memory.has_run = True
                     self._reply([item.owned for item in batch.items], replies)
                     now_s = time.monotonic()
                     self.batcher.observe(batch, now_s - started_s, now_s)

@@ -226,16 +226,25 @@ def test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed():
     assert [reply.body for reply in replies] == [b"97", b"98"]
 
 
-def test_broken_device_fails_no_batch_mates_and_answers_a_request_that_was_alone():
-    # Given
+def broken_device():
     handler = Handler(raising(RuntimeError("CUDA error: device-side assert triggered")))
-    broken = runner(handler)
+    return handler, runner(handler)
+
+
+def test_broken_device_fails_no_batch_mates():
+    # Given
+    handler, broken = broken_device()
     # When / Then the batch is left to another process, which runs its items one by one
     with pytest.raises(DeviceBroken):
         broken.run(batch(body(), body()))
     assert len(handler.batches) == 1
     assert broken.is_device_broken
-    # When it was alone
+
+
+def test_broken_device_is_answered_when_the_request_was_alone():
+    # Given
+    _, broken = broken_device()
+    # When
     (reply,) = broken.run(batch(body()))
     # Then
     assert (reply.status, broken.is_device_broken) == (507, True)

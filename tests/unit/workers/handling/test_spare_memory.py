@@ -20,8 +20,6 @@ class Process:
         self.given_back = 0
         self.now_s = 0.0
         self.spare = SpareMemory(spare_mb * MB, lambda: self.taken_mb * MB, self.give_back)
-        self.pass_time(MEMORY_LOOK_S)
-        self.given_back = 0
 
     def give_back(self):
         self.given_back += 1
@@ -29,39 +27,71 @@ class Process:
 
     def pass_time(self, seconds, batch_mb=0):
         """Lets time pass, idle or with batches that take so much."""
-        for _ in range(round(seconds)):
+        for _ in range(round(seconds / MEMORY_LOOK_S)):
             self.taken_mb = max(self.taken_mb, self.used_mb + batch_mb)
-            self.now_s += 1
+            self.now_s += MEMORY_LOOK_S
+            self.spare.has_run |= batch_mb > 0
             if self.now_s >= self.spare.look_at_s:
                 self.spare.look(self.now_s)
 
 
-def test_memory_of_ordinary_batches_is_fetched_again_at_most_once_a_minute():
-    process = Process()
+@pytest.fixture
+def process():
+    """A worker that has run ordinary batches for a while."""
+    started = Process()
+    started.pass_time(5 * MEMORY_LOOK_S, 100)
+    started.given_back = 0
+    return started
+
+
+def test_memory_of_ordinary_batches_is_fetched_again_at_most_once_a_minute(process):
     # When
     process.pass_time(10 * MEMORY_PAUSE_S, 100)
     # Then
-    assert 9 <= process.given_back <= 10
+    assert process.taken_mb == 600
+    assert 9 <= process.given_back <= 12
 
 
-def test_memory_of_a_rare_batch_is_given_back_soon_and_of_the_next_within_a_minute():
-    process = Process()
+@pytest.mark.parametrize(
+    ("looks", "others_mb"),
+    [(1, 0), (1, 100), (3, 100)],
+    ids=["idle", "under load", "several in a row"],
+)
+def test_memory_of_rare_batches_is_given_back_soon(process, looks, others_mb):
+    # When
+    process.pass_time(looks * MEMORY_LOOK_S, 1000)
+    process.pass_time(looks * MEMORY_LOOK_S, others_mb)
+    # Then
+    assert process.taken_mb <= 500 + others_mb
+
+
+def test_memory_of_a_rare_batch_among_the_first_is_given_back_soon():
+    # Given
+    started = Process()
+    # When
+    started.pass_time(MEMORY_LOOK_S, 0)
+    started.pass_time(MEMORY_LOOK_S, 1000)
+    started.pass_time(3 * MEMORY_LOOK_S, 0)
+    # Then
+    assert started.taken_mb == 500
+
+
+def test_memory_of_a_rare_batch_right_after_another_one_is_given_back_within_a_minute(process):
     for soon_s in (MEMORY_LOOK_S, MEMORY_PAUSE_S):
         # When
-        process.pass_time(1, 1000)
+        process.pass_time(MEMORY_LOOK_S, 1000)
         process.pass_time(soon_s)
         # Then
         assert process.taken_mb == 500
 
 
-def test_memory_that_is_in_use_is_asked_for_once():
+def test_memory_that_is_in_use_is_asked_for_once(process):
     # Given a handler that keeps what it has taken
-    process = Process()
     process.used_mb = process.taken_mb = 2000
     # When
-    process.pass_time(3 * MEMORY_PAUSE_S)
+    process.pass_time(MEMORY_PAUSE_S, 0)
     # Then
-    assert process.given_back == 1
+    assert process.given_back <= 1
 
 
 def test_nothing_is_given_back_when_the_setting_says_so():

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.timing import assert_within
-from workers.handling.runner import MAX_LINE_CHARS, user_traceback
+from workers.handling.runner import MAX_TEXT_CHARS, user_traceback
 
 
 @pytest.fixture
@@ -114,8 +114,15 @@ def test_place_and_text_of_the_exception_are_shown(source, folder, parts, tmp_pa
 
 def test_long_text_is_cut(tmp_path, written):
     text = user_traceback(written("def run():\n    raise ValueError('x' * 10**7)\n"), tmp_path)
-    assert len(text) < MAX_LINE_CHARS + 200
+    assert len(text) < MAX_TEXT_CHARS + 200
     assert text.endswith("x …")
+
+
+def test_calls_are_kept_beside_a_text_of_many_lines(tmp_path, written):
+    source = "def run():\n    raise ValueError('x\\n' * 10**6)\n"
+    text = user_traceback(written(source), tmp_path)
+    assert 'File "handler.py", line 2, in run\n    raise ValueError(' in text
+    assert len(text) < MAX_TEXT_CHARS + 200
 
 
 def test_runaway_recursion_is_short_and_quick(tmp_path, written):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 
 from batching.settings.settings import Settings
@@ -66,3 +67,21 @@ async def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
     assert await eventually_async(registry.nodes, 10) == [known]
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(living, 10)
+
+
+def test_node_leaves_nothing_open(registry, settings):
+    # Given
+    assert not registry.alive_nodes()  # over a connection that stays
+    open_files = psutil.Process().num_fds()
+    node = Node(settings, [])
+
+    async def run():
+        living = asyncio.create_task(node.run())
+        await eventually_async(registry.alive_nodes, 10)
+        # When
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
+    # Then
+    assert psutil.Process().num_fds() <= open_files

@@ -27,11 +27,12 @@ KEYS = [b"k" * 32, b"l" * 32]
 
 
 class Receivers:
-    """Stands for the network: answers 200, but nothing for silent hosts until the end."""
+    """Stands for the network: gives `answer`, but nothing for silent hosts until the end."""
 
     def __init__(self, *silent):
         self.told = []
         self.now, self.most = Counter(), Counter()
+        self.answer = ReceiverAnswer(200)
         self._silent = set(silent)
         self.end = asyncio.Event()
 
@@ -44,7 +45,7 @@ class Receivers:
                 await self.end.wait()
             self.told.append((host, json.loads(body)))
             self.last = headers, body
-            return ReceiverAnswer(200)
+            return self.answer
         finally:
             self.now[host] -= 1
 
@@ -151,6 +152,29 @@ def test_message_is_verified_with_either_of_two_secrets_and_no_other(harness, se
                 Webhook(key).verify(content, changed)
     with pytest.raises(WebhookVerificationError):
         Webhook(b"m" * 32).verify(body, headers)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ReceiverAnswer(301), "status 301, pending"),
+        (ReceiverAnswer(404), "status 404, pending"),
+        (ReceiverAnswer(500), "status 500, pending"),
+        (ReceiverAnswer(410), "status 410, gone"),
+        (ReceiverAnswer(0, error="refused"), "refused, pending"),
+        (ReceiverAnswer(299), ""),
+    ],
+)
+def test_log_says_why_a_receiver_was_not_told(harness, send, caplog, answer, why):
+    # Given
+    finish(harness, "fast", 1)
+    receivers = Receivers()
+    receivers.answer = answer
+    # When
+    send(receivers, lambda: receivers.told and not receivers.now["fast"])
+    # Then
+    said = [text for text in caplog.messages if text.startswith("webhook ")]
+    assert said == ([f"webhook job=f0 event=succeeded host=fast: {why}"] if why else [])
 
 
 @pytest.mark.parametrize("status", [200, 299, 410, 301, 404, 500, 0])

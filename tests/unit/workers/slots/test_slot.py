@@ -227,6 +227,20 @@ END"""
     assert worker.traceback == "z" * 90_000
 
 
+@pytest.mark.parametrize("is_in_files", [True, False])
+async def test_standard_error_of_a_worker_goes_with_its_output_into_files(
+    is_in_files, tmp_path, capfd
+):
+    # Given
+    python = script(tmp_path, "echo printed\necho warned >&2\nexit 3")
+    # When
+    await Parts(python, settings=Settings(log_files=is_in_files)).fail_often()
+    # Then
+    printed, warned = capfd.readouterr()
+    assert "printed\n" in printed
+    assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
+
+
 async def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_waits(caplog):
     # Given a client that asks while that is tried
     async def prepare(_spec, *, is_exact):
