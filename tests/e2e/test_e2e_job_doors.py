@@ -1,4 +1,4 @@
-"""Jobs through every door: the result is what the door would have answered."""
+"""Jobs through every door, and with every key: one server with tokens and aliases."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import requests
 
 from tests.e2e.archives import make_archive
+from tests.e2e.ferry_process import ferry_server
 
 pytestmark = pytest.mark.slow
 
@@ -39,21 +40,38 @@ DOORS = [
     "/v2/models/worked/infer binary",
     "/v2/models/worked/versions/1.0/explain binary",
     "/invocations?model_name=worked",
+    "/named?model_name=worked",
     "/models/worked/invoke",
     "/worked/predict",
+    "/vertex",
 ]
 
 
 @pytest.fixture(scope="module")
-def ask(server):
-    """Asks the inference port, or at a whole URL."""
-    archive = make_archive(server.store, "worked", {"handler.py": HANDLER})
-    with server.model(archive, "worked"), requests.Session() as session:
+def guarded(tmp_path_factory):
+    """Runs a server with tokens and aliases; its keys are in `keys.json`."""
+    folder = tmp_path_factory.mktemp("guarded")
+    aliases = "/vertex=/predictions/worked,/named=/invocations"
+    options = ("--key-file", str(folder / "keys.json"), "--path-aliases", aliases)
+    with ferry_server(folder, *options) as running:
+        running.keys = json.loads((folder / "keys.json").read_text())
+        running.http.headers["Authorization"] = f"Bearer {running.keys['management']['key']}"
+        running.register(make_archive(running.store, "worked", {"handler.py": HANDLER}))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ask(guarded):
+    """Asks the inference port with its key, or at a whole URL with that of the role."""
+    with requests.Session() as session:
         session.trust_env = False
 
-        def ask_at(method, place, **options):
-            url = place if "://" in place else server.inference + place
-            return session.request(method, url, timeout=40, **options)
+        def ask_at(method, place, role="inference", headers=(), **options):
+            url = place if "://" in place else guarded.inference + place
+            token = {"Authorization": f"Bearer {guarded.keys[role]['key']}"}
+            return session.request(
+                method, url, headers=token | dict(headers), timeout=40, **options
+            )
 
         yield ask_at
 
@@ -90,7 +108,7 @@ def test_result_is_what_the_door_would_have_answered(ask, door):
         assert (b'"error"' in direct.content) is is_v2_error
 
 
-def test_listing_has_no_bodies(ask, server):
+def test_listing_has_no_bodies(ask, guarded):
     # Given an input that fails, and one that is answered with text
     jobs = []
     for word in ("raise", "fine"):
@@ -99,7 +117,7 @@ def test_listing_has_no_bodies(ask, server):
         ask("GET", jobs[-1]["result_url"], headers={"Prefer": "wait=30"})
 
     # When
-    listed = ask("GET", f"{server.management}/jobs")
+    listed = ask("GET", f"{guarded.management}/jobs", "management")
 
     # Then
     by_id = {job["id"]: job for job in listed.json()["jobs"]}

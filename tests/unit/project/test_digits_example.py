@@ -4,6 +4,7 @@ import json
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -46,6 +47,19 @@ def handler(model_dir, context, monkeypatch):
     torch.set_num_threads(threads)
     for name in ("handler", "model"):
         del sys.modules[name]
+
+
+def test_model_reads_95_percent_of_held_out_digits(handler):
+    # Given
+    network = handler._network
+    pictures = [np.asarray(Image.open(io.BytesIO(png))) for png, _ in held_out()]
+    batch = torch.from_numpy(np.stack(pictures)).unsqueeze(1).float() / 255
+    labels = torch.tensor([label for _, label in held_out()])
+    # When
+    with torch.inference_mode():
+        digits = network(batch).argmax(dim=1)
+    # Then
+    assert (digits == labels).float().mean() >= 0.95
 
 
 def empty_png(*size):
