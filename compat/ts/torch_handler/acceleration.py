@@ -124,22 +124,22 @@ def prepare(
                 with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
                     expected = model(example) if is_exact else None
                 model = _laid_out(model, dtype)
-                prepared = PreparedModel(model, dtype, reload)
+                prepared, optimized = PreparedModel(model, dtype, reload), None
                 is_script = isinstance(model, torch.jit.ScriptModule)
                 if is_script and is_on_cpu and is_exact:
-                    prepared = _optimized(model, reload, example, expected) or prepared
-                is_close = not is_exact or _are_close(prepared(example), expected, TOLERANCE)
-            if not is_close:
+                    optimized = _optimized(model, reload, example, expected)
+                answer = None if optimized else prepared(example)
+            if is_exact and not optimized and not _are_close(answer, expected, TOLERANCE):
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
+            prepared = optimized or prepared
             if example.is_cuda:
                 _warm_up(prepared, example, batch_size)
             if is_script and is_on_cpu and prepared.parts(batch_size) > 1:
                 itself, *_ = model.graph.inputs()
-                tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
-                has_state = bool(itself.uses())
-                if not has_state and _are_rows_alone(prepared, example, batch_size, tolerance):
-                    prepared.is_divided = True
+                if not itself.uses():  # it has no state
+                    tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
+                    _divide_if_alike(prepared, example, batch_size, tolerance)
     except Exception:  # whatever torch raises, the archive's model still runs
         logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
         return None
@@ -197,22 +197,22 @@ def _optimized(
     return prepared if is_close else None
 
 
-def _are_rows_alone(
+def _divide_if_alike(
     prepared: PreparedModel, example: torch.Tensor, batch_size: int, tolerance: float
-) -> bool:
-    """Returns whether a full batch is answered in parts as it is whole."""
+) -> None:
+    """Has batches divided if a full one is answered in parts as it is whole."""
     factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
     batch = example * factors
     try:
-        parts = batch.tensor_split(prepared.parts(batch_size))
-        answer = _joined([prepared(part) for part in parts])
-        is_close = _are_close(answer, prepared(batch), tolerance)
+        whole = prepared(batch)
+        prepared.is_divided = True
+        prepared.is_divided = _are_close(prepared(batch), whole, tolerance)
     except Exception:  # whatever torch raises, the model runs without
+        prepared.is_divided = False
         logger.warning("batches cannot be divided", exc_info=True)
-        return False
-    if not is_close:
+        return
+    if not prepared.is_divided:
         logger.warning("rows depend on their neighbours; batches are not divided")
-    return is_close
 
 
 def _warm_up(prepared: PreparedModel, example: torch.Tensor, batch_size: int) -> None:

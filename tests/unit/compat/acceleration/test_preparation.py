@@ -28,6 +28,15 @@ class Fickle(Convolved):
         return self.weigh(torch.rand(images.shape[0], 16))
 
 
+class Exact(Convolved):
+    """Takes no half precision."""
+
+    def forward(self, images):
+        if images.dtype != torch.float32:
+            raise RuntimeError("float32 only")
+        return self.weigh(self.see(images).mean(dim=(2, 3)))
+
+
 class Own(ImageClassifier):
     """A handler that came with an archive."""
 
@@ -94,11 +103,13 @@ def test_prepared_model_gives_the_gradients_that_explanations_ask_for(load):
     assert torch.allclose(given.grad, same.grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Stubborn, Fickle])
-def test_model_that_resists_runs_as_it_is_and_the_log_says_so(load, caplog, kind):
+@pytest.mark.parametrize(
+    ("kind", "config"), [(Stubborn, {}), (Fickle, {}), (Exact, {"dtype": "bfloat16"})]
+)
+def test_model_that_resists_runs_as_it_is_and_the_log_says_so(load, caplog, kind, config):
     # When
     with caplog.at_level(logging.WARNING):
-        handler = load(scripted(trained(kind)))
+        handler = load(scripted(trained(kind)), config)
 
     # Then
     assert not isinstance(handler.model, PreparedModel)
