@@ -313,7 +313,10 @@ def _why_missing(module: str, name: str = "") -> str:
 
 def _is_installed(module: str) -> bool:
     """Returns whether an import would find this top-level module; does not import it."""
-    return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
+    try:
+        return module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # of a module that was not imported, as __main__
+        return False
 
 
 def _is_torchscript(path: Path) -> bool:

@@ -239,9 +239,12 @@ def _as_float32(output: Any) -> Any:
 
 
 def _joined(answers: Sequence[Any]) -> Any:
-    if isinstance(answers[0], Mapping):
-        return {name: _joined([answer[name] for answer in answers]) for name in answers[0]}
-    return torch.cat(answers)
+    first = answers[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([answer[name] for answer in answers]) for name in first}
+    if not isinstance(first, torch.Tensor):
+        raise TypeError(f"An answer of {type(first).__name__} has no rows.")
+    return torch.cat([*answers])
 
 
 def _are_close(answer: Any, expected: Any, tolerance: float) -> bool:

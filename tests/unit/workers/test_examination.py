@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -112,6 +113,16 @@ def test_handler_that_cannot_be_imported_is_a_problem(handler, source, expected,
     texts = of_verdict("problem", diagnose(tmp_path, {"own.py": source}, handler=handler))
     # Then
     assert any(expected in text for text in texts)
+
+
+def test_script_that_runs_is_no_module_to_import(tmp_path, monkeypatch):
+    # Given a module that came from no import, as `__main__`
+    monkeypatch.setitem(sys.modules, "script", ModuleType("script"))
+    # When
+    found = diagnose(tmp_path, {"own.py": f"import script\n{PASSES}"}, handler="own.py")
+    # Then
+    [text] = of_verdict("problem", found)
+    assert text.startswith("own.py, line 1: imports script, which is not installed here")
 
 
 def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):

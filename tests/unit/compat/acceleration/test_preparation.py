@@ -246,6 +246,14 @@ def test_batch_is_divided_where_rows_do_not_depend_on_each_other(
             assert torch.allclose(handler.inference(given), model(given), atol=tolerance)
 
 
+def test_answer_without_rows_is_an_error(threads_of_torch):
+    threads_of_torch(2)
+    prepared = PreparedModel(lambda batch: float(batch.sum()), torch.float32, lambda: None)
+    prepared.is_divided = True
+    with pytest.raises(TypeError, match="float has no rows"):
+        prepared(rows())
+
+
 class Watched:
     """Doubles its rows, and notes what each call was given, and where."""
 
