@@ -12,6 +12,8 @@ from ferry_client.calls import ANSWER_TIMEOUT_S, Call
 from ferry_client.connection import TOKEN_VARIABLE, Endpoint, Sender, token_of
 from ferry_client.errors import AnswerError, FerryError, Unauthorized, error_of, text_of
 
+_ASK_TIMEOUT_S = 2.0
+_UNKNOWN_PATH = frozenset({404, 405, 501})
 # The types of errors that the server's other listeners answer for a path that is not theirs.
 _ELSEWHERE = frozenset({"ResourceNotFoundException", "MethodNotAllowedException"})
 _PORTS = ": is that the right port? Unless they were set, 8080 is inference, 8081 management"
@@ -88,12 +90,27 @@ class Api:
 
 
 @contextlib.contextmanager
-def click_errors() -> Iterator[None]:
-    """Turns a client's errors into errors that end the command."""
+def click_errors(asked_url: str = "") -> Iterator[None]:
+    """Turns a client's errors into errors that end the command.
+
+    `asked_url`: is asked once more where a path is unknown to it, and no server of ours says so.
+    """
     try:
         yield
     except FerryError as error:
+        if asked_url and isinstance(error, AnswerError) and not error.type:
+            require_ours(asked_url, error.status)
         raise ApiError(error) from error
+
+
+def require_ours(url: str, status: int | None) -> None:
+    """Raises ClickException if this status is of a program that is no server of ours.
+
+    A handler may answer with any status.
+    """
+    if status in _UNKNOWN_PATH:
+        with Api(url, answer_timeout_s=_ASK_TIMEOUT_S) as api:
+            api.answer("GET", "readyz")
 
 
 def complaint(error: FerryError) -> str:

@@ -103,7 +103,7 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
         _WRITING.acquire(timeout=_WRITE_S)  # to leave no part of a file
         return "The same command goes on there."
 
-    with click_errors(), Client(inference_url) as client:
+    with click_errors(inference_url), Client(inference_url) as client:
         sent = send_all(send, missing, in_flight, rest)
     print_answers(sent, as_json=as_json)
     if folder is not None and not as_json:
@@ -224,7 +224,7 @@ def show(job_id: str, inference_url: str) -> None:
 @inference_option
 def result(job_id: str, wait: bool, inference_url: str) -> None:
     """Print the result of the job ID, as the model gave it."""
-    with click_errors(), Client(inference_url) as client:
+    with click_errors(inference_url), Client(inference_url) as client:
         job = client.job(job_id)
         try:
             answer = job.result(None if wait else 0)

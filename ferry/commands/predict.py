@@ -11,7 +11,7 @@ import click
 from rich.markup import escape
 from rich.progress import track
 
-from ferry.api import ApiError, click_errors, complaint
+from ferry.api import click_errors, complaint, require_ours
 from ferry.console import ending_at_interrupt, err
 from ferry.options import content_type_option, inference_option, json_option, version_option
 from ferry_client.calls import guessed_type
@@ -72,6 +72,8 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
     rest = "The server finishes the batches that it has begun, and drops the other files."
     with click_errors(), Client(inference_url, patience_s=0) as client:
         answers = send_all(send, files, _MOST_AT_ONCE, lambda: rest)
+    if all(answer.error for answer in answers):
+        require_ours(inference_url, answers[0].status)
     print_answers(answers, as_json=as_json)
     if any(answer.error for answer in answers):
         sys.exit(1)
@@ -83,7 +85,7 @@ def send_all(
     """Sends the files, `in_flight` at a time, with a progress bar on a terminal.
 
     Args:
-        send: sends a file; its FerryError ends the command.
+        send: sends a file; its FerryError ends all.
         files: to send.
         in_flight: how many may be under way at once.
         rest: is called when Ctrl-C is pressed; returns what becomes of the rest.
@@ -101,9 +103,9 @@ def send_all(
         try:
             shown = track(sending, "Sent", console=console, disable=not console.is_terminal)
             return [future.result() for future in shown]
-        except FerryError as error:
+        except FerryError:
             pool.shutdown(cancel_futures=True)
-            raise ApiError(error) from error
+            raise
 
 
 def failed(file: str, error: FerryError, job: str | None = None) -> FileAnswer:

@@ -116,6 +116,25 @@ def test_foreign_server_is_told_in_one_line(server, ferry, answer, quoted):
     assert (result.exit_code, result.stderr) == (1, f"Error: {said} (HTTP {answer[0]})\n")
 
 
+@pytest.mark.parametrize("command", ["predict m FILE", "jobs submit m FILE", "jobs result 1"])
+def test_foreign_server_is_told_to_those_who_send_files(server, ferry, tmp_path, command):
+    # Given
+    (tmp_path / "f").write_text("hi")
+    server.headers = {}
+    server.answer = lambda *_: (404, {}, PAGE)
+    # When
+    result = ferry(*command.replace("FILE", str(tmp_path / "f")).split())
+    # Then
+    said = f'{server.url} does not answer as a ferry server does: a page, "Error response"'
+    assert (result.exit_code, result.stderr) == (1, f"Error: {said} (HTTP 404)\n")
+
+
+def test_answer_404_of_a_handler_is_told_as_it_is(server, ferry, tmp_path):
+    (tmp_path / "f").write_text("hi")
+    server.answers["POST", "/predictions/m"] = (404, b"no such row")
+    assert "no such row (HTTP 404)" in ferry("predict", "m", str(tmp_path / "f")).stderr
+
+
 def test_error_that_a_handler_made_is_told_as_it_is(server, ferry, tmp_path):
     # Given
     (tmp_path / "f").write_text("hi")

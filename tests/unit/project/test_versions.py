@@ -5,10 +5,15 @@ import runpy
 import shutil
 import subprocess
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from packaging.requirements import Requirement
+
+from ferry.main import main
+from ferry.version import commit
 
 ROOT = Path(__file__).parents[3]
 SIDES = sorted(ROOT.glob("packages/*/pyproject.toml"))
@@ -78,6 +83,12 @@ def test_style_is_checked_for_the_oldest_python():
 def test_file_names_the_oldest_python(name, words):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert set(re.findall(words, text, re.MULTILINE)) == {OLDEST}
+
+
+def test_ferry_says_version_and_commit():
+    done = CliRunner().invoke(main, ["--version"])
+    known = f" (commit {commit()})" if commit() else ""
+    assert (done.exit_code, done.output) == (0, f"ferry, version {version('torchferry')}{known}\n")
 
 
 def test_commit_is_that_of_the_checkout_or_of_the_build_or_unknown(tmp_path):
