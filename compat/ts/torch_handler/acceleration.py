@@ -137,9 +137,10 @@ def prepare(
                 _warm_up(prepared, example, batch_size)
             if is_script and is_on_cpu and prepared.parts(batch_size) > 1:
                 itself, *_ = model.graph.inputs()
-                if not itself.uses():  # it has no state
-                    tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
-                    _divide_if_alike(prepared, example, batch_size, tolerance)
+                tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
+                has_state = bool(itself.uses())
+                if not has_state and _are_rows_alone(prepared, example, tolerance):
+                    prepared.is_divided = True
     except Exception:  # whatever torch raises, the archive's model still runs
         logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
         return None
@@ -197,22 +198,22 @@ def _optimized(
     return prepared if is_close else None
 
 
-def _divide_if_alike(
-    prepared: PreparedModel, example: torch.Tensor, batch_size: int, tolerance: float
-) -> None:
-    """Has batches divided if a full one is answered in parts as it is whole."""
-    factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
+def _are_rows_alone(prepared: PreparedModel, example: torch.Tensor, tolerance: float) -> bool:
+    """Returns whether a batch is answered in parts as it is whole.
+
+    A small one: each load of a worker waits for it.
+    """
+    factors = torch.linspace(0.5, 1.5, LEAST_ROWS).reshape(-1, *[1] * (example.ndim - 1))
     batch = example * factors
     try:
-        whole = prepared(batch)
-        prepared.is_divided = True
-        prepared.is_divided = _are_close(prepared(batch), whole, tolerance)
+        answer = _joined([prepared(part) for part in batch.tensor_split(2)])
+        is_close = _are_close(answer, prepared(batch), tolerance)
     except Exception:  # whatever torch raises, the model runs without
-        prepared.is_divided = False
         logger.warning("batches cannot be divided", exc_info=True)
-        return
-    if not prepared.is_divided:
+        return False
+    if not is_close:
         logger.warning("rows depend on their neighbours; batches are not divided")
+    return is_close
 
 
 def _warm_up(prepared: PreparedModel, example: torch.Tensor, batch_size: int) -> None:
