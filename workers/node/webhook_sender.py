@@ -62,10 +62,14 @@ async def send_webhooks(settings: Settings) -> None:
         rules, ca_file = settings.receiver_rules(), settings.webhook_ca_file
         assert rules is not None
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-        client = connect_async(store_url(settings))
+        client, delivery = connect_async(store_url(settings)), Delivery(rules, context)
         webhooks, jobs = WebhookStore(client), JobStore(client, settings.job_backlog)
         keys, outage = read_secrets(settings.webhook_secrets), OutageLog(log, settings.redis_url)
-        await WebhookSender(webhooks, jobs, Delivery(rules, context), keys, outage).run()
+        try:
+            await WebhookSender(webhooks, jobs, delivery, keys, outage).run()
+        finally:  # after an error, it begins anew
+            await delivery.close()
+            await client.aclose()
 
     await in_daemon_thread(lambda: asyncio.run(send()))
 

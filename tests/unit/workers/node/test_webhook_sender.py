@@ -1,14 +1,18 @@
 """Events that are due are told, and neither a slow receiver nor a bad event stops the others."""
 
 import asyncio
+import base64
+import gc
 import json
 from collections import Counter
 
+import psutil
 import pytest
 from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from batching.protocol import Reply
+from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks
 from batching.store.jobs.job_records import Receiver
 from batching.store.jobs.job_store import JobStore, WebhookOutcome, WebhookStore
@@ -117,6 +121,27 @@ def test_event_that_cannot_be_told_does_not_stop_the_others(harness, send, caplo
     send(receivers, lambda: len(receivers.told) == 2)
     # Then
     assert {message["data"]["id"] for _, message in receivers.told} == {"f0", "f2"}
+
+
+def test_sender_that_fails_leaves_nothing_open(real_backend, monkeypatch):
+    # Given one that has a connection, and then an error that it does not foresee
+    async def claim(webhooks, *_):
+        await webhooks._client.ping()
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(WebhookStore, "claim", claim)
+    secret = f"whsec_{base64.b64encode(KEYS[0]).decode()}"
+    settings = Settings(redis_url=real_backend.url, webhook_secrets=secret)
+    gc.disable()  # it would close what is left
+    try:
+        open_files = psutil.Process().num_fds()
+        # When
+        with pytest.raises(ValueError, match="unforeseen"):
+            asyncio.run(sending.send_webhooks(settings))
+        # Then
+        assert psutil.Process().num_fds() <= open_files
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
