@@ -29,7 +29,7 @@ GENERATIONS = "tests/unit/batching/store/test_arena_generations.py"
 JOBS = "tests/unit/batching/store/jobs/test_job_store.py"
 WEBHOOKS = "tests/unit/batching/store/jobs/test_webhook_store.py"
 STORM_OVER_JOBS = f"{CHAOS}jobs.py::test_f46_storm_loses_no_job_but_what_redis_had_not_written"
-TEST_TIMEOUT_S = 150
+TEST_TIMEOUT_S = 150  # for each
 PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
 TESTS_FAILED = 1  # pytest's exit code
 
@@ -562,7 +562,7 @@ def run_tests(tree: Path, tests: list[str]) -> int:
             cwd=tree,
             env=environment,
             capture_output=True,
-            timeout=TEST_TIMEOUT_S,
+            timeout=TEST_TIMEOUT_S * len(tests),
             check=False,
         )
     except subprocess.TimeoutExpired:
