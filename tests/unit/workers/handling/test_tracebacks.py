@@ -143,10 +143,10 @@ def test_runaway_recursion_is_short_and_quick(tmp_path, written):
     finally:
         sys.setrecursionlimit(limit)
     # When
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     text = user_traceback(error, tmp_path)
     # Then
-    assert_within(time.monotonic() - started_s, 2)
+    assert_within(time.thread_time() - started_s, 2)
     assert len(text.splitlines()) <= 22
     assert "RecursionError: maximum recursion depth exceeded" in text.splitlines()[-1]
 
