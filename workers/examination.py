@@ -246,7 +246,7 @@ class _Examination:
 
 
 def _examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields a finding for each key of model-config.yaml that has no effect, or another one."""
+    """Yields a finding for each key of model-config.yaml without its effect in TorchServe."""
     part = "model-config"
     findings = []
     for key, value in config.items():

@@ -50,7 +50,7 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Returns the file's keys and values, unparsed; raises SettingsError if that cannot be.
+    """Returns the file's keys and values, unparsed; raises SettingsError if it cannot be read.
 
     The file may be UTF-8, or else Latin-1 as in Java: a comment may be in any encoding.
     """

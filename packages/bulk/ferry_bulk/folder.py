@@ -85,7 +85,7 @@ class BulkFolder:
             raise
 
     def show_file(self, file_id: str, filename: str, purpose: str, ttl_s: int) -> Record:
-        """Shows a file, whose lines are written, to clients; returns its record."""
+        """Lets clients see a file whose lines are written; returns its record."""
         created = now_s()
         record = {
             "id": file_id,
