@@ -44,6 +44,7 @@ def test_ingress_is_small(server):
     assert 0 < idle.ingress_bytes(server) < idle.INGRESS_MB * 1e6
 
 
+@pytest.mark.long
 def test_hundred_models_more_cost_the_ingress_nothing(server):
     # Given
     usage = idle.watch(server, WATCHED_S / 2)["ingress"]
