@@ -202,8 +202,7 @@ class Channel:
                         raise refusal(SubmitCode.NO_MEMORY, self._key, 1.0) from error
                     except AWAY as error:
                         cause = error
-                        # An error that comes at the same moment may win over the cancellation
-                        # (asyncio.wait_for before Python 3.12).
+                        # Before Python 3.12, an error at that moment may win over the time-out.
                         if limit.expired():
                             raise TimeoutError from error
                         limit.reschedule(end)  # a body whose submit failed is not on its way

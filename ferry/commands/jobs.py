@@ -100,7 +100,8 @@ def submit(  # noqa: PLR0917 - click passes all of them by name
         return _sent(client, model, file, options, folder, waits=wait or folder is not None)
 
     def rest() -> str:
-        _WRITING.acquire(timeout=_WRITE_S)  # to leave no part of a file
+        """Waits for the file that is being written, and lets no other begin: none stays a part."""
+        _WRITING.acquire(timeout=_WRITE_S)
         return "The same command goes on there."
 
     with click_errors(inference_url), Client(inference_url) as client:

@@ -34,7 +34,7 @@ def deployments():
 
 @pytest.fixture(scope="module")
 def pods(machine, deployments):
-    """The page's first three steps."""
+    """Starts Redis, a worker and an ingress: the page's first three steps."""
     manifests = yaml.safe_load_all((ROOT / "deploy/redis/kubernetes.yaml").read_text())
     redis = find(list(manifests), "StatefulSet", "torchferry-redis")
     started = {"redis": machine.start(redis, "torchferry-redis")}

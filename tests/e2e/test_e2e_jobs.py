@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def model(server, scripted, ledger):
-    """The scripted model with one worker, which takes one request at a time."""
+    """Serves the scripted model by one worker, which takes one request at a time."""
     with server.model(scripted, "worked", batch_size=1) as name:
         yield name
 
